@@ -1,0 +1,152 @@
+"""Arithmetic prompts: operators, exact answers, legality, samples and counterfactuals. Knows no model and no tokenizer.
+
+Prompts are kept as columns of integers rather than strings, so that a whole operand square (362,404 prompts) is a few
+arrays; a `Template` turns a row into text.
+"""
+
+from __future__ import annotations
+
+import string
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arithscope.errors import UserError
+
+OPERATORS = ("+", "-", "*", "/")
+UNDEFINED = int(np.iinfo(np.int64).min)  # the answer of a division by zero; no legal range contains it
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """A table of prompts, one row each: first operand, operator (an index into OPERATORS), second operand."""
+
+    op1: Ints
+    operator: Ints
+    op2: Ints
+
+    def __post_init__(self) -> None:
+        for name in ("op1", "operator", "op2"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.int64).reshape(-1))
+        if not len(self.op1) == len(self.operator) == len(self.op2):
+            raise ValueError("op1, operator and op2 must have the same length")
+
+    def __len__(self) -> int:
+        return len(self.op1)
+
+    def __getitem__(self, rows: slice | NDArray[np.generic] | Sequence[int]) -> Prompts:
+        return Prompts(self.op1[rows], self.operator[rows], self.op2[rows])
+
+    @property
+    def answer(self) -> Ints:
+        """Exact integer answers; `/` rounds down, and a division by zero is UNDEFINED."""
+        a, b = self.op1, self.op2
+        quotient = np.where(b == 0, UNDEFINED, a // np.where(b == 0, 1, b))
+        return np.choose(self.operator, [a + b, a - b, a * b, quotient])
+
+    def legal(self, limit: int) -> NDArray[np.bool_]:
+        """Which rows have both operands and the answer in 0…limit−1."""
+
+        def fits(x: Ints) -> NDArray[np.bool_]:
+            return (x >= 0) & (x < limit)
+
+        return fits(self.op1) & fits(self.op2) & fits(self.answer)
+
+    def text(self, template: Template) -> list[str]:
+        rows = zip(self.op1.tolist(), self.operator.tolist(), self.op2.tolist(), strict=True)
+        return [template.render(a, OPERATORS[o], b) for a, o, b in rows]
+
+    @staticmethod
+    def join(parts: Sequence[Prompts]) -> Prompts:
+        op1, operator, op2 = (
+            np.concatenate([getattr(p, n) for p in parts]) if parts else np.empty(0) for n in ("op1", "operator", "op2")
+        )
+        return Prompts(op1, operator, op2)
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a prompt is written. `prefix` comes before every prompt, unchanged: the few-shot examples, say."""
+
+    text: str = "{op1}{operator}{op2}="
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            pieces = list(string.Formatter().parse(self.text))
+        except ValueError as error:
+            raise UserError(f"The template {self.text!r} cannot be read ({error}); write {{{{ for a brace.") from None
+        fields = [(name, spec, conversion) for _, name, spec, conversion in pieces if name is not None]
+        if fields != [("op1", "", None), ("operator", "", None), ("op2", "", None)]:
+            raise UserError(
+                f"The template {self.text!r} must contain {{op1}}, {{operator}} and {{op2}} once each, in this order."
+            )
+
+    def render(self, op1: int | str, operator: str, op2: int | str) -> str:
+        return self.prefix + self.text.format(op1=op1, operator=operator, op2=op2)
+
+
+def operator_indices(operators: str | Sequence[str]) -> list[int]:
+    """Indices into OPERATORS, in its order, without repeats."""
+    unknown = [o for o in operators if o not in OPERATORS]
+    if unknown or not operators:
+        said = f"{unknown[0]!r} is not an operator" if unknown else "No operator was given"
+        raise UserError(f"{said}; choose from {' '.join(OPERATORS)}, for example --operators '+-'.")
+    return [i for i, o in enumerate(OPERATORS) if o in operators]
+
+
+def square(operators: str | Sequence[str], max_operand: int) -> Prompts:
+    """All prompts with operands 0…max_operand, legal or not, ordered by operator, then op1, then op2."""
+    numbers = np.arange(max_operand + 1)
+    operator, op1, op2 = np.meshgrid(operator_indices(operators), numbers, numbers, indexing="ij")
+    return Prompts(op1, operator, op2)
+
+
+def legal_prompts(operators: str | Sequence[str], max_operand: int, limit: int) -> Prompts:
+    """All legal prompts, in the order of `square`."""
+    everything = square(operators, max_operand)
+    return everything[everything.legal(limit)]
+
+
+def random_source(seed: int, *names: str | int) -> np.random.Generator:
+    """A generator that depends on the seed and on what it is for, and on nothing else.
+
+    Two purposes never share a stream, so adding an experiment does not change the samples of another.
+    """
+    return np.random.default_rng([seed, *(zlib.crc32(str(n).encode()) for n in names)])
+
+
+def sample(prompts: Prompts, size: int, random: np.random.Generator) -> Prompts:
+    """At most `size` different prompts, in random order."""
+    return prompts[random.permutation(len(prompts))[:size]]
+
+
+def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.Generator) -> list[Prompts]:
+    """Samples that share no prompt (discovery and evaluation, say).
+
+    Where there are fewer prompts than asked for, every sample shrinks in proportion.
+    """
+    total = sum(sizes)
+    if total > len(prompts):
+        sizes = [size * len(prompts) // total for size in sizes]
+    order = random.permutation(len(prompts))
+    ends = np.cumsum([0, *sizes])
+    return [prompts[order[a:b]] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def counterfactuals(prompts: Prompts, pool: Prompts, random: np.random.Generator) -> Prompts:
+    """For each prompt one drawn uniformly from those prompts of the pool that have another answer."""
+    by_answer = np.argsort(pool.answer, kind="stable")
+    answers = pool.answer[by_answer]
+    first, end = np.searchsorted(answers, prompts.answer, "left"), np.searchsorted(answers, prompts.answer, "right")
+    others = len(pool) - (end - first)
+    if len(prompts) and others.min(initial=1) == 0:
+        raise UserError("All correct prompts have the same answer, so there is no counterfactual; use more operands.")
+    draw = random.integers(0, others) if len(prompts) else np.empty(0, dtype=np.int64)
+    # The prompts with the same answer are one block of the sorted pool: skip it.
+    return pool[by_answer[np.where(draw < first, draw, draw + (end - first))]]

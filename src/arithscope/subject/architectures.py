@@ -1,0 +1,45 @@
+"""Where things are in each family of models: one row a family, and nothing else in the package knows module names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Module paths of a family (the key of FAMILIES is the `model_type` of its Hugging Face configuration).
+
+    `post_norms`: the outputs of attention and MLP are normalised once more before they join the residual stream, so a
+    change of a neuron does not reach it linearly. `gain_offset`: what the final norm adds to its stored weight.
+    `eager_only`: the fused attention of this family is absent or leaves something out (attention soft-capping).
+    """
+
+    layers: str = "model.layers"
+    attention: str = "self_attn"
+    attention_out: str = "self_attn.o_proj"
+    mlp_down: str = "mlp.down_proj"
+    final_norm: str = "model.norm"
+    post_norms: bool = False
+    gain_offset: float = 0.0
+    eager_only: bool = False
+
+
+_LLAMA = Architecture()
+_GEMMA = replace(_LLAMA, gain_offset=1.0)
+_GPT2 = Architecture("transformer.h", "attn", "attn.c_proj", "mlp.c_proj", "transformer.ln_f")
+
+FAMILIES: dict[str, Architecture] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA, post_norms=True, eager_only=True),
+    "gemma3_text": replace(_GEMMA, post_norms=True),
+    "olmo2": replace(_LLAMA, post_norms=True),
+    "gpt_neox": Architecture(
+        "gpt_neox.layers", "attention", "attention.dense", "mlp.dense_4h_to_h", "gpt_neox.final_layer_norm"
+    ),
+    "gptj": replace(_GPT2, attention_out="attn.out_proj", mlp_down="mlp.fc_out", eager_only=True),
+    "gpt2": _GPT2,
+}

@@ -1,0 +1,227 @@
+"""Changing and watching a forward pass at heads, neurons, residual stream and attention.
+
+Everything is a context manager that removes its hooks. A pass has `variants × batch` rows, variant-major: row v·B + b is
+prompt b under variant v. A plain pass has one variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from arithscope.subject.subject import Site, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """At one layer and site, set the components in `entries` to `values` at some token positions.
+
+    entries  which components of which variant and prompt, with size 1 wherever it is the same for all
+    values   what they become (0 for zero ablation, a mean, a counterfactual's activation); size 1 broadcasts
+    """
+
+    site: Site
+    layer: int
+    positions: tuple[int, ...]
+    entries: Bool[Tensor, "#variants #batch components"]
+    values: Float[Tensor, "#variants #batch #positions #components #head_dim"]
+
+    @property
+    def variants(self) -> int:
+        return max(self.entries.shape[0], self.values.shape[0])
+
+    def select(self, variants: Tensor) -> Edit:
+        """The same edit for some of its variants; index −1 stands for a variant that edits nothing.
+
+        An edit of one variant serves any number.
+        """
+        chosen = variants.to(self.entries.device)
+        edits_at_all = (chosen >= 0)[:, None, None]
+        chosen = chosen.clamp(min=0)
+        entries = (self.entries[chosen] if self.entries.shape[0] > 1 else self.entries) & edits_at_all
+        values = self.values[chosen] if self.values.shape[0] > 1 else self.values
+        return replace(self, entries=entries, values=values)
+
+    def apply(self, x: Tensor, batch: int, first: int) -> Tensor:
+        """The edited input of a projection; x holds the positions from `first` on."""
+        n_entries = self.entries.shape[-1]
+        shaped = x.reshape(x.shape[0] // batch, batch, x.shape[1], n_entries, -1)
+        at = [p - first for p in self.positions]
+        mask, values = self.entries[:, :, None, :, None].to(x.device), self.values.to(x.device, x.dtype)
+        edited = shaped.clone()
+        edited[:, :, at] = torch.where(mask, values, shaped[:, :, at])
+        return edited.reshape(x.shape)
+
+
+def edit(
+    subject: Subject,
+    site: Site,
+    layer: int,
+    which: Tensor | Sequence[int] | None = None,
+    *,
+    positions: int | Sequence[int],
+    values: Tensor | float = 0.0,
+) -> Edit:
+    """An Edit from plain arguments.
+
+    which   indices of components, or a boolean tensor [(variants, (batch,)) components]; None means all of them
+    values  a number, or a tensor [((variants,) batch,) positions, components] for neurons, with head_dim behind that
+            for heads (sizes of 1 broadcast)
+    """
+    n, width = subject.entries(site)
+    entries = torch.zeros(n, dtype=torch.bool, device=subject.device)
+    if which is None:
+        entries[:] = True
+    elif isinstance(which, Tensor) and which.dtype == torch.bool:
+        entries = which.to(subject.device)
+    else:
+        entries[torch.as_tensor(which, device=subject.device, dtype=torch.long)] = True
+    while entries.dim() < 3:
+        entries = entries.unsqueeze(0 if entries.dim() == 1 else 1)
+    positions = (positions,) if isinstance(positions, int) else tuple(positions)
+    value = torch.as_tensor(values, device=subject.device, dtype=subject.model.dtype)
+    if value.dim() and site is Site.NEURONS:
+        value = value.unsqueeze(-1)
+    value = value.reshape((1,) * (5 - value.dim()) + tuple(value.shape))
+    if value.shape[-1] not in (1, width) or value.shape[-2] not in (1, n):
+        raise ValueError(f"values of shape {tuple(value.shape)} do not fit {n} components of width {width}")
+    return Edit(site, layer, positions, entries, value)
+
+
+@contextmanager
+def editing(subject: Subject, edits: Sequence[Edit], batch: int, first: int = 0) -> Iterator[None]:
+    """Apply edits to every forward pass inside; `first` is the position of the pass's first token."""
+
+    def hook(change: Edit) -> Callable[..., Any]:
+        return lambda module, args: (change.apply(args[0], batch, first), *args[1:])
+
+    with ExitStack() as stack:
+        for change in edits:
+            handle = subject.module(change.site, change.layer).register_forward_pre_hook(hook(change))
+            stack.callback(handle.remove)
+        yield
+
+
+@dataclass
+class Activations:
+    """What was seen, by layer. `residual[l]` is the output of layer l; attention is [rows, heads, queries, keys]."""
+
+    heads: dict[int, Float[Tensor, "rows positions heads head_dim"]] = field(default_factory=dict)
+    neurons: dict[int, Float[Tensor, "rows positions neurons"]] = field(default_factory=dict)
+    residual: dict[int, Float[Tensor, "rows positions width"]] = field(default_factory=dict)
+    attention: dict[int, Float[Tensor, "rows heads queries keys"]] = field(default_factory=dict)
+
+
+def _detached(x: Tensor) -> Tensor:
+    return x.detach()
+
+
+@contextmanager
+def capturing(
+    subject: Subject,
+    *,
+    heads: Sequence[int] = (),
+    neurons: Sequence[int] = (),
+    residual: Sequence[int] = (),
+    attention: Sequence[int] = (),
+    keep: Callable[[Tensor], Tensor] = _detached,
+) -> Iterator[Activations]:
+    """Watch the given layers at each site. Entered inside `editing`, it sees the edited values.
+
+    `keep` says what to keep of each activation, right where it is seen: the last position, say, or a sum.
+    """
+    seen = Activations()
+    n_heads, head_dim = subject.entries(Site.HEADS)
+
+    def at_heads(layer: int) -> Callable[..., Any]:
+        def hook(module: Any, args: Any) -> Any:
+            x = args[0].unflatten(-1, (n_heads, head_dim))
+            seen.heads[layer] = keep(x)
+            return x.flatten(-2), *args[1:]  # so that what was seen lies on the way to the output, for gradients
+
+        return hook
+
+    def at_neurons(layer: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any) -> None:
+            seen.neurons[layer] = keep(args[0])
+
+        return hook
+
+    def at_output(layer: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            seen.residual[layer] = keep(layer_output(output))
+
+        return hook
+
+    def at_attention(layer: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            seen.attention[layer] = output[1].detach()
+
+        return hook
+
+    with ExitStack() as stack:
+        if attention:  # only the eager implementation computes the weights
+            stack.enter_context(_eager_attention(subject))
+        handles = [
+            *(subject.module(Site.HEADS, i).register_forward_pre_hook(at_heads(i)) for i in heads),
+            *(subject.module(Site.NEURONS, i).register_forward_pre_hook(at_neurons(i)) for i in neurons),
+            *(subject.layers[i].register_forward_hook(at_output(i)) for i in residual),
+            *(subject.attention(i).register_forward_hook(at_attention(i)) for i in attention),
+        ]
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield seen
+
+
+def gradients(
+    subject: Subject,
+    ids: Tensor,
+    measure: Callable[[Float[Tensor, "batch vocabulary"]], Float[Tensor, " batch"]],
+    *,
+    heads: Sequence[int] = (),
+    neurons: Sequence[int] = (),
+    residual: Sequence[int] = (),
+) -> tuple[Activations, Activations]:
+    """Activations, and the gradient of each prompt's own measure with respect to them (nothing is averaged)."""
+
+    def need_gradient(module: Any, args: Any, output: Tensor) -> Tensor:
+        return output.requires_grad_() if output.is_leaf else output
+
+    # The weights are frozen, so without this nothing would be differentiable.
+    handle = subject.model.get_input_embeddings().register_forward_hook(need_gradient)
+    try:
+        with (
+            torch.enable_grad(),
+            capturing(subject, heads=heads, neurons=neurons, residual=residual, keep=lambda x: x) as seen,
+        ):
+            total = measure(subject.logits(ids)).sum()
+    finally:
+        handle.remove()
+    places = [(site, layer) for site in ("heads", "neurons", "residual") for layer in getattr(seen, site)]
+    grads = torch.autograd.grad(total, [getattr(seen, site)[layer] for site, layer in places])
+    slopes = Activations()
+    for (site, layer), grad in zip(places, grads, strict=True):
+        getattr(slopes, site)[layer] = grad
+        getattr(seen, site)[layer] = getattr(seen, site)[layer].detach()
+    return seen, slopes
+
+
+def layer_output(output: Any) -> Tensor:
+    """A decoder layer's hidden states; some families return them in a tuple."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+@contextmanager
+def _eager_attention(subject: Subject) -> Iterator[None]:
+    before = subject.attention_implementation
+    subject.model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        subject.model.set_attn_implementation(before)

@@ -1,0 +1,283 @@
+"""The fast engine: recompute only what an edit can reach.
+
+An edit at position p of layer l changes nothing before p and nothing up to l. So the positions before p (the prefix) are
+run once and their keys and values kept; then only the tail, from p on, of thousands of edited variants goes through the
+layers from l on, as one batch. All prompts have the same length, hence a layer is called with the same mask and position
+arguments whatever the prompt: they are recorded once, from a batch of one, and broadcast to any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+from arithscope.errors import UserError
+from arithscope.subject.edits import Edit, editing, layer_output
+from arithscope.subject.memory import rows_that_fit
+from arithscope.subject.subject import Site, Subject
+
+# Turns logits into what is kept of them, chunk by chunk: (unedited [batch, vocabulary], edited [variants, batch,
+# vocabulary]) → [variants, batch, …]. The unedited logits come from the same pass, hence from the same batch shape.
+Reduce = Callable[[Float[Tensor, "batch vocabulary"], Float[Tensor, "variants batch vocabulary"]], Tensor]
+
+KeysValues = list[tuple[Tensor, Tensor]]  # per layer, [rows, key-value heads, positions, head dim] each
+
+
+class PrefixCache(Cache):
+    """Keys and values of the prefix, in the shape of the library's cache, but stateless: `update` returns prefix + new
+    and stores nothing, so one prefix serves every variant. (The library's own cache grows with each use.)"""
+
+    def __init__(self, prefix: KeysValues):
+        super().__init__(layers=[])
+        self.prefix = prefix
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        if not self.prefix:
+            return key_states, value_states
+        return tuple(
+            self._behind(old, new) for old, new in zip(self.prefix[layer_idx], (key_states, value_states), strict=True)
+        )
+
+    @staticmethod
+    def _behind(old: Tensor, new: Tensor) -> Tensor:
+        variants = new.shape[0] // old.shape[0]
+        wide = old.expand(variants, *old.shape) if variants > 1 else old[None]
+        return torch.cat([wide.flatten(0, 1), new], dim=-2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.prefix[layer_idx][0].shape[-2] if self.prefix else 0
+
+
+@dataclass(frozen=True)
+class Tape:
+    """One unedited pass over a batch of prompts, kept so that its tail, from `first` on, can be replayed."""
+
+    subject: Subject
+    first: int  # position of the tail's first token
+    length: int
+    prefix: KeysValues
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]  # how each layer was called, hidden states aside
+    inputs: list[Float[Tensor, "batch tail width"]]  # of each layer, and behind them the last layer's output
+    neurons: dict[int, Float[Tensor, "batch tail neurons"]]  # of the layers asked for
+    logits: Float[Tensor, "batch vocabulary"]  # the model's own, at the last position
+
+    @property
+    def batch(self) -> int:
+        return self.logits.shape[0]
+
+    @property
+    def tail(self) -> int:
+        return self.length - self.first
+
+
+@torch.no_grad()
+def record(
+    subject: Subject, ids: Int[Tensor, "batch length"], first: int, neurons: Sequence[int] = ()
+) -> Tape:
+    """Run prompts once and keep what replaying them from position `first` on needs.
+
+    `neurons` names the layers whose neurons are kept: those that `replay_neurons` is going to edit.
+    """
+    length = ids.shape[1]
+    if not 0 <= first < length:
+        raise ValueError(f"position {first} is outside the prompt of {length} tokens")
+    prefix = prefix_keys_values(subject, ids[:, :first])
+    calls = _record_calls(subject, ids[:1], first)
+    inputs: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs, i=i: inputs.__setitem__(i, _hidden_states(args, kwargs)), with_kwargs=True
+        )
+        for i, layer in enumerate(subject.layers)
+    ]
+    handles.append(
+        subject.layers[-1].register_forward_hook(
+            lambda module, args, output: inputs.__setitem__(len(subject.layers), layer_output(output))
+        )
+    )
+    for i in neurons:
+        handles.append(
+            subject.module(Site.NEURONS, i).register_forward_pre_hook(
+                lambda module, args, i=i: kept.__setitem__(i, args[0])
+            )
+        )
+    try:
+        logits = tail_logits(subject, prefix, ids[:, first:])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Tape(subject, first, length, prefix, calls, [inputs[i] for i in sorted(inputs)], kept, logits)
+
+
+@torch.no_grad()
+def prefix_keys_values(subject: Subject, ids: Int[Tensor, "rows prefix"]) -> KeysValues:
+    """Keys and values of the first tokens at every layer (an empty list if there are none)."""
+    if ids.shape[1] == 0:
+        return []
+    cache = DynamicCache()  # without a configuration: plain layers, for sliding-window models too
+    subject.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def tail_logits(subject: Subject, prefix: KeysValues, ids: Int[Tensor, "rows tail"]) -> Float[Tensor, "rows vocabulary"]:
+    """The model's own pass over the tail behind a prefix: logits at the last position."""
+    cache = DynamicCache()
+    for i, (keys, values) in enumerate(prefix):
+        cache.update(keys, values, i)
+    return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1))
+
+
+def _record_calls(subject: Subject, ids: Tensor, first: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    prefix = prefix_keys_values(subject, ids[:, :first])
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    handles = [
+        layer.register_forward_pre_hook(lambda module, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True)
+        for layer in subject.layers
+    ]
+    try:
+        tail_logits(subject, prefix, ids[:, first:])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+
+def _through_layers(tape: Tape, hidden: Tensor, start: int) -> Tensor:
+    """Push rows through the layers from `start` on, each called as it was recorded."""
+    cache = PrefixCache(tape.prefix)
+
+    def replaced(x: Any) -> Any:
+        return cache if isinstance(x, Cache) else x
+
+    for layer, (args, kwargs) in zip(tape.subject.layers[start:], tape.calls[start:], strict=True):
+        keywords = {k: replaced(v) for k, v in kwargs.items()}
+        if "hidden_states" in keywords:
+            keywords["hidden_states"] = hidden
+            output = layer(*map(replaced, args), **keywords)
+        else:
+            output = layer(hidden, *map(replaced, args[1:]), **keywords)
+        hidden = layer_output(output)
+    return hidden
+
+
+def _chunks(tape: Tape, variants: int, chunk: int | None) -> Iterator[Tensor]:
+    """Variant numbers, chunk by chunk, each chunk of the same size: −1 stands for the unedited variant, which leads
+    every chunk and fills up the last one."""
+    if chunk is None:
+        chunk = max(1, rows_that_fit(tape.subject, tape.tail, tape.length) // tape.batch - 1)
+    chunk = -(-variants // -(-variants // chunk))  # as even as the number of chunks allows
+    for start in range(0, variants, chunk):
+        numbers = torch.full((chunk + 1,), -1, device=tape.subject.device)
+        size = min(chunk, variants - start)
+        numbers[1 : size + 1] = torch.arange(start, start + size)
+        yield numbers
+
+
+def _reduced(
+    tape: Tape, variants: int, reduce: Reduce, chunk: int | None, hidden_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Run chunks of variants, from `hidden_of` (variant numbers → last layer's output), and reduce their logits."""
+    results = []
+    for numbers in _chunks(tape, variants, chunk):
+        logits = tape.subject.unembed(hidden_of(numbers)[:, -1]).view(len(numbers), tape.batch, -1)
+        size = int((numbers >= 0).sum())
+        results.append(reduce(logits[0], logits[1 : size + 1]))
+    return torch.cat(results)
+
+
+@torch.no_grad()
+def replay(tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
+    """The reduced logits of every variant of some edits, all in force together: the same numbers as a full edited pass.
+
+    All edits have the same number of variants (or one, which then holds for all). Every edited position must lie in
+    the tape's tail. `chunk` is the number of variants in a pass; by default what fits the memory.
+    """
+    counts = {e.variants for e in edits} - {1} or {1}
+    if not edits or len(counts) > 1:
+        raise ValueError(f"edits must agree in their number of variants, not have {sorted(counts)}")
+    if min(min(e.positions) for e in edits) < tape.first:
+        raise ValueError(f"an edit lies before position {tape.first}, where the tape begins")
+    start = min(e.layer for e in edits)
+
+    def hidden_of(numbers: Tensor) -> Tensor:
+        hidden = tape.inputs[start].repeat(len(numbers), 1, 1)
+        with editing(tape.subject, [e.select(numbers) for e in edits], tape.batch, tape.first):
+            return _through_layers(tape, hidden, start)
+
+    return _reduced(tape, counts.pop(), reduce, chunk, hidden_of)
+
+
+@torch.no_grad()
+def replay_neurons(
+    tape: Tape,
+    layer: int,
+    neurons: Int[Tensor, " variants"],
+    values: Float[Tensor, "variants #batch"],
+    reduce: Reduce,
+    position: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """The reduced logits with one neuron at a time set to a value of its own for each prompt.
+
+    Where the MLP's output joins the residual stream linearly, a neuron adds (new − old) times its value vector to the
+    layer's recorded output, and only the layers above are run; else the layer itself is run again.
+    """
+    subject = tape.subject
+    at = tape.length - 1 if position is None else position
+    neurons, values = neurons.to(subject.device), values.to(subject.device).expand(len(neurons), tape.batch)
+
+    def hidden_by_running_the_layer(numbers: Tensor) -> Tensor:
+        chosen = numbers.clamp(min=0)
+        entries = torch.zeros(len(numbers), 1, subject.sizes.neurons, dtype=torch.bool, device=subject.device)
+        entries.scatter_(2, neurons[chosen][:, None, None], (numbers >= 0)[:, None, None])
+        one = Edit(Site.NEURONS, layer, (at,), entries, values[chosen][:, :, None, None, None])
+        hidden = tape.inputs[layer].repeat(len(numbers), 1, 1)
+        with editing(subject, [one], tape.batch, tape.first):
+            return _through_layers(tape, hidden, layer)
+
+    def hidden_by_adding(numbers: Tensor) -> Tensor:
+        chosen = neurons[numbers.clamp(min=0)]
+        change = values[numbers.clamp(min=0)].to(old.dtype) - old[:, chosen].T
+        change = change * (numbers >= 0)[:, None]
+        hidden = tape.inputs[layer + 1].repeat(len(numbers), 1, 1)
+        added = change[:, :, None] * value_vectors[chosen][:, None, :]
+        hidden[:, at - tape.first] += added.flatten(0, 1).to(hidden)
+        return _through_layers(tape, hidden, layer + 1)
+
+    if subject.architecture.post_norms:
+        return _reduced(tape, len(neurons), reduce, chunk, hidden_by_running_the_layer)
+    old, value_vectors = tape.neurons[layer][:, at - tape.first], subject.value_vectors(layer)
+    return _reduced(tape, len(neurons), reduce, chunk, hidden_by_adding)
+
+
+@torch.no_grad()
+def check_replay(subject: Subject, ids: Int[Tensor, "batch length"]) -> float:
+    """The largest difference between unedited replays and the model's own logits, relative to the logits' spread.
+
+    Raises UserError if it is more than rounding can explain: then nothing that replay says of this model holds.
+    """
+    own = subject.logits(ids)
+    scale = float(own.std(-1).mean()) or 1.0
+    worst = 0.0
+    for first in sorted({0, *subject.positions.named().values()}):
+        tape = record(subject, ids, first)
+        again = subject.unembed(_through_layers(tape, tape.inputs[0], 0)[:, -1])
+        worst = max(worst, float((again - own).abs().max()) / scale)
+    allowed = 1e-3 if torch.finfo(subject.model.dtype).bits >= 32 else 0.25
+    if not worst <= allowed:
+        raise UserError(
+            f"An unedited replay of {subject.identity.name} differs from the model's own logits by {worst:.2g} of their "
+            "spread, so its results could not be trusted; try --dtype float32 or report this model's family."
+        )
+    return worst

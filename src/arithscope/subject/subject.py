@@ -1,0 +1,190 @@
+"""Subject: a causal language model with its tokenizer, seen through the handful of things every experiment needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from arithscope.errors import UserError
+from arithscope.prompts import Prompts, Template
+from arithscope.subject.architectures import FAMILIES
+from arithscope.subject.encoding import Positions, PromptEncoder
+
+
+class Site(StrEnum):
+    """The two places where components live: slices of the input to a layer's attention output projection (heads), and
+    entries of the input to its MLP down projection (neurons; all of them together are the whole MLP)."""
+
+    HEADS = "heads"
+    NEURONS = "neurons"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What exactly was studied: enough to tell two subjects apart and to find one again."""
+
+    name: str
+    revision: str
+    weight_hash: str
+    tokenizer_hash: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    neurons: int  # in one MLP
+    width: int  # of the residual stream
+    vocabulary: int
+    parameters: int
+
+
+class Subject:
+    """A loaded model, frozen, in evaluation mode. Make one with `load`."""
+
+    def __init__(self, model: Any, tokenizer: Any, identity: Identity, template: Template | None = None):
+        config = model.config.get_text_config()
+        if config.model_type not in FAMILIES:
+            raise unknown_family(config.model_type)
+        self.model, self.tokenizer, self.identity = model.eval().requires_grad_(False), tokenizer, identity
+        self.family = config.model_type
+        self.architecture = architecture = FAMILIES[self.family]
+        self.layers = list(model.get_submodule(architecture.layers))
+        self._sites = {
+            Site.HEADS: [layer.get_submodule(architecture.attention_out) for layer in self.layers],
+            Site.NEURONS: [layer.get_submodule(architecture.mlp_down) for layer in self.layers],
+        }
+        self.final_norm = model.get_submodule(architecture.final_norm)
+        self.unembedding = model.get_output_embeddings()
+        self._soft_cap = getattr(config, "final_logit_softcapping", None)
+        heads = config.num_attention_heads
+        key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+        self.sizes = Sizes(
+            layers=len(self.layers),
+            heads=heads,
+            key_value_heads=key_value_heads,
+            head_dim=_shape(self._sites[Site.HEADS][0])[0] // heads,
+            neurons=_shape(self._sites[Site.NEURONS][0])[0],
+            width=_shape(self._sites[Site.NEURONS][0])[1],
+            vocabulary=_shape(self.unembedding)[1],
+            parameters=sum(p.numel() for p in model.parameters()),
+        )
+        self.encoder = PromptEncoder(tokenizer, template or Template())
+
+    def __repr__(self) -> str:
+        s = self.sizes
+        return (
+            f"Subject({self.identity.name!r}, {self.family}, {s.layers} layers × ({s.heads} heads + {s.neurons} neurons), "
+            f"{s.parameters:,} parameters, {self.dtype_name} on {self.device})"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def attention_implementation(self) -> str:
+        return str(self.model.config.get_text_config()._attn_implementation)
+
+    @property
+    def limit(self) -> int:
+        """The single-token limit s: 0…s−1 are one token each."""
+        return self.encoder.limit
+
+    @property
+    def positions(self) -> Positions:
+        return self.encoder.positions
+
+    def module(self, site: Site, layer: int) -> nn.Module:
+        """The projection whose input holds the components of this site and layer."""
+        return self._sites[site][layer]
+
+    def attention(self, layer: int) -> nn.Module:
+        return self.layers[layer].get_submodule(self.architecture.attention)
+
+    def entries(self, site: Site) -> tuple[int, int]:
+        """How many components a layer has at this site, and how wide each is."""
+        return (self.sizes.heads, self.sizes.head_dim) if site is Site.HEADS else (self.sizes.neurons, 1)
+
+    def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
+        return self.encoder.encode(prompts).to(self.device)
+
+    def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
+        return self.encoder.answers(prompts).to(self.device)
+
+    def logits(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocabulary"]:
+        """The model's own logits for the token after the last one, in float32 or better; edits in force apply."""
+        return self.last_logits(self.model(input_ids=ids, use_cache=False, logits_to_keep=1))
+
+    @staticmethod
+    def last_logits(output: Any) -> Float[Tensor, "batch vocabulary"]:
+        """The last position's logits in a model's output, in float32 or better."""
+        return _at_least_float32(output.logits[:, -1])
+
+    def unembed(self, residual: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
+        """From the last layer's output to logits, as the model itself does it."""
+        logits = self.unembedding(self.final_norm(residual))
+        if self._soft_cap is not None:
+            logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
+        return _at_least_float32(logits)
+
+    def value_vectors(self, layer: int) -> Float[Tensor, "neurons width"]:
+        """v_out of every neuron of a layer: the rows of the down projection."""
+        down = self.module(Site.NEURONS, layer)
+        if type(down) is nn.Linear and down.weight.device.type != "meta":
+            return down.weight.T
+        if type(down) is Conv1D and down.weight.device.type != "meta":
+            return down.weight
+        return self._value_vectors_by_probing(down)
+
+    def _value_vectors_by_probing(self, down: nn.Module) -> Float[Tensor, "neurons width"]:
+        """Quantised or offloaded weights cannot be read off; what the projection does to unit vectors can."""
+        unit = torch.eye(self.sizes.neurons, device=self.device, dtype=self.model.dtype)
+        nothing = down(torch.zeros_like(unit[:1]))
+        return torch.cat([down(block) - nothing for block in unit.split(1024)])
+
+    @cached_property
+    def _gain(self) -> Float[Tensor, " width"]:
+        return self.final_norm.weight.float() + self.architecture.gain_offset
+
+    def logit_lens(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
+        """What vectors add to the logits, up to the final norm's scale: its gain, then the unembedding, without biases.
+
+        A LayerNorm also removes the mean, which is as linear as the gain, so the lens does too.
+        """
+        x = vectors.float()
+        if isinstance(self.final_norm, nn.LayerNorm):
+            x = x - x.mean(-1, keepdim=True)
+        x = (x * self._gain).to(self.unembedding.weight.dtype)
+        return torch.nn.functional.linear(x, self.unembedding.weight).float()
+
+
+def unknown_family(family: str) -> UserError:
+    return UserError(
+        f"Models of family {family!r} are not supported; supported are {', '.join(FAMILIES)} "
+        "(a new family is one row in arithscope/subject/architectures.py)."
+    )
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _shape(module: Any) -> tuple[int, int]:
+    """Input and output width of a linear map; GPT-2 stores its own kind, transposed."""
+    if isinstance(module, Conv1D):
+        return module.nx, module.nf
+    return module.in_features, module.out_features

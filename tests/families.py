@@ -1,0 +1,59 @@
+"""A small random model of every supported family."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from arithscope.prompts import Template
+from arithscope.subject.architectures import FAMILIES
+from arithscope.subject.fresh import fresh_model, number_tokenizer
+from arithscope.subject.subject import Identity, Subject
+
+NUMBERS = 40
+
+_LLAMA = dict(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=128,
+)
+_GEMMA = dict(_LLAMA, head_dim=12, num_hidden_layers=4)  # heads wider than hidden / heads, as in the real ones
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": dict(_LLAMA, head_dim=8),
+    "qwen2": _LLAMA,
+    "qwen3": dict(_LLAMA, head_dim=12),
+    "gemma": _GEMMA,
+    "gemma2": dict(_GEMMA, query_pre_attn_scalar=12, sliding_window=64),
+    "gemma3_text": dict(_GEMMA, query_pre_attn_scalar=12, sliding_window=64),
+    "olmo2": _LLAMA,
+    "gpt_neox": {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"},
+    "gptj": dict(n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=128, rotary_dim=4),
+    "gpt2": dict(n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=128),
+}
+assert CONFIGS.keys() == FAMILIES.keys()
+
+FAMILY_AND_ATTENTION = [
+    (family, attention)
+    for family, architecture in FAMILIES.items()
+    for attention in (("eager",) if architecture.eager_only else ("eager", "sdpa"))
+]
+
+
+@cache
+def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.float32) -> Subject:
+    """A random model whose weights are larger than at initialisation, so that every part of it matters."""
+    tokenizer = number_tokenizer(NUMBERS)
+    model = fresh_model(family, CONFIGS[family], tokenizer, seed=7)
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (0.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.1))
+    model.set_attn_implementation(attention)
+    return Subject(model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template())
