@@ -10,6 +10,7 @@ import string
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +61,6 @@ class Prompts:
     def text(self, template: Template) -> list[str]:
         rows = zip(self.op1.tolist(), self.operator.tolist(), self.op2.tolist(), strict=True)
         return [template.render(a, OPERATORS[o], b) for a, o, b in rows]
-
-    @staticmethod
-    def join(parts: Sequence[Prompts]) -> Prompts:
-        op1, operator, op2 = (
-            np.concatenate([getattr(p, n) for p in parts]) if parts else np.empty(0) for n in ("op1", "operator", "op2")
-        )
-        return Prompts(op1, operator, op2)
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.G
         sizes = [size * len(prompts) // total for size in sizes]
     order = random.permutation(len(prompts))
     ends = np.cumsum([0, *sizes])
-    return [prompts[order[a:b]] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [prompts[order[a:b]] for a, b in pairwise(ends)]
 
 
 def counterfactuals(prompts: Prompts, pool: Prompts, random: np.random.Generator) -> Prompts:

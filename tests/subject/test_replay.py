@@ -107,7 +107,9 @@ def test_many_edits_in_several_layers_and_positions_at_once(family: str, attenti
 
     s = subject.sizes
     edits = [
-        edit(subject, Site.HEADS, 0, some(variants, s.heads) < 0.4, positions=where, values=some(4, s.heads, s.head_dim)),
+        edit(
+            subject, Site.HEADS, 0, some(variants, s.heads) < 0.4, positions=where, values=some(4, s.heads, s.head_dim)
+        ),
         edit(subject, Site.NEURONS, 1, some(variants, batch, s.neurons) < 0.3, positions=where),
         edit(subject, Site.NEURONS, 2, [1, 2, 3], positions=where[2:], values=some(variants, batch, 2, s.neurons)),
         edit(subject, Site.HEADS, 2, [0], positions=where[3], values=some(batch, 1, s.heads, s.head_dim)),
@@ -122,7 +124,9 @@ def test_wrong_position_differs(family: str, attention: str) -> None:
     subject = small(family, attention)
     ids = some_ids(subject)
     tape = record(subject, ids, subject.positions.op1)
-    at = [edit(subject, Site.NEURONS, 1, positions=p, values=2.0) for p in (subject.positions.op2, subject.positions.last)]
+    at = [
+        edit(subject, Site.NEURONS, 1, positions=p, values=2.0) for p in (subject.positions.op2, subject.positions.last)
+    ]
     a, b = (replay(tape, [e], edited_logits) for e in at)
     assert worst(a, b) > 100 * TOLERANCE
 

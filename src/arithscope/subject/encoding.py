@@ -50,6 +50,11 @@ class PromptEncoder:
         self.tokenizer, self.template = tokenizer, template
         self.has_bos = tokenizer.bos_token_id is not None
         reference = self._ids([_REFERENCE])[0]
+        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in reference[int(self.has_bos) :]:
+            raise UserError(
+                f"The tokenizer does not know every character of {self._text(_REFERENCE)!r}; "
+                "choose a --template and --prefix that it can read."
+            )
         where = {slot: self._locate(slot, reference) for slot in SLOTS}
         self.length = len(reference) - 1
         if where["answer"] != self.length or not where["op1"] < where["operator"] < where["op2"] < self.length - 1:
@@ -77,6 +82,15 @@ class PromptEncoder:
     def operators(self) -> tuple[str, ...]:
         """The operators that are one token of their own."""
         return tuple(o for o, token in self._operators.items() if token is not None)
+
+    def examples(self) -> Prompts:
+        """A few legal-looking prompts over all usable operators, large and small, for checks and for people to see."""
+        top = min(self.limit - 1, 300)
+        pairs = [(top * 3 // 4, top * 2 // 9), (2, top // 2), (top // 8, min(7, top)), (top, 3)]
+        usable = [OPERATORS.index(o) for o in self.operators]
+        picked = [usable[i % len(usable)] for i in range(len(pairs))] if usable else []
+        pairs = pairs[: len(picked)]
+        return Prompts(np.array([a for a, _ in pairs]), np.array(picked), np.array([b for _, b in pairs]))
 
     def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
         """Token ids, every row of the same length. Operands must lie below the limit; answers need not be legal."""
@@ -124,13 +138,12 @@ class PromptEncoder:
         return [ids[:-1] for ids in self._ids(filled)]
 
     def _check_sample(self) -> None:
-        numbers = np.arange(self.limit)
+        """Compare table look-up and whole texts: every number beside every operator, with random partners."""
         random = random_source(0, "encoding check")
         usable = [OPERATORS.index(o) for o in self.operators]
-        if not usable:
-            return
-        prompts = Prompts(numbers, random.choice(usable, self.limit), random.permutation(self.limit))
-        wrong = self.disagreement(prompts)
+        op1 = np.tile(np.arange(self.limit), len(usable))
+        op2 = np.concatenate([random.permutation(self.limit) for _ in usable] or [op1])
+        wrong = self.disagreement(Prompts(op1, np.repeat(usable, self.limit), op2))
         if wrong is not None:
             raise UserError(
                 f"The tokenizer reads {wrong!r} in pieces that depend on the neighbouring numbers, so positions are "

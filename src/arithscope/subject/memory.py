@@ -7,18 +7,19 @@ import torch
 
 from arithscope.subject.subject import Site, Subject
 
-CPU_BUDGET = 96 * 2**20  # more than this is no faster on a CPU, whose caches are long full
+CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are long full …
+CPU_ROWS = 256  # … unless it were for fewer rows than this
 GPU_SHARE = 0.5  # of what is free; the rest is for the allocator and the library's temporaries
 
 
-def row_bytes(subject: Subject, tail: int, length: int, logits: bool = True) -> int:
+def row_bytes(subject: Subject, tail: int, length: int) -> int:
     """Peak bytes one row needs while `tail` of its `length` positions pass through a layer and the unembedding."""
     s, size = subject.sizes, torch.finfo(subject.model.dtype).bits // 8
     heads = s.heads * s.head_dim
     stream = tail * (6 * s.width + 4 * heads + 4 * s.neurons)
     keys_and_values = 4 * length * s.key_value_heads * s.head_dim
     scores = 3 * s.heads * tail * length
-    vocabulary = s.vocabulary * (size + 12) if logits else 0  # as computed, in float32, and a log-softmax of that
+    vocabulary = s.vocabulary * (size + 12)  # as computed, in float32, and a log-softmax of that
     return (stream + keys_and_values + scores) * size + vocabulary
 
 
@@ -28,18 +29,19 @@ def cache_bytes(subject: Subject, positions: int) -> int:
     return 2 * s.layers * positions * s.key_value_heads * s.head_dim * size
 
 
-def budget(subject: Subject) -> int:
-    """Bytes that one pass may take now."""
+def budget(subject: Subject, row: int = 0) -> int:
+    """Bytes that one pass may take now, for rows of that many bytes."""
     if subject.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(subject.device)
         unused = torch.cuda.memory_reserved(subject.device) - torch.cuda.memory_allocated(subject.device)
         return int(GPU_SHARE * (free + unused))
-    return min(CPU_BUDGET, psutil.virtual_memory().available // 4)
+    return min(max(CPU_BUDGET, CPU_ROWS * row), psutil.virtual_memory().available // 4)
 
 
 def rows_that_fit(subject: Subject, tail: int, length: int, per_row: int = 0) -> int:
     """Rows of one pass over `tail` of `length` positions; `per_row` adds bytes for what the caller keeps per row."""
-    return max(1, budget(subject) // (row_bytes(subject, tail, length) + per_row))
+    row = row_bytes(subject, tail, length) + per_row
+    return max(1, budget(subject, row) // row)
 
 
 def component_bytes(subject: Subject, site: Site) -> int:

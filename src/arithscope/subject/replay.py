@@ -77,9 +77,7 @@ class Tape:
 
 
 @torch.no_grad()
-def record(
-    subject: Subject, ids: Int[Tensor, "batch length"], first: int, neurons: Sequence[int] = ()
-) -> Tape:
+def record(subject: Subject, ids: Int[Tensor, "batch length"], first: int, neurons: Sequence[int] = ()) -> Tape:
     """Run prompts once and keep what replaying them from position `first` on needs.
 
     `neurons` names the layers whose neurons are kept: those that `replay_neurons` is going to edit.
@@ -126,7 +124,9 @@ def prefix_keys_values(subject: Subject, ids: Int[Tensor, "rows prefix"]) -> Key
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def tail_logits(subject: Subject, prefix: KeysValues, ids: Int[Tensor, "rows tail"]) -> Float[Tensor, "rows vocabulary"]:
+def tail_logits(
+    subject: Subject, prefix: KeysValues, ids: Int[Tensor, "rows tail"]
+) -> Float[Tensor, "rows vocabulary"]:
     """The model's own pass over the tail behind a prefix: logits at the last position."""
     cache = DynamicCache()
     for i, (keys, values) in enumerate(prefix):
@@ -138,7 +138,9 @@ def _record_calls(subject: Subject, ids: Tensor, first: int) -> list[tuple[tuple
     prefix = prefix_keys_values(subject, ids[:, :first])
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     handles = [
-        layer.register_forward_pre_hook(lambda module, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True)
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True
+        )
         for layer in subject.layers
     ]
     try:
@@ -223,7 +225,12 @@ def replay_neurons(
     tape: Tape,
     layer: int,
     neurons: Int[Tensor, " variants"],
-    values: Float[Tensor, "variants #batch"],
+    values: Float[
+        Tensor,
+        (
+            variants  # batch
+        ),
+    ],
     reduce: Reduce,
     position: int | None = None,
     chunk: int | None = None,

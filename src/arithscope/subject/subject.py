@@ -108,11 +108,11 @@ class Subject:
     def positions(self) -> Positions:
         return self.encoder.positions
 
-    def module(self, site: Site, layer: int) -> nn.Module:
+    def module(self, site: Site, layer: int) -> Any:
         """The projection whose input holds the components of this site and layer."""
         return self._sites[site][layer]
 
-    def attention(self, layer: int) -> nn.Module:
+    def attention(self, layer: int) -> Any:
         return self.layers[layer].get_submodule(self.architecture.attention)
 
     def entries(self, site: Site) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class Subject:
             return down.weight
         return self._value_vectors_by_probing(down)
 
-    def _value_vectors_by_probing(self, down: nn.Module) -> Float[Tensor, "neurons width"]:
+    def _value_vectors_by_probing(self, down: Any) -> Float[Tensor, "neurons width"]:
         """Quantised or offloaded weights cannot be read off; what the projection does to unit vectors can."""
         unit = torch.eye(self.sizes.neurons, device=self.device, dtype=self.model.dtype)
         nothing = down(torch.zeros_like(unit[:1]))

@@ -20,9 +20,7 @@ def model_card(recipe: Recipe, parameters: int, outcome: Outcome) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for operator in recipe.data.seen:
-        seen, unseen = (
-            [outcome[kind][operator]] if operator in outcome[kind] else [] for kind in ("seen", "unseen")
-        )
+        seen, unseen = ([outcome[kind][operator]] if operator in outcome[kind] else [] for kind in ("seen", "unseen"))
         both = seen + unseen
         right = [r for r, _ in both]
         confident = [p[r] for r, p in both]

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch import Tensor
 
 from arithscope.errors import UserError
 from arithscope.files import new_folder, write_text
+from arithscope.measures import log_probability
+from arithscope.progress import Progress
 from arithscope.prompts import Prompts, Template, random_source, sample
 from arithscope.subject.encoding import PromptEncoder
 from arithscope.subject.fresh import fresh_model, number_tokenizer
@@ -24,63 +25,57 @@ from arithscope.training.card import model_card
 from arithscope.training.data import Batches, split_pairs
 from arithscope.training.recipe import Recipe, read_recipe
 
-EVALUATIONS = 20  # evenly spaced looks at the accuracy, on samples
+LOOKS = 20  # evenly spaced looks at the accuracy, on samples
 SAMPLE = 2000  # prompts per operator, seen and unseen each, in such a look
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, what to say
+ROWS = 16384  # prompts in one pass when measuring
+FINISHED = "README.md"  # the model card is written last
+RESUME = "resume.safetensors"
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
     """Train as the recipe says, or go on with a training that was stopped, and return the finished subject's folder."""
     recipe = read_recipe(recipe_path)
-    text = recipe_path.read_text(encoding="utf-8")
-    _claim(out, text)
-    if (out / "README.md").exists():
+    _claim(out, recipe_path.read_text(encoding="utf-8"))
+    if (out / FINISHED).exists():
         return out
     torch.set_float32_matmul_precision("high")
     tokenizer = number_tokenizer(recipe.data.numbers)
     encoder = PromptEncoder(tokenizer, Template())
     model = fresh_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
     optimizer = _optimizer(model, recipe, device)
-    log = _Log(out / "training_log.jsonl")
-    done = _resume(out, model, optimizer)
-    log.rewind(done)
     batches = Batches(recipe, encoder, device)
-    looks = _looks(recipe)
     steps, checkpoints = recipe.schedule.steps, set(recipe.checkpoint_steps())
-    evaluate_at = {round(steps * i / EVALUATIONS) for i in range(EVALUATIONS)} | checkpoints
-    started, loss = time.monotonic(), math.nan
+    pairs = split_pairs(recipe.data, recipe.seed)
+    looks = _looks(pairs, recipe.seed)
+    look_at = {round(steps * i / LOOKS) for i in range(LOOKS + 1)} | checkpoints
+    done = _resume(out, model, optimizer)
+    log = _Log(out / "training_log.jsonl", done)
+    started, loss = time.monotonic(), torch.tensor(math.nan)
 
-    for step in range(done, steps + 1):
-        if step in evaluate_at or step == steps:
-            loss = float(loss.detach()) if isinstance(loss, Tensor) else loss
-            seconds = time.monotonic() - started
-            log.add({"step": step, "loss": loss, "seconds": round(seconds, 1), **_measure(model, encoder, looks)})
-            progress(step, steps, f"loss {loss:.3f}, held-out accuracy {log.rows[-1]['unseen_accuracy']}")
-        if step in checkpoints and step >= done:
-            _save_subject(out / "checkpoints" / f"step-{step:05d}", model, tokenizer)
-            _save_state(out, step, model, optimizer)
-        if step == steps:
-            break
-        model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(recipe, step)
-        inputs, targets = batches[step]
-        loss = torch.nn.functional.cross_entropy(_last_logits(model, inputs), targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % 20 == 0:
-            progress(step, steps, "training")
+    with progress.task(f"training {recipe.name}", steps) as advance:
+        advance(done)
+        for step in range(done, steps + 1):
+            if step in look_at:
+                spent = {"step": step, "loss": loss.item(), "seconds": round(time.monotonic() - started, 1)}
+                log.add({**spent, **_measure(model, encoder, looks)})
+            if step in checkpoints:
+                with new_folder(out / "checkpoints" / f"step-{step:05d}") as folder:
+                    _save_subject(folder, model, tokenizer)
+                _save_state(out, step, model, optimizer)
+            if step < steps:
+                loss = _step(model, optimizer, *batches[step], learning_rate=_learning_rate(recipe, step))
+                advance(1)
 
+    _save_subject(out, model, tokenizer)
     # What is measured for the card is what is stored: the weights as rounded to half precision.
     stored = copy.deepcopy(model).half().float()
-    everything = {kind: {o: p[i] for o, p in split_pairs(recipe.data, recipe.seed).items()}
-                  for i, kind in enumerate(("seen", "unseen"))}
-    card = model_card(recipe, sum(p.numel() for p in model.parameters()), _measure_all(stored, encoder, everything))
-    _save_subject(out, model, tokenizer, fresh=False)
-    (out / "resume.safetensors").unlink(missing_ok=True)
-    write_text(out / "README.md", card)
+    outcome = {
+        kind: {o: predict(stored, encoder, pair[i]) for o, pair in pairs.items() if len(pair[i])}
+        for i, kind in enumerate(("seen", "unseen"))
+    }
+    card = model_card(recipe, sum(p.numel() for p in model.parameters()), outcome)
+    write_text(out / FINISHED, card)
+    (out / RESUME).unlink(missing_ok=True)
     return out
 
 
@@ -123,26 +118,39 @@ def _last_logits(model: Any, inputs: Tensor) -> Tensor:
     return model.get_output_embeddings()(hidden).float()
 
 
-def _looks(recipe: Recipe) -> dict[str, dict[str, Prompts]]:
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, learning_rate: float
+) -> Tensor:
+    model.train()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    loss = torch.nn.functional.cross_entropy(_last_logits(model, inputs), targets)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def _looks(pairs: dict[str, tuple[Prompts, Prompts]], seed: int) -> dict[str, dict[str, Prompts]]:
     """Fixed samples of seen and unseen pairs per operator, for the log."""
-    pairs = split_pairs(recipe.data, recipe.seed)
     return {
-        kind: {o: sample(pair[i], SAMPLE, random_source(recipe.seed, "look", kind, o)) for o, pair in pairs.items()}
+        kind: {o: sample(pair[i], SAMPLE, random_source(seed, "look", kind, o)) for o, pair in pairs.items()}
         for i, kind in enumerate(("seen", "unseen"))
     }
 
 
 @torch.no_grad()
-def _predict(model: Any, encoder: PromptEncoder, prompts: Prompts) -> tuple[Tensor, Tensor]:
+def predict(model: Any, encoder: PromptEncoder, prompts: Prompts) -> tuple[Tensor, Tensor]:
     """For each prompt whether the argmax is the answer, and the answer's probability."""
     model.eval()
     device = next(model.parameters()).device
     right, probability = [], []
     ids, answers = encoder.encode(prompts), encoder.answers(prompts)
-    for x, y in zip(ids.split(16384), answers.split(16384), strict=True):
+    for x, y in zip(ids.split(ROWS), answers.split(ROWS), strict=True):
         logits, y = _last_logits(model, x.to(device)), y.to(device)
         right.append(logits.argmax(-1) == y)
-        probability.append(logits.softmax(-1).gather(1, y[:, None])[:, 0])
+        probability.append(log_probability(logits, y).exp())
     return torch.cat(right).cpu(), torch.cat(probability).cpu()
 
 
@@ -153,32 +161,17 @@ def _measure(model: Any, encoder: PromptEncoder, looks: dict[str, dict[str, Prom
         accuracy, confidence = {}, {}
         for operator, prompts in samples.items():
             if len(prompts):
-                right, probability = _predict(model, encoder, prompts)
+                right, probability = predict(model, encoder, prompts)
                 accuracy[operator] = round(right.double().mean().item(), 4)
                 confidence[operator] = round(probability[right].double().mean().item(), 4) if right.any() else None
         row |= {f"{kind}_accuracy": accuracy, f"{kind}_p_answer": confidence}
     return row
 
 
-def _measure_all(
-    model: Any, encoder: PromptEncoder, pairs: dict[str, dict[str, Prompts]]
-) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    return {
-        kind: {o: _predict(model, encoder, p) for o, p in prompts.items() if len(p)} for kind, prompts in pairs.items()
-    }
-
-
-def _save_subject(folder: Path, model: Any, tokenizer: Any, fresh: bool = True) -> None:
+def _save_subject(folder: Path, model: Any, tokenizer: Any) -> None:
     """Weights in half precision, configuration and tokenizer."""
-    half = copy.deepcopy(model).half().cpu()
-    if fresh:
-        folder.parent.mkdir(exist_ok=True)
-        with new_folder(folder) as new:
-            half.save_pretrained(new)
-            tokenizer.save_pretrained(new)
-    else:
-        half.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    copy.deepcopy(model).half().cpu().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _save_state(out: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -186,14 +179,14 @@ def _save_state(out: Path, step: int, model: torch.nn.Module, optimizer: torch.o
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for i, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in state.items()}
-    temporary = out / ".resume.safetensors.tmp"
+    temporary = out / f".{RESUME}.tmp"
     save_file({k: v.contiguous().cpu().clone() for k, v in tensors.items()}, temporary, {"step": str(step)})
-    temporary.replace(out / "resume.safetensors")
+    temporary.replace(out / RESUME)
 
 
 def _resume(out: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load the last saved state, if there is one, and return its step."""
-    path = out / "resume.safetensors"
+    path = out / RESUME
     if not path.exists():
         return 0
     with safe_open(path, "pt") as file:
@@ -212,16 +205,13 @@ def _resume(out: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
 
 
 class _Log:
-    """training_log.jsonl: one row a look, in order of steps."""
+    """training_log.jsonl: one row a look, in order of steps. What a stopped training logged from the step on at which it
+    is taken up again is forgotten."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, done: int):
         self.path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-
-    def rewind(self, step: int) -> None:
-        """Forget what a stopped training logged from the step on at which it is taken up again."""
-        self.rows = [row for row in self.rows if row["step"] < step]
+        self.rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["step"] < done]
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()})

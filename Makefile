@@ -1,0 +1,40 @@
+# `make run` and `make test` set up .venv by themselves; a second call reuses it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Two test processes with one thread each make better use of two cores than one process with two.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: run test test-all check format bench clean
+
+run: $(INSTALLED)
+	$(BIN)/arithscope run
+
+test: check
+	$(TEST)
+
+test-all: check
+	$(TEST) -m ""
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/replay.py
+
+clean:
+	rm -rf $(VENV) runs trained
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "arithscope needs Python 3.11 or newer; set PYTHON=/path/to/python3.11." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,212 @@
+"""The command line: a thin layer over the library. Heavy imports happen inside the commands, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from arithscope import __version__
+from arithscope.errors import UserError
+
+if TYPE_CHECKING:
+    from arithscope.subject.subject import Subject
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A microscope for arithmetic in language models.",
+)
+
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT",
+        help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
+Prefix = Annotated[str, typer.Option(help=r"Text before every prompt: few-shot examples, say. \n is a line break.")]
+DeviceMap = Annotated[str | None, typer.Option(help="auto spreads a model over GPUs, CPU and disk.")]
+Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit, with the extra arithscope[quant].")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"arithscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """A microscope for arithmetic in language models."""
+
+
+@app.command()
+def run(
+    subject: SubjectArgument = "tiny-llama",
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/ and the subject's name.")] = None,
+    operators: Annotated[str, typer.Option(help="Which of + - * / to study, written together.")] = "+-*/",
+    max_operand: Annotated[int, typer.Option(help="Operands go from 0 to this.")] = 300,
+    preset: Annotated[str, typer.Option(help="quick (smaller samples) or paper (the paper's).")] = "quick",
+    stages: Annotated[
+        str | None, typer.Option(help="Only these stages and what they need, with commas between.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    template: TemplateText = "{op1}{operator}{op2}=",
+    prefix: Prefix = "",
+    device_map: DeviceMap = None,
+    quantize: Quantize = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
+    from arithscope import study
+    from arithscope.progress import for_console
+    from arithscope.report.terminal import summary_tables
+
+    settings = study.Settings(tuple(operators), max_operand, preset, seed)
+    names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
+    study.chosen_stages(names)
+    loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    console = Console()
+    console.print(repr(loaded), highlight=False, markup=False, soft_wrap=True)
+    folder = study.run(loaded, settings, out or _default_out(subject), names, for_console(Console(stderr=True)))
+    for table in summary_tables(folder.summary):
+        console.print(table)
+    console.print(f"Results are in {folder.path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def subjects() -> None:
+    """List the subjects that come with arithscope."""
+    import json
+
+    from rich.table import Table
+
+    from arithscope.subject.embedded import FOLDER, checkpoints, embedded_names
+
+    table = Table("subject", "family", "MB", "earlier checkpoints (SUBJECT@CHECKPOINT)")
+    for name in embedded_names():
+        family = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))["model_type"]
+        size = sum(f.stat().st_size for f in (FOLDER / name).rglob("*") if f.is_file()) / 1e6
+        table.add_row(name, family, f"{size:.1f}", " ".join(checkpoints(name)))
+    Console().print(table)
+
+
+@app.command()
+def doctor(
+    subject: SubjectArgument = "tiny-llama",
+    operators: Annotated[str, typer.Option(help="Which of + - * / to study, written together.")] = "+-*/",
+    max_operand: Annotated[int | None, typer.Option(help="Operands go from 0 to this.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    template: TemplateText = "{op1}{operator}{op2}=",
+    prefix: Prefix = "",
+    device_map: DeviceMap = None,
+    quantize: Quantize = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Say whether and how a subject can be studied. The exit code is not zero if it cannot."""
+    from arithscope.doctor import examine
+    from arithscope.prompts import operator_indices
+
+    operator_indices(operators)
+    loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    console = Console()
+    for line in examine(loaded, operators, max_operand):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe in TOML, or the name of an embedded subject to train anew.")],
+    out: Annotated[Path, typer.Option(help="Folder for the subject; by default trained/ and its name.")] = Path(),
+    device: Device = "auto",
+) -> None:
+    """Train a subject from scratch, with checkpoints. A stopped training goes on where it was."""
+    from arithscope.progress import for_console
+    from arithscope.subject.embedded import FOLDER, embedded_names
+    from arithscope.subject.load import pick_device
+    from arithscope.training.loop import train as train_subject
+    from arithscope.training.recipe import read_recipe
+
+    path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else Path(recipe)
+    name = read_recipe(path).name
+    folder = out if out != Path() else Path("trained") / name
+    finished = train_subject(path, folder, pick_device(device), for_console(Console(stderr=True)))
+    console = Console()
+    console.print((finished / "README.md").read_text(encoding="utf-8"), highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"The subject is in {finished}; study it with: arithscope run {finished}", highlight=False, markup=False
+    )
+
+
+def _load(
+    subject: str,
+    template: str,
+    prefix: str,
+    device: str,
+    dtype: str,
+    device_map: str | None,
+    quantize: str | None,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+) -> Subject:
+    from arithscope.prompts import Template
+
+    written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
+    from arithscope.subject.load import LoadOptions, load
+
+    return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
+
+
+def _default_out(subject: str) -> Path:
+    """runs/tiny-llama, runs/tiny-pythia@step-00500, runs/EleutherAI--pythia-70m."""
+    path = Path(subject).expanduser()
+    name = (path.stem if path.is_file() else path.resolve().name) if path.exists() else subject.replace("/", "--")
+    return Path("runs") / name
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: every mistake of the user's becomes one sentence on stderr and exit code 2."""
+    try:
+        code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
+    except UserError as error:
+        code = _complain(str(error))
+    except KeyboardInterrupt:
+        code = _stopped()
+    except Exception as error:
+        # typer brings its own copy of click in some versions and uses the package in others: known by its methods.
+        if type(error).__name__ == "Abort":
+            code = _stopped()
+        elif (message := getattr(error, "format_message", None)) is not None:
+            code = _complain(f"{message()} See `arithscope --help`.")
+        else:
+            raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stopped() -> int:
+    print("Stopped; the same command goes on from here.", file=sys.stderr)
+    return 130
+
+
+def _complain(sentence: str) -> int:
+    print(f"arithscope: {' '.join(sentence.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,63 @@
+"""A look at a subject before it is studied: what it is, how it reads prompts, whether it replays, what it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from arithscope.errors import UserError
+from arithscope.prompts import legal_prompts
+from arithscope.study import STAGES, Settings, check_settings, device_name
+from arithscope.subject.replay import check_replay
+from arithscope.subject.subject import Subject
+
+
+def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterator[str]:
+    """Lines for a person to read. Raises UserError where the subject cannot be studied as asked."""
+    s, encoder = subject.sizes, subject.encoder
+    yield f"subject       {subject.identity.name} {subject.identity.revision}".rstrip()
+    yield f"weights       sha256 {subject.identity.weight_hash[:16]}…, {s.parameters:,} parameters"
+    yield f"family        {subject.family}"
+    yield (
+        f"sizes         {s.layers} layers, {s.heads} heads of {s.head_dim} ({s.key_value_heads} for keys and values), "
+        f"{s.neurons} neurons per MLP, width {s.width}, vocabulary {s.vocabulary}"
+    )
+    yield f"computes in   {subject.dtype_name}, {subject.attention_implementation} attention, on {device_name(subject)}"
+    yield f"numbers       0…{encoder.limit - 1} are single tokens (limit {encoder.limit})"
+    yield f"operators     {' '.join(encoder.operators)}"
+    shape = "BOS + four tokens" if encoder.has_bos else "four tokens, as this tokenizer defines no BOS"
+    yield f"prompt        {encoder.length} tokens; {'this is' if encoder.is_plain else 'this is not'} the plain {shape}"
+    for text, ids in zip(encoder.examples().text(encoder.template), encoder.encode(encoder.examples()), strict=True):
+        named = {index: name for name, index in encoder.positions.named().items()}
+        tokens = encoder.tokens(ids)[-12:]
+        start = encoder.length - len(tokens)
+        shown = "  ".join(
+            f"{t!r}" + (f" ({named[start + i]})" if start + i in named else "") for i, t in enumerate(tokens)
+        )
+        yield f"  {text[-40:]!r} → {'… ' if start else ''}{shown}"
+    default = Settings(tuple(operators))
+    if max_operand is None and encoder.limit <= default.max_operand:
+        yield (
+            f"note          this tokenizer splits larger numbers: only --max-operand {encoder.limit - 1} (or less) is "
+            f"possible, with answers below {encoder.limit}"
+        )
+    settings = replace(default, max_operand=max_operand or min(default.max_operand, encoder.limit - 1))
+    check_settings(subject, settings)
+    prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
+    if len(prompts) == 0:
+        raise UserError(f"There is no legal prompt with operands 0…{settings.max_operand}; use a larger --max-operand.")
+    wrong = encoder.disagreement(prompts)
+    if wrong is not None:
+        raise UserError(f"The tokenizer reads {wrong!r} differently from its neighbours; choose another --template.")
+    yield f"tokenisation  all {len(prompts):,} legal prompts with operands 0…{settings.max_operand} are read as expected"
+    difference = check_replay(subject, subject.encode(encoder.examples()))
+    yield f"replay        equals the model's own logits to {difference:.1e} of their spread"
+    weights = sum(p.numel() * p.element_size() for p in subject.model.parameters())
+    yield f"memory        weights {_size(weights)}, and on top of them:"
+    for stage in STAGES:
+        yield f"  {stage.name:12}{_size(stage.memory(subject, settings))}"
+    yield "This subject can be studied."
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

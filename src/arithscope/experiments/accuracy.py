@@ -1,0 +1,85 @@
+"""Accuracy on all legal prompts, and with it the correct prompts that every later experiment draws from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from arithscope.experiments.result import by_operator
+from arithscope.measures import bootstrap_mean, log_probability
+from arithscope.progress import Progress
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
+from arithscope.subject.subject import Subject
+from arithscope.subject.sweep import sweep
+
+AVERAGE = "mean"  # the row of the table that averages over operators, each weighing the same
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """prompts: every legal prompt with the model's answer. `predicted` is −1 where the model's token is no number.
+    table: per operator, and averaged over operators, with intervals: `accuracy`, `p_answer` (the mean probability of the
+    answer) and `p_answer_correct` (the same over correct prompts)."""
+
+    prompts: pd.DataFrame  # operator, op1, op2, answer, predicted, correct, p_answer
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+
+    def summary(self) -> dict[str, Any]:
+        return by_operator(self.table)
+
+    def correct(self, operator: str | None = None) -> Prompts:
+        """The correct prompts, of one operator or of all."""
+        rows = self.prompts[self.prompts.correct]
+        if operator is not None:
+            rows = rows[rows.operator == operator]
+        indices = rows.operator.map({o: i for i, o in enumerate(OPERATORS)})
+        return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
+
+
+def accuracy(subject: Subject, operators: Sequence[str], max_operand: int, seed: int, progress: Progress) -> Accuracy:
+    """Ask the model every legal prompt."""
+    prompts = legal_prompts(operators, max_operand, subject.limit)
+    answers = subject.answers(prompts)
+    predicted = torch.empty(len(prompts), dtype=torch.long)
+    probability = torch.empty(len(prompts), dtype=torch.float32)
+    with progress.task("accuracy", len(prompts)) as advance:
+        for block in sweep(subject, prompts, progress=advance):
+            rows = torch.from_numpy(block.rows)
+            predicted[rows] = block.logits.argmax(-1).cpu()
+            wanted = answers[rows.to(answers.device)].to(block.logits.device)
+            probability[rows] = log_probability(block.logits, wanted).exp().float().cpu()
+    number_of_token = torch.full((subject.sizes.vocabulary,), -1)
+    number_of_token[subject.encoder.answer_tokens] = torch.arange(subject.limit)
+    frame = pd.DataFrame(
+        {
+            "operator": np.array(OPERATORS)[prompts.operator],
+            "op1": prompts.op1.astype(np.int32),
+            "op2": prompts.op2.astype(np.int32),
+            "answer": prompts.answer.astype(np.int32),
+            "predicted": number_of_token[predicted].numpy().astype(np.int32),
+            "correct": (predicted == answers.cpu()).numpy(),
+            "p_answer": probability.numpy(),
+        }
+    )
+    return Accuracy(frame, _table(frame, seed))
+
+
+def _table(frame: pd.DataFrame, seed: int) -> pd.DataFrame:
+    groups = [(str(operator), group) for operator, group in frame.groupby("operator", sort=False)]
+    measures = {
+        "accuracy": [group.correct for _, group in groups],
+        "p_answer": [group.p_answer for _, group in groups],
+        "p_answer_correct": [group.p_answer[group.correct] for _, group in groups],
+    }
+    rows = []
+    for i, operator in enumerate([*(name for name, _ in groups), AVERAGE]):
+        for measure, values in measures.items():
+            chosen = values if operator == AVERAGE else values[i : i + 1]
+            mean = bootstrap_mean(*chosen, random=random_source(seed, "accuracy", measure, operator))
+            rows.append({"operator": operator, "measure": measure, **asdict(mean)})
+    return pd.DataFrame(rows)

@@ -1,0 +1,236 @@
+"""The run folder: everything a study found, readable with any parquet, safetensors and JSON reader.
+
+    manifest.json          what was run on what: subject, versions, configuration, and each stage's status and seconds
+    summary.json           every headline number: experiment, then operator
+    <stage>/stage.json     what the stage was computed from (its key), its files with checksums, its summary
+    <stage>/*.parquet      one table a dataframe
+    <stage>/arrays.safetensors
+
+A stage folder appears complete or not at all, and says itself what it was computed from; manifest and summary are
+derived from the stage folders, so a kill at any moment loses at most the stage in work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file, save_file
+
+from arithscope import __version__
+from arithscope.errors import UserError
+from arithscope.experiments.result import Result
+from arithscope.files import new_folder, write_json
+
+SCHEMA = 1
+R = TypeVar("R")
+
+
+class RunFolder:
+    """A run folder, open for reading; `claim` opens one for writing."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.manifest = _read_json(path / "manifest.json", "run")
+        schema = self.manifest.get("schema")
+        if schema != SCHEMA:
+            raise UserError(
+                f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}; "
+                "choose another --out."
+            )
+
+    def has(self, stage: str, key: str | None = None) -> bool:
+        """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
+        try:
+            record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
+            right_key = key is None or record["key"] == key
+            return right_key and all(
+                _checksum(self.path / stage / name) == digest for name, digest in record["files"].items()
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+
+    def read(self, stage: str, kind: type[R]) -> R:
+        """A stage's result, as the dataclass it was written from."""
+        folder = self.path / stage
+        if not self.has(stage):
+            raise UserError(f"The run in {self.path} has no complete stage {stage!r}; run it again to compute it.")
+        record = _read_json(folder / "stage.json", "stage")
+        arrays = load_file(folder / "arrays.safetensors") if (folder / "arrays.safetensors").exists() else {}
+        values: dict[str, Any] = {**arrays, **record["values"]}
+        for name in record["files"]:
+            if name.endswith(".parquet"):
+                values[name.removesuffix(".parquet")] = pd.read_parquet(folder / name)
+        return kind(**values)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return _read_json(self.path / "summary.json", "summary")
+
+
+class RunWriter(RunFolder):
+    """A run folder that this process alone may write. `keys` says what each stage of the study must be computed from."""
+
+    def __init__(self, path: Path, keys: dict[str, str]):
+        super().__init__(path)
+        self.keys = keys
+        self._whole: set[str] = set()  # stages already checked against their checksums
+        self.refresh()
+
+    def is_done(self, stage: str) -> bool:
+        if stage not in self._whole and self.has(stage, self.keys[stage]):
+            self._whole.add(stage)
+        return stage in self._whole
+
+    def start(self, stage: str) -> None:
+        self._note(stage, {"status": "running", "started": _now()})
+
+    def fail(self, stage: str, reason: str) -> None:
+        self._note(stage, {"status": "failed", "reason": reason})
+
+    def write(self, stage: str, result: Result, seconds: float) -> None:
+        """Store a finished stage, then bring manifest and summary up to date."""
+        frames, arrays, values = _sorted_fields(result)
+        with new_folder(self.path / stage) as folder:
+            for name, frame in frames.items():
+                frame.to_parquet(folder / f"{name}.parquet", index=False)
+            if arrays:
+                save_file(arrays, folder / "arrays.safetensors")
+            files = {f.name: _checksum(f) for f in sorted(folder.iterdir())}
+            write_json(
+                folder / "stage.json",
+                {
+                    "stage": stage,
+                    "key": self.keys[stage],
+                    "finished": _now(),
+                    "seconds": round(seconds, 3),
+                    "values": _plain(values),
+                    "summary": _plain(result.summary()),
+                    "files": files,
+                },
+            )
+        self._whole.add(stage)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Derive manifest and summary from the stage folders. Stages computed from other inputs are kept, but stale."""
+        summary = {}
+        for stage in self.keys:
+            if self.is_done(stage):
+                record = _read_json(self.path / stage / "stage.json", "stage")
+                entry = {"status": "done", "finished": record["finished"], "seconds": record["seconds"]}
+                summary[stage] = record["summary"]
+            else:
+                entry = {"status": "stale" if (self.path / stage).exists() else "pending"}
+            self.manifest["stages"][stage] = entry
+        write_json(self.path / "manifest.json", self.manifest)
+        write_json(self.path / "summary.json", summary)
+
+    def _note(self, stage: str, entry: dict[str, Any]) -> None:
+        self.manifest["stages"][stage] = entry
+        write_json(self.path / "manifest.json", self.manifest)
+
+
+@contextmanager
+def claim(
+    path: Path, subject: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
+) -> Iterator[RunWriter]:
+    """Open a run folder for writing, new or with earlier stages in it; refuse one that is in use or is another subject's."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not (path / "manifest.json").exists() and any(entry.name != ".lock" for entry in path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run; choose another --out.")
+        lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the run ends)
+    except OSError as error:
+        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"Another process is writing to {path}; wait for it or choose another --out.") from None
+        fresh = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "created": _now(),
+            "subject": subject,
+            "configuration": configuration,
+            "stages": {},
+        }
+        if (path / "manifest.json").exists():
+            earlier = RunFolder(path).manifest
+            if any(earlier["subject"].get(k) != subject[k] for k in ("weight_hash", "tokenizer_hash")):
+                raise UserError(
+                    f"{path} holds a run of another subject ({earlier['subject'].get('name')}); choose another --out."
+                )
+            fresh["created"] = earlier["created"]
+        try:
+            write_json(path / "manifest.json", fresh)
+        except OSError as error:
+            raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
+        yield RunWriter(path, keys)
+
+
+def stage_key(**inputs: Any) -> str:
+    """A hash of everything that a stage's numbers depend on."""
+    text = json.dumps(_plain(inputs), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _sorted_fields(
+    result: Any,
+) -> tuple[dict[str, pd.DataFrame], dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    frames: dict[str, pd.DataFrame] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, pd.DataFrame):
+            frames[field.name] = value
+        elif isinstance(value, np.ndarray):
+            arrays[field.name] = np.ascontiguousarray(value)
+        else:
+            values[field.name] = value
+    return frames, arrays, values
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no numpy numbers."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict):
+            return value
+        reason = "it is not a JSON object"
+    except FileNotFoundError:
+        raise UserError(f"There is no {what} at {path.parent}: {path.name} is missing.") from None
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise UserError(f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}).")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

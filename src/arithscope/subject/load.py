@@ -1,0 +1,265 @@
+"""Loading a subject: an embedded name, a folder, a GGUF file or a hub id, each optionally with a revision behind `@`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.utils import logging as hub_logging
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from arithscope.errors import UserError
+from arithscope.prompts import Template
+from arithscope.subject.architectures import FAMILIES
+from arithscope.subject.embedded import embedded_folder, embedded_names
+from arithscope.subject.replay import check_replay
+from arithscope.subject.subject import Identity, Subject, unknown_family
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SMALL = 2_000_000_000  # parameters up to which float32 is the default
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dtype: str = "auto"  # auto: float32 up to two thousand million parameters, beyond that as stored
+    device_map: str | None = None  # "auto" spreads a model over GPUs, CPU and disk
+    quantize: str | None = None  # 4bit or 8bit
+    allow_pickle: bool = False  # weights that are not safetensors can run code when loaded
+    trust_remote_code: bool = False  # models that bring their own code run it
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a subject's files are."""
+
+    name: str
+    source: str  # a folder, or a hub id
+    revision: str | None
+    gguf: str | None
+    local: bool
+
+    def arguments(self, options: LoadOptions) -> dict[str, Any]:
+        arguments: dict[str, Any] = dict(
+            trust_remote_code=options.trust_remote_code, local_files_only=True if self.local else None
+        )
+        if not self.local and self.revision is not None:
+            arguments["revision"] = self.revision
+        if self.gguf is not None:
+            arguments["gguf_file"] = self.gguf
+        return {k: v for k, v in arguments.items() if v is not None}
+
+
+def load(subject: str, template: Template | None = None, options: LoadOptions | None = None) -> Subject:
+    """Load a subject, check that its family is supported and that it replays exactly."""
+    options = options or LoadOptions()
+    device = pick_device(options.device)
+    if options.dtype not in ("auto", *DTYPES):
+        raise UserError(f"There is no dtype {options.dtype!r}; choose from auto, {', '.join(DTYPES)}.")
+    _quiet()
+    place = _find(subject)
+    config = _configuration(place, options)
+    model = _model(place, config, device, options)
+    tokenizer = _attempt(place, "tokenizer", AutoTokenizer.from_pretrained, place.source, **place.arguments(options))
+    identity = Identity(place.name, _revision(place, config), _weight_hash(place, model), _tokenizer_hash(tokenizer))
+    loaded = Subject(model, tokenizer, identity, template)
+    check_replay(loaded, loaded.encode(loaded.encoder.examples()))
+    return loaded
+
+
+def _quiet() -> None:
+    """What goes wrong is said by us, once; the libraries' own warnings and bars are not shown."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise UserError(
+            f"The device {name} was asked for, but {found or 'no'} CUDA GPUs are visible; use --device cpu."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("The device mps was asked for, but this machine has none; use --device cpu.")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"The device {name!r} is not supported; use auto, cpu, cuda or cuda:N.")
+    return device
+
+
+def _find(subject: str) -> _Place:
+    if not subject.strip():
+        raise UserError(f"No subject was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
+    whole = Path(subject).expanduser()
+    base, _, revision = (subject, "", "") if whole.exists() else subject.partition("@")
+    if base in embedded_names():
+        return _Place(base, str(embedded_folder(base, revision or None)), revision or None, None, True)
+    path = Path(base).expanduser()
+    if path.is_dir():
+        if revision:
+            raise UserError(f"{base} is a folder, which has no revisions; name the checkpoint's own folder.")
+        if not (path / "config.json").is_file():
+            raise UserError(f"The folder {base} holds no config.json; name a folder in Hugging Face format.")
+        return _Place(path.resolve().name, str(path), None, None, True)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{base} is a file, but not a GGUF file; name a folder in Hugging Face format.")
+        if importlib.util.find_spec("gguf") is None:
+            raise UserError("Reading a GGUF file needs the package gguf; run: pip install 'arithscope[quant]'.")
+        return _Place(path.stem, str(path.parent), None, path.name, True)
+    looks_like_a_path = base.startswith((".", "/", "~")) or base.endswith(".gguf") or base.count("/") > 1
+    if looks_like_a_path:
+        raise UserError(f"There is no folder or file {base!r}; check the path.")
+    return _Place(base, base, revision or None, None, False)
+
+
+def _attempt(place: _Place, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the library, and turn whatever it raises on bad files into one sentence."""
+    try:
+        return function(*args, **kwargs)
+    except UserError:
+        raise
+    except (KeyboardInterrupt, SystemExit, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if not place.local:
+            raise UserError(
+                f"{place.source!r} is no embedded subject ({', '.join(embedded_names())}), no folder here, and could not "
+                f"be had from the model hub: {_shortened(reason)}"
+            ) from error
+        raise UserError(f"The {what} in {place.source} cannot be loaded: {_shortened(reason)}") from error
+
+
+def _shortened(reason: str, most: int = 300) -> str:
+    return reason if len(reason) <= most else reason[: most - 1] + "…"
+
+
+def _configuration(place: _Place, options: LoadOptions) -> Any:
+    arguments = place.arguments(options)
+    config = _attempt(place, "configuration", AutoConfig.from_pretrained, place.source, **arguments)
+    family = config.get_text_config().model_type
+    if family not in FAMILIES:
+        raise unknown_family(family)
+    return config
+
+
+def _weight_files(place: _Place) -> list[Path]:
+    folder = Path(place.source)
+    if place.gguf is not None:
+        return [folder / place.gguf]
+    if place.local:
+        return sorted(folder.glob("*.safetensors"))
+    index = cached_file(place.source, "model.safetensors.index.json", revision=place.revision,
+                        _raise_exceptions_for_missing_entries=False)  # fmt: skip
+    one = index or cached_file(place.source, "model.safetensors", revision=place.revision,
+                               _raise_exceptions_for_missing_entries=False)  # fmt: skip
+    return sorted(Path(one).parent.glob("*.safetensors")) if one else []
+
+
+def _model(place: _Place, config: Any, device: torch.device, options: LoadOptions) -> Any:
+    if place.local and not _weight_files(place) and not options.allow_pickle:
+        raise UserError(
+            f"The folder {place.source} holds no .safetensors weights; pickled weights can run code, so they are loaded "
+            "only with --allow-pickle."
+        )
+    arguments = place.arguments(options) | dict(
+        config=config,
+        dtype=_dtype(config, options),
+        attn_implementation="eager" if FAMILIES[config.get_text_config().model_type].eager_only else "sdpa",
+        output_loading_info=True,
+    )
+    if place.gguf is None:
+        arguments["use_safetensors"] = None if options.allow_pickle else True
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    if options.quantize is not None:
+        arguments |= dict(quantization_config=_quantization(options.quantize), device_map=options.device_map or device)
+    with redirect_stderr(io.StringIO()) if place.gguf else nullcontext():  # a bar that cannot be turned off
+        model, info = _attempt(place, "weights", AutoModelForCausalLM.from_pretrained, place.source, **arguments)
+    # The library fills missing weights with random numbers and goes on. That would be silently wrong.
+    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if absent:
+        raise UserError(
+            f"The weights of {place.name} are incomplete: {absent[0]} and {len(absent) - 1} more are missing."
+        )
+    if options.device_map is None and options.quantize is None:
+        try:
+            model = model.to(device)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"{place.name} does not fit into the memory of {device}; use --device-map auto or --dtype bfloat16."
+            ) from None
+    return model
+
+
+def _dtype(config: Any, options: LoadOptions) -> torch.dtype | str:
+    if options.dtype != "auto":
+        return DTYPES[options.dtype]
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    if parameters < SMALL:
+        return torch.float32
+    stored = getattr(config, "dtype", None)
+    return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def _quantization(kind: str) -> Any:
+    if kind not in ("4bit", "8bit"):
+        raise UserError(f"There is no quantisation {kind!r}; choose 4bit or 8bit.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("Loading in 4 or 8 bits needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
+
+
+def _revision(place: _Place, config: Any) -> str:
+    """The commit for a hub model, the checkpoint for an embedded one."""
+    return place.revision or "" if place.local else str(getattr(config, "_commit_hash", None) or place.revision or "")
+
+
+def _weight_hash(place: _Place, model: Any) -> str:
+    files = _weight_files(place)
+    if not files:
+        return hash_weights(model)
+    with ThreadPoolExecutor(4) as pool:
+        digests = list(pool.map(_file_hash, files))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_weights(model: Any) -> str:
+    """The hash of a model that has no files of its own."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tokenizer_hash(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(f"{text} bos={tokenizer.bos_token_id}".encode()).hexdigest()

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from arithscope.experiments.accuracy import AVERAGE, Accuracy, accuracy
+from arithscope.progress import Silent
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts
+from tests.families import NUMBERS, small
+
+
+@pytest.fixture(scope="module")
+def result() -> Accuracy:
+    return accuracy(small("llama", "sdpa"), OPERATORS, 12, 0, Silent())
+
+
+@torch.no_grad()
+def test_every_legal_prompt_against_a_full_pass(result: Accuracy) -> None:
+    subject = small("llama", "sdpa")
+    prompts = legal_prompts("+-*/", 12, NUMBERS)
+    frame = result.prompts
+    assert len(frame) == len(prompts)
+    for i in range(0, len(prompts), 17):
+        row, alone = frame.iloc[i], prompts[[i]]
+        logits = subject.logits(subject.encode(alone))[0]
+        token = int(subject.answers(alone))
+        assert (row.op1, row.operator, row.op2) == (alone.op1[0], OPERATORS[alone.operator[0]], alone.op2[0])
+        assert row.answer == alone.answer[0]
+        assert row.correct == (int(logits.argmax()) == token)
+        assert row.p_answer == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-6)
+        predicted = subject.encoder.tokens([int(logits.argmax())])[0]
+        assert row.predicted == (int(predicted) if predicted.isdigit() else -1)
+
+
+def test_table_and_summary(result: Accuracy) -> None:
+    frame, summary = result.prompts, result.summary()
+    assert list(summary) == [*OPERATORS, AVERAGE]
+    for operator in OPERATORS:
+        rows = frame[frame.operator == operator]
+        entry = summary[operator]["accuracy"]
+        assert entry["value"] == pytest.approx(rows.correct.mean())
+        assert entry["n"] == len(rows)
+        assert entry["low"] <= entry["value"] <= entry["high"]
+    values = [summary[o]["accuracy"]["value"] for o in OPERATORS]
+    assert summary[AVERAGE]["accuracy"]["value"] == pytest.approx(np.mean(values))
+
+
+def test_correct_prompts(result: Accuracy) -> None:
+    rows = result.prompts[result.prompts.correct & (result.prompts.operator == "+")]
+    got: Prompts = result.correct("+")
+    assert got.op1.tolist() == rows.op1.tolist()
+    assert set(got.operator.tolist()) <= {0}
+    assert len(result.correct()) == result.prompts.correct.sum()

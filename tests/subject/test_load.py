@@ -1,0 +1,169 @@
+"""Loading good subjects, and refusing bad ones in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from arithscope.errors import UserError
+from arithscope.prompts import Template
+from arithscope.subject import load as load_module
+from arithscope.subject.load import LoadOptions, load, pick_device
+from arithscope.subject.subject import Site, Subject
+from tests.families import small
+from tests.tokenizers_for_tests import digit_splitting
+
+
+@pytest.fixture
+def copied(saved_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_model, tmp_path / "model"))
+
+
+def test_a_folder(saved_model: Path) -> None:
+    subject = load(str(saved_model))
+    assert subject.identity.name == "small-llama"
+    assert len(subject.identity.weight_hash) == len(subject.identity.tokenizer_hash) == 64
+    assert (subject.dtype_name, subject.attention_implementation, subject.limit) == ("float32", "sdpa", 40)
+    ids = subject.encode(subject.encoder.examples())
+    with torch.no_grad():
+        assert torch.equal(subject.logits(ids), small("llama", "sdpa").logits(ids))
+
+
+def test_the_hash_follows_the_weights(copied: Path) -> None:
+    first = load(str(copied)).identity
+    weights = load_file(copied / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    second = load(str(copied)).identity
+    assert first.weight_hash != second.weight_hash
+    assert first.tokenizer_hash == second.tokenizer_hash
+
+
+def test_dtypes(saved_model: Path) -> None:
+    subject = load(str(saved_model), options=LoadOptions(dtype="bfloat16"))
+    assert subject.dtype_name == "bfloat16"
+    assert subject.logits(subject.encode(subject.encoder.examples())).dtype == torch.float32
+
+
+def test_device_map(saved_model: Path) -> None:
+    subject = load(str(saved_model), options=LoadOptions(device_map="auto"))
+    plain = load(str(saved_model))
+    ids = plain.encode(plain.encoder.examples())
+    with torch.no_grad():
+        assert torch.equal(subject.logits(ids), plain.logits(ids))
+
+
+def test_a_template_is_kept(saved_model: Path) -> None:
+    assert load(str(saved_model), Template(prefix="1+2=3=")).encoder.length == 11
+
+
+def complaint(subject: str | Path, options: LoadOptions | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        load(str(subject), options=options)
+    return str(caught.value)
+
+
+def test_missing_places(tmp_path: Path, saved_model: Path) -> None:
+    assert "no folder or file" in complaint(tmp_path / "nowhere")
+    assert "no folder or file" in complaint("./nowhere.gguf")
+    assert "No subject" in complaint("")
+    assert "holds no config.json" in complaint(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(b"0")
+    assert "not a GGUF file" in complaint(tmp_path / "weights.bin")
+    assert "no revisions" in complaint(f"{saved_model}@main")
+
+
+def test_hub_ids_are_tried_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(source: str, **arguments: object) -> None:
+        assert (source, arguments["revision"]) == ("somebody/model", "v2")
+        raise OSError("no connection")
+
+    monkeypatch.setattr(load_module.AutoConfig, "from_pretrained", unreachable)
+    assert "model hub: no connection" in complaint("somebody/model@v2")
+
+
+def test_unknown_family(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    assert "'bloom' are not supported" in complaint(copied)
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    assert "cannot be loaded" in complaint(copied)
+    (copied / "config.json").write_text("{")
+    assert "cannot be loaded" in complaint(copied)
+
+
+def test_broken_weights(copied: Path) -> None:
+    whole = (copied / "model.safetensors").read_bytes()
+    for broken in (whole[: len(whole) // 2], whole[:4], b""):
+        (copied / "model.safetensors").write_bytes(broken)
+        assert "weights" in complaint(copied)
+
+
+def test_missing_weights_are_not_made_up(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    assert "incomplete: model.layers.1.mlp.down_proj.weight" in complaint(copied)
+
+
+def test_pickled_weights_need_consent(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    torch.save(weights, copied / "pytorch_model.bin")
+    assert "--allow-pickle" in complaint(copied)
+    subject = load(str(copied), options=LoadOptions(allow_pickle=True))
+    assert len(subject.identity.weight_hash) == 64
+
+
+def test_remote_code_does_not_run(copied: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+    (copied / "own.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Own: pass\n")
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (copied / "config.json").write_text(json.dumps(config))
+    assert "cannot be loaded" in complaint(copied)
+    assert not marker.exists()
+
+
+def test_no_tokenizer(copied: Path) -> None:
+    for file in copied.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in complaint(copied)
+
+
+def test_split_digits(copied: Path) -> None:
+    digit_splitting().save_pretrained(copied)
+    assert load(str(copied)).limit == 10
+
+
+def test_devices_and_dtypes_that_are_not_there(saved_model: Path) -> None:
+    if not torch.cuda.is_available():
+        assert "no CUDA GPUs" in complaint(saved_model, LoadOptions(device="cuda"))
+    assert "no device 'abacus'" in complaint(saved_model, LoadOptions(device="abacus"))
+    assert "not supported" in complaint(saved_model, LoadOptions(device="meta"))
+    assert "no dtype 'int3'" in complaint(saved_model, LoadOptions(dtype="int3"))
+    assert "choose 4bit or 8bit" in complaint(saved_model, LoadOptions(quantize="3bit"))
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_a_model_that_does_not_replay_is_refused(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Subject.unembed
+    monkeypatch.setattr(Subject, "unembed", lambda self, x: original(self, x) + torch.arange(self.sizes.vocabulary))
+    assert "could not be trusted" in complaint(saved_model)
+
+
+@pytest.mark.real
+@pytest.mark.skipif("ARITHSCOPE_GGUF" not in os.environ, reason="ARITHSCOPE_GGUF names no file")
+def test_a_real_gguf_model() -> None:
+    """SmolLM2-135M-Instruct: digits are split, and few-shot examples with spaces let it add."""
+    shots = "1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
+    subject = load(os.environ["ARITHSCOPE_GGUF"], Template("{op1} {operator} {op2} = ", prefix=shots))
+    assert (subject.family, subject.limit) == ("llama", 10)
+    assert subject.value_vectors(0).shape == (subject.sizes.neurons, subject.sizes.width)
+    assert subject.entries(Site.HEADS) == (9, 64)

@@ -1,0 +1,74 @@
+"""The shared-prefix sweep against plain batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from arithscope.prompts import Prompts, random_source, sample, square
+from arithscope.subject.edits import capturing
+from arithscope.subject.subject import Subject
+from arithscope.subject.sweep import mean_activations, sweep
+from tests.families import FAMILY_AND_ATTENTION, small
+
+families = pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
+
+
+def plain(subject: Subject, prompts: Prompts):  # type: ignore[no-untyped-def]
+    layers = range(subject.sizes.layers)
+    with torch.no_grad(), capturing(subject, heads=layers, neurons=layers, residual=layers) as seen:
+        logits = subject.logits(subject.encode(prompts))
+    return logits, seen
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) < tolerance
+
+
+@families
+def test_sweep_equals_plain_batches(family: str, attention: str) -> None:
+    subject = small(family, attention)
+    prompts = sample(square("+-*/", 12), 150, random_source(1, "sweep"))
+    logits, seen = plain(subject, prompts)
+    covered = np.zeros(len(prompts), dtype=int)
+    for block in sweep(subject, prompts, heads=[0, 2], neurons=[1], residual=[0, 1], rows=37):
+        covered[block.rows] += 1
+        assert close(block.logits, logits[block.rows])
+        for got, want in (
+            (block.seen.heads, seen.heads),
+            (block.seen.neurons, seen.neurons),
+            (block.seen.residual, seen.residual),
+        ):
+            for layer in got:
+                assert close(got[layer], want[layer][block.rows, -1])
+    assert (covered == 1).all()
+
+
+@families
+def test_means_equal_the_mean_of_plain_batches(family: str, attention: str) -> None:
+    subject = small(family, attention)
+    prompts = square("+/", 6)
+    _, seen = plain(subject, prompts)
+    counted = []
+    means = mean_activations(subject, prompts, progress=counted.append, rows=11)
+    assert sum(counted) == len(prompts)
+    for layer in range(subject.sizes.layers):
+        assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
+        assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
+
+
+def test_means_weigh_prompts_not_beginnings() -> None:
+    """Where beginnings are shared unequally, each prompt still counts once."""
+    subject = small("llama", "sdpa")
+    prompts = Prompts(np.array([3, 3, 3, 8]), np.array([0, 0, 0, 1]), np.array([1, 2, 5, 7]))
+    _, seen = plain(subject, prompts)
+    assert close(mean_activations(subject, prompts).neurons[0], seen.neurons[0].double().mean(0).float())
+
+
+def test_batch_size_does_not_matter() -> None:
+    subject = small("qwen3", "sdpa")
+    prompts = square("-", 8)
+    a, b = (mean_activations(subject, prompts, rows=rows) for rows in (None, 5))
+    assert close(a.neurons, b.neurons)
+    assert close(a.heads, b.heads)

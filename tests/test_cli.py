@@ -1,0 +1,120 @@
+"""The command line: what it prints, and one sentence with exit code 2 for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arithscope.cli import main
+from tests.tokenizers_for_tests import digit_splitting
+
+
+def call(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return int(ended.value.code or 0)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    capsys.readouterr()
+    assert call(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("arithscope: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    return error
+
+
+def test_run(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert call("run", saved_model, "--max-operand", "9", "--operators", "+/", "--out", out) == 0
+    said = capsys.readouterr()
+    assert "accuracy" in said.out
+    assert str(out) in said.out.replace("\n", "")
+    assert "accuracy" in said.err
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["accuracy"]) == ["+", "/", "mean"]
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["configuration"]["max_operand"] == 9
+    assert manifest["subject"]["attention"] == "sdpa"
+    assert manifest["stages"]["accuracy"]["status"] == "done"
+
+
+def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    asked = ("run", saved_model, "--out", out)
+    assert "use --max-operand 39" in complaint(capsys, *asked)
+    assert "--max-operand" in complaint(capsys, *asked, "--max-operand", "ten")
+    assert "not an operator" in complaint(capsys, *asked, "--operators", "+%")
+    assert "no preset" in complaint(capsys, *asked, "--preset", "slow")
+    assert "no stage 'lunch'" in complaint(capsys, *asked, "--stages", "accuracy,lunch")
+    assert "template" in complaint(capsys, *asked, "--template", "{op1}")
+    assert "does not know" in complaint(capsys, *asked, "--template", "{op1} {operator} {op2} =")
+    assert "negative" in complaint(capsys, *asked, "--seed", "-1")
+    assert "no folder" in complaint(capsys, "run", tmp_path / "nothing")
+    assert "No such option" in complaint(capsys, *asked, "--colour", "red")
+    assert not out.exists()
+    (tmp_path / "file").write_text("")
+    assert "Cannot write" in complaint(capsys, "run", saved_model, "--max-operand", "5", "--out", tmp_path / "file")
+    assert "No such command" in complaint(capsys, "stroll")
+
+
+def test_run_refuses_the_folder_of_another_subject(
+    saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    other = Path(shutil.copytree(saved_model, tmp_path / "other"))
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] *= 1.1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    asked = ("--max-operand", "5", "--out", tmp_path / "run")
+    assert call("run", saved_model, *asked) == 0
+    before = {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
+    assert "another subject" in complaint(capsys, "run", other, *asked)
+    assert before == {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
+
+
+def test_doctor(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("doctor", saved_model) == 0
+    said = capsys.readouterr().out
+    for expected in ("llama", "limit 40", "(operator)", "BOS + four tokens", "replay", "MiB", "can be studied"):
+        assert expected in said
+    assert "--max-operand 39" in complaint(capsys, "doctor", saved_model, "--max-operand", "100")
+
+
+def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
+    digit_splitting().save_pretrained(folder)
+    assert call("doctor", folder) == 0
+    assert "only --max-operand 9 " in capsys.readouterr().out
+    assert "use --max-operand 9" in complaint(capsys, "run", folder, "--out", tmp_path / "run")
+    assert call("run", folder, "--max-operand", "9", "--out", tmp_path / "run") == 0
+
+
+def test_prefixes_take_line_breaks(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
+    digit_splitting().save_pretrained(folder)
+    arguments = ("--template", "{op1} {operator} {op2} = ", "--prefix", r"1 + 2 = 3\n4 + 3 = 7\n")
+    assert call("doctor", folder, *arguments) == 0
+    assert r"7\n" in capsys.readouterr().out
+
+
+def test_help_and_version_are_quick_to_load() -> None:
+    """--help must not import torch."""
+    code = (
+        "import sys\nfrom arithscope.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    assert call("--version") == 0

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.errors import UserError
+from arithscope.prompts import (
+    OPERATORS,
+    UNDEFINED,
+    Prompts,
+    Template,
+    counterfactuals,
+    disjoint_samples,
+    legal_prompts,
+    operator_indices,
+    random_source,
+    sample,
+    square,
+)
+
+operands = st.integers(0, 999)
+rows = st.lists(st.tuples(operands, st.integers(0, 3), operands), min_size=1, max_size=60)
+
+
+def table(triples: list[tuple[int, int, int]]) -> Prompts:
+    a, o, b = zip(*triples, strict=True)
+    return Prompts(np.array(a), np.array(o), np.array(b))
+
+
+def plain_answer(a: int, operator: str, b: int) -> int | None:
+    """The oracle: Python's own exact integers."""
+    if operator == "/":
+        return a // b if b else None
+    return {"+": a + b, "-": a - b, "*": a * b}[operator]
+
+
+def triples(prompts: Prompts) -> set[tuple[int, int, int]]:
+    return set(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True))
+
+
+@given(rows)
+def test_answers_are_exact(rows: list[tuple[int, int, int]]) -> None:
+    expected = [plain_answer(a, OPERATORS[o], b) for a, o, b in rows]
+    assert table(rows).answer.tolist() == [UNDEFINED if e is None else e for e in expected]
+
+
+def test_division_is_integer_division() -> None:
+    assert table([(7, 3, 2), (6, 3, 7), (5, 3, 0)]).answer.tolist() == [3, 0, UNDEFINED]
+
+
+@given(rows, st.integers(1, 1000))
+def test_legal_by_definition(rows: list[tuple[int, int, int]], limit: int) -> None:
+    def legal(a: int, operator: str, b: int) -> bool:
+        result = plain_answer(a, operator, b)
+        return result is not None and all(0 <= x < limit for x in (a, b, result))
+
+    assert table(rows).legal(limit).tolist() == [legal(a, OPERATORS[o], b) for a, o, b in rows]
+
+
+def test_square_holds_everything_once_in_order() -> None:
+    prompts = square("-+", 4)
+    expected = [(a, o, b) for o in (0, 1) for a in range(5) for b in range(5)]
+    assert list(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True)) == expected
+
+
+def test_sizes_of_the_papers_setting() -> None:
+    assert len(square("+-*/", 300)) == 362_404
+    counted = {o: len(legal_prompts(o, 300, 1000)) for o in OPERATORS}
+    brute = {
+        o: sum(
+            plain_answer(a, o, b) is not None and 0 <= plain_answer(a, o, b) < 1000  # type: ignore[operator]
+            for a in range(301)
+            for b in range(301)
+        )
+        for o in OPERATORS
+    }
+    assert counted == brute
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 80), min_size=1, max_size=4))
+def test_disjoint_samples_share_nothing(seed: int, sizes: list[int]) -> None:
+    prompts = square("+", 9)
+    parts = disjoint_samples(prompts, sizes, random_source(seed, "test"))
+    together = [t for part in parts for t in triples(part)]
+    assert len(together) == len(set(together)) == sum(map(len, parts))
+    assert set(together) <= triples(prompts)
+    if sum(sizes) <= len(prompts):
+        assert [len(p) for p in parts] == sizes
+    else:
+        assert all(len(p) <= size for p, size in zip(parts, sizes, strict=True))
+        assert len(together) > len(prompts) - len(sizes)
+
+
+def test_samples_depend_on_seed_and_purpose_only() -> None:
+    prompts = square("+", 20)
+
+    def draw(seed: int, purpose: str) -> list[int]:
+        return sample(prompts, 5, random_source(seed, purpose)).op1.tolist()
+
+    assert draw(1, "a") == draw(1, "a")
+    assert draw(1, "a") != draw(1, "b")
+    assert draw(1, "a") != draw(2, "a")
+    assert len(sample(prompts, 10**6, random_source(0, "x"))) == len(prompts)
+
+
+@given(rows, rows, st.integers(0, 1000))
+def test_counterfactuals_have_another_answer(
+    rows: list[tuple[int, int, int]], pool: list[tuple[int, int, int]], seed: int
+) -> None:
+    prompts, choices = table(rows), table(pool)
+    possible = all((choices.answer != r).any() for r in prompts.answer)
+    if not possible:
+        with pytest.raises(UserError, match="counterfactual"):
+            counterfactuals(prompts, choices, random_source(seed, "cf"))
+        return
+    drawn = counterfactuals(prompts, choices, random_source(seed, "cf"))
+    assert len(drawn) == len(prompts)
+    assert (drawn.answer != prompts.answer).all()
+    assert triples(drawn) <= triples(choices)
+
+
+def test_counterfactuals_are_uniform_over_the_allowed_ones() -> None:
+    pool = table([(1, 0, 1), (2, 0, 0), (0, 0, 2), (3, 0, 0), (9, 1, 4), (2, 2, 4)])  # answers 2 2 2 3 5 8
+    n = 30_000
+    prompts = Prompts(np.full(n, 1), np.zeros(n), np.full(n, 2))  # answer 3
+    drawn = counterfactuals(prompts, pool, random_source(0, "uniform"))
+    keys, counts = np.unique(drawn.op1 * 100 + drawn.op2, return_counts=True)
+    assert len(keys) == 5
+    assert abs(counts / n - 0.2).max() < 0.02
+
+
+def test_templates() -> None:
+    assert table([(226, 1, 68)]).text(Template()) == ["226-68="]
+    spaced = Template("{op1} {operator} {op2} = ", prefix="1 + 2 = 3\n")
+    assert table([(4, 0, 5)]).text(spaced) == ["1 + 2 = 3\n4 + 5 = "]
+    assert Template("{{{op1}{operator}{op2}}}").render(1, "+", 2) == "{1+2}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{op1}{op2}=", "{op2}{operator}{op1}=", "{op1}{operator}{op2}{op2}", "{op1!r}{operator}{op2}", "{op1", "{}"],
+)
+def test_bad_templates_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="template"):
+        Template(text)
+
+
+@pytest.mark.parametrize("operators", ["", "x", "+%"])
+def test_bad_operators_are_refused(operators: str) -> None:
+    with pytest.raises(UserError, match="perator"):
+        operator_indices(operators)

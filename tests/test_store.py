@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from arithscope.errors import UserError
+from arithscope.files import new_folder, write_text
+from arithscope.store import SCHEMA, RunFolder, claim, stage_key
+
+SUBJECT = {"name": "a", "weight_hash": "w", "tokenizer_hash": "t"}
+KEYS = {"first": "1", "second": "2"}
+
+
+@dataclass(frozen=True)
+class Found:
+    table: pd.DataFrame
+    numbers: np.ndarray[Any, Any]
+    layer: int
+    share: float = 0.5
+
+    def summary(self) -> dict[str, Any]:
+        return {"+": {"x": float("nan"), "layer": np.int64(self.layer)}}
+
+
+def found() -> Found:
+    return Found(pd.DataFrame({"op1": [1, 2], "operator": ["+", "/"]}), np.arange(6, dtype=np.float32).reshape(2, 3), 4)
+
+
+def test_results_come_back_as_they_were(tmp_path: Path) -> None:
+    with claim(tmp_path / "run", SUBJECT, {}, KEYS) as run:
+        run.start("first")
+        run.write("first", found(), 1.5)
+    again = RunFolder(tmp_path / "run").read("first", Found)
+    pd.testing.assert_frame_equal(again.table, found().table)
+    assert np.array_equal(again.numbers, found().numbers)
+    assert (again.layer, again.share) == (4, 0.5)
+
+
+def test_manifest_and_summary(tmp_path: Path) -> None:
+    with claim(tmp_path, SUBJECT, {"seed": 3}, KEYS) as run:
+        run.start("first")
+        assert json.loads((tmp_path / "manifest.json").read_text())["stages"]["first"]["status"] == "running"
+        run.write("first", found(), 1.5)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["schema"] == SCHEMA
+    assert manifest["configuration"] == {"seed": 3}
+    assert manifest["stages"]["first"]["seconds"] == 1.5
+    assert {k: v["status"] for k, v in manifest["stages"].items()} == {"first": "done", "second": "pending"}
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"first": {"+": {"x": None, "layer": 4}}}
+
+
+def test_other_inputs_make_a_stage_stale(tmp_path: Path) -> None:
+    with claim(tmp_path, SUBJECT, {}, KEYS) as run:
+        run.write("first", found(), 1.0)
+        assert run.is_done("first")
+    with claim(tmp_path, SUBJECT, {}, KEYS | {"first": "other"}) as run:
+        assert not run.is_done("first")
+        assert run.manifest["stages"]["first"]["status"] == "stale"
+        assert run.summary == {}
+        run.write("first", found(), 1.0)
+        assert run.is_done("first")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "change", "no record", "bad record"])
+def test_damaged_stages_do_not_count(tmp_path: Path, damage: str) -> None:
+    with claim(tmp_path, SUBJECT, {}, KEYS) as run:
+        run.write("first", found(), 1.0)
+    table, record = tmp_path / "first" / "table.parquet", tmp_path / "first" / "stage.json"
+    if damage == "truncate":
+        table.write_bytes(table.read_bytes()[:-10])
+    elif damage == "remove":
+        table.unlink()
+    elif damage == "change":
+        content = bytearray(table.read_bytes())
+        content[20] ^= 1
+        table.write_bytes(content)
+    elif damage == "no record":
+        record.unlink()
+    else:
+        record.write_text('["not what it should be"]')
+    assert not RunFolder(tmp_path).has("first")
+    with pytest.raises(UserError, match="no complete stage 'first'"):
+        RunFolder(tmp_path).read("first", Found)
+
+
+def test_folders_of_others_are_refused(tmp_path: Path) -> None:
+    with claim(tmp_path / "a", SUBJECT, {}, KEYS):
+        pass
+    before = (tmp_path / "a" / "manifest.json").read_text()
+    with (
+        pytest.raises(UserError, match=r"another subject \(a\)"),
+        claim(tmp_path / "a", SUBJECT | {"weight_hash": "?"}, {}, KEYS),
+    ):
+        pass
+    write_text(tmp_path / "a" / "manifest.json", before.replace(f'"schema": {SCHEMA}', '"schema": 999'))
+    with pytest.raises(UserError, match="schema 999"), claim(tmp_path / "a", SUBJECT, {}, KEYS):
+        pass
+    write_text(tmp_path / "a" / "manifest.json", "{")
+    with pytest.raises(UserError, match="damaged"), claim(tmp_path / "a", SUBJECT, {}, KEYS):
+        pass
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match="not empty"), claim(tmp_path / "b", SUBJECT, {}, KEYS):
+        pass
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["thesis.txt"]
+    (tmp_path / "c").write_text("a file")
+    with pytest.raises(UserError, match="Cannot write"), claim(tmp_path / "c", SUBJECT, {}, KEYS):
+        pass
+    with pytest.raises(UserError, match="no run"):
+        RunFolder(tmp_path / "nowhere")
+
+
+def _try_to_claim(path: Path, answer: Any) -> None:
+    try:
+        with claim(path, SUBJECT, {}, KEYS):
+            answer.put("claimed")
+    except UserError as error:
+        answer.put(str(error))
+
+
+def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    with claim(tmp_path, SUBJECT, {}, KEYS):
+        other = context.Process(target=_try_to_claim, args=(tmp_path, answer))
+        other.start()
+        assert "Another process" in answer.get(timeout=60)
+        other.join()
+    with claim(tmp_path, SUBJECT, {}, KEYS):
+        pass
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="in the middle"), new_folder(tmp_path / "x") as folder:
+        (folder / "half").write_text("1")
+        raise RuntimeError("in the middle")
+    assert list(tmp_path.iterdir()) == []
+    for content in ("1", "2"):
+        with new_folder(tmp_path / "x") as folder:
+            (folder / "file").write_text(content)
+    assert (tmp_path / "x" / "file").read_text() == "2"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_keys_depend_on_every_input() -> None:
+    base = dict(stage="a", settings={"seed": 0, "operators": ("+",)}, needs={})
+    assert stage_key(**base) == stage_key(**dict(reversed(base.items())))
+    for change in ({"stage": "b"}, {"settings": {"seed": 1, "operators": ("+",)}}, {"needs": {"x": "1"}}):
+        assert stage_key(**{**base, **change}) != stage_key(**base)

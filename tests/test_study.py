@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arithscope import study
+from arithscope.errors import UserError
+from arithscope.progress import Progress, Silent
+from arithscope.study import STAGES, Settings, check_settings, chosen_stages, run
+from arithscope.subject.subject import Subject
+from tests.families import small
+
+SMALL = Settings(max_operand=8)
+
+
+def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = STAGES[0]
+
+    def counted(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Any:
+        calls.append(settings.max_operand)
+        return original.compute(subject, settings, results, progress)
+
+    monkeypatch.setattr(study, "STAGES", (replace(original, compute=counted),))
+    subject = small("llama", "sdpa")
+    first = run(subject, SMALL, tmp_path, None, Silent()).summary
+    second = run(subject, SMALL, tmp_path, None, Silent()).summary
+    assert calls == [8]
+    assert first == second
+    run(subject, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # accuracy does not depend on the preset
+    assert calls == [8]
+    run(subject, replace(SMALL, max_operand=6), tmp_path, None, Silent())
+    run(subject, SMALL, tmp_path, None, Silent())
+    assert calls == [8, 6, 8]
+
+
+def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = replace(STAGES[0], reads=("operators", "seed"))
+    monkeypatch.setattr(study, "STAGES", (greedy,))
+    with pytest.raises(AttributeError, match="max_operand"):
+        run(small("llama", "sdpa"), SMALL, tmp_path, None, Silent())
+    assert "failed" in (tmp_path / "manifest.json").read_text()
+    assert not (tmp_path / greedy.name).exists()
+
+
+def test_same_numbers_in_another_folder(tmp_path: Path) -> None:
+    subject = small("gptj")
+    a, b = (run(subject, SMALL, tmp_path / name, None, Silent()).summary for name in "ab")
+    assert a == b
+
+
+def test_chosen_stages() -> None:
+    assert [s.name for s in chosen_stages(None)] == [s.name for s in STAGES]
+    assert [s.name for s in chosen_stages(["accuracy"])] == ["accuracy"]
+    for bad in (["nothing"], []):
+        with pytest.raises(UserError, match="tage"):
+            chosen_stages(bad)
+
+
+def test_stages_need_only_earlier_ones() -> None:
+    seen: set[str] = set()
+    for stage in STAGES:
+        assert set(stage.needs) <= seen
+        seen.add(stage.name)
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(operators="x"), dict(operators=()), dict(max_operand=0), dict(preset="slow"), dict(seed=-1)]
+)
+def test_bad_settings(bad: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        Settings(**bad)
+
+
+def test_operands_beyond_the_limit() -> None:
+    with pytest.raises(UserError, match="use --max-operand 39"):
+        check_settings(small("llama", "sdpa"), Settings())

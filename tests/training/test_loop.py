@@ -1,0 +1,191 @@
+"""Training a tiny subject on the CPU: seeded, resumable after a kill, and a subject like any other afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from arithscope.errors import UserError
+from arithscope.progress import Silent
+from arithscope.prompts import Template, legal_prompts
+from arithscope.subject.encoding import PromptEncoder
+from arithscope.subject.fresh import number_tokenizer
+from arithscope.subject.load import load
+from arithscope.training.data import Batches, split_pairs
+from arithscope.training.loop import train
+from arithscope.training.recipe import read_recipe
+
+RECIPE = """
+name = "toy"
+seed = 5
+
+[model]
+family = "gpt_neox"
+
+[model.config]
+hidden_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 64
+max_position_embeddings = 16
+
+[data]
+numbers = 20
+max_operand = 9
+noise = 0.2
+noise_width = 3
+seen = { "+" = 0.5, "/" = 0.75 }
+
+[schedule]
+steps = 60
+batch_size = 64
+learning_rate = 3e-3
+warmup = 5
+weight_decay = 0.1
+checkpoints = 3
+"""
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+class StopAt:
+    """A progress that pulls the plug after so many steps."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    @contextmanager
+    def task(self, description: str, total: int) -> Iterator[Callable[[int], None]]:
+        done = 0
+
+        def advance(units: int) -> None:
+            nonlocal done
+            done += units
+            if done >= self.step:
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    x, y = weights(a), weights(b)
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+def test_a_stopped_training_ends_as_an_undisturbed_one(recipe: Path, tmp_path: Path) -> None:
+    straight = train(recipe, tmp_path / "straight", CPU, Silent())
+    for stop in (7, 33, 59):
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "stopped", CPU, StopAt(stop))
+    stopped = train(recipe, tmp_path / "stopped", CPU, Silent())
+    assert same(straight, stopped)
+    assert (straight / "README.md").read_text() == (stopped / "README.md").read_text()
+    logs = [
+        [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "loss")} for line in f.open()]
+        for f in (straight / "training_log.jsonl", stopped / "training_log.jsonl")
+    ]
+    assert logs[0] == logs[1]
+    assert [row["step"] for row in logs[0]] == sorted({round(3 * i) for i in range(21)} | {0, 20, 40})
+    files = {p.name for p in stopped.iterdir()}
+    assert "resume.safetensors" not in files
+    assert not any(name.endswith(".tmp") for name in files)
+
+
+def test_checkpoints_are_subjects(recipe: Path, tmp_path: Path) -> None:
+    folder = train(recipe, tmp_path / "out", CPU, Silent())
+    steps = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert steps == ["step-00000", "step-00020", "step-00040"]
+    for place in (folder, *(folder / "checkpoints" / s for s in steps)):
+        assert load(str(place)).limit == 20
+    assert not same(folder / "checkpoints" / "step-00000", folder)
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    train(recipe, folder, CPU, Silent())  # finished: nothing is done again
+    assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+def test_the_card_says_what_the_stored_model_does(recipe: Path, tmp_path: Path) -> None:
+    folder = train(recipe, tmp_path / "out", CPU, Silent())
+    subject = load(str(folder))
+    for operator in "+/":
+        prompts = legal_prompts(operator, 9, 20)
+        with torch.no_grad():
+            right = subject.logits(subject.encode(prompts)).argmax(-1) == subject.answers(prompts)
+        expected = f"| `{operator}` | {len(prompts)} | {right.double().mean():.4f} |"
+        assert expected in (folder / "README.md").read_text()
+
+
+def test_another_seed_trains_another_subject(recipe: Path, tmp_path: Path) -> None:
+    a = train(recipe, tmp_path / "a", CPU, Silent())
+    recipe.write_text(RECIPE.replace("seed = 5", "seed = 6"))
+    assert not same(a, train(recipe, tmp_path / "b", CPU, Silent()))
+    with pytest.raises(UserError, match="another recipe"):
+        train(recipe, tmp_path / "a", CPU, Silent())
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "precious.txt").write_text("")
+    with pytest.raises(UserError, match="not empty"):
+        train(recipe, tmp_path / "c", CPU, Silent())
+
+
+def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None:
+    read = read_recipe(recipe)
+    encoder = PromptEncoder(number_tokenizer(20), Template())
+    batches = Batches(read, encoder, CPU)
+    pairs = split_pairs(read.data, read.seed)
+    assert {o: len(seen) for o, (seen, _) in pairs.items()} == {"+": 50, "/": round(0.75 * 90)}
+    answers = {}
+    for seen, unseen in pairs.values():
+        known, never = ({tuple(r) for r in encoder.encode(p).tolist()} for p in (seen, unseen))
+        assert not known & never
+        answers |= dict(zip(map(tuple, encoder.encode(seen).tolist()), seen.answer.tolist(), strict=True))
+    off = []
+    for step in range(200):
+        inputs, targets = batches[step]
+        assert len(inputs) == 64
+        off += [t - answers[tuple(x)] for x, t in zip(inputs.tolist(), targets.tolist(), strict=True)]
+    assert max(map(abs, off)) == 3
+    blurred = sum(o != 0 for o in off) / len(off)
+    assert 0.12 < blurred < 0.2  # a fifth is blurred, some of it by 0 or back into range
+    again = batches[7]
+    assert torch.equal(batches[7][0], again[0])
+    assert not torch.equal(batches[8][0], again[0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seed = 5", "", "lacks the setting 'seed'"),
+        ("steps = 60", 'steps = "many"', "must be of type int"),
+        ("steps = 60", "steps = 0", "must be positive"),
+        ("noise = 0.2", "noise = 2.0", "from 0 to 1"),
+        ("max_operand = 9", "max_operand = 20", "max_operand must lie"),
+        ("seen = {", "seen = { x = 0.1,", "seen"),
+        ("[schedule]", "[schedule]\nspeed = 3", "unknown setting 'speed'"),
+        ("[model.config]", "[model.config", "cannot be read as TOML"),
+    ],
+)
+def test_bad_recipes(recipe: Path, old: str, new: str, said: str) -> None:
+    recipe.write_text(RECIPE.replace(old, new))
+    with pytest.raises(UserError, match=said):
+        read_recipe(recipe)
+
+
+def test_models_that_cannot_be_built(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(RECIPE.replace("gpt_neox", "abacus"))
+    with pytest.raises(UserError, match="'abacus' cannot be built"):
+        train(recipe, tmp_path / "out", CPU, Silent())
