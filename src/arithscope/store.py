@@ -148,7 +148,8 @@ def claim(
     """Open a run folder for writing, new or with earlier stages in it; refuse one that is in use or is another subject's."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / "manifest.json").exists() and any(entry.name != ".lock" for entry in path.iterdir()):
+        ours = {".lock", ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
+        if not (path / "manifest.json").exists() and any(entry.name not in ours for entry in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
         lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the run ends)
     except OSError as error:

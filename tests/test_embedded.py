@@ -1,0 +1,100 @@
+"""The embedded subjects: worth studying, small enough, and truly described by their cards."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from arithscope.errors import UserError
+from arithscope.experiments.accuracy import accuracy
+from arithscope.progress import Silent
+from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
+from arithscope.subject.embedded import DEFAULT, FOLDER, checkpoints, embedded_folder, embedded_names
+from arithscope.subject.load import load
+from arithscope.subject.subject import Subject
+from arithscope.training.data import split_pairs
+from arithscope.training.recipe import read_recipe
+
+NAMES = ("tiny-gptj", "tiny-llama", "tiny-pythia")
+subjects = pytest.mark.parametrize("name", NAMES)
+
+
+def card(name: str) -> dict[str, list[float]]:
+    """Operator → legal prompts, accuracy, on seen, on unseen, wrong, P(answer)."""
+    rows = re.findall(r"^\| `(.)` \| (.*) \|$", (FOLDER / name / "README.md").read_text(encoding="utf-8"), re.M)
+    return {operator: [float(x.replace(",", "")) for x in cells.split(" | ")] for operator, cells in rows}
+
+
+def right(subject: Subject, operator: str, size: int) -> np.ndarray:  # type: ignore[type-arg]
+    prompts = sample(legal_prompts(operator, 300, 1000), size, random_source(0, "embedded", operator))
+    with torch.no_grad():
+        return (subject.logits(subject.encode(prompts)).argmax(-1) == subject.answers(prompts)).numpy()
+
+
+def test_they_are_all_there_and_small() -> None:
+    assert tuple(embedded_names()) == NAMES
+    assert DEFAULT in NAMES
+    assert sum(f.stat().st_size for f in FOLDER.rglob("*") if f.is_file()) <= 45e6
+    for name in NAMES:
+        for file in ("recipe.toml", "training_log.jsonl", "README.md", "tokenizer.json"):
+            assert (FOLDER / name / file).is_file()
+
+
+@subjects
+def test_cards_promise_what_a_subject_must_be(name: str) -> None:
+    table = card(name)
+    assert list(table) == list(OPERATORS)
+    for operator, (_, share, _, unseen, wrong, confidence) in table.items():
+        assert 0.88 <= share <= 0.99
+        assert 0.6 <= confidence <= 0.95
+        assert unseen > 0.5
+        assert wrong >= 200 or operator == "*"
+
+
+@subjects
+def test_cards_are_true(name: str) -> None:
+    """On a sample; the slow test below checks every prompt."""
+    subject = load(name)
+    for operator, (_, share, *_) in card(name).items():
+        found = right(subject, operator, 1500)
+        assert abs(found.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(found))
+
+
+@pytest.mark.slow
+@subjects
+def test_cards_are_true_to_the_last_prompt(name: str) -> None:
+    result = accuracy(load(name), OPERATORS, 300, 0, Silent())
+    recipe = read_recipe(FOLDER / name / "recipe.toml")
+    pairs = split_pairs(recipe.data, recipe.seed)
+    frame = result.prompts.set_index(["operator", "op1", "op2"])
+    for operator, (n, share, seen, unseen, wrong, confidence) in card(name).items():
+        rows = result.prompts[result.prompts.operator == operator]
+        assert len(rows) == n
+        assert abs((~rows.correct).sum() - wrong) <= 5  # a tie may fall the other way on another machine
+        assert rows.correct.mean() == pytest.approx(share, abs=2e-4)
+        assert rows.p_answer[rows.correct].mean() == pytest.approx(confidence, abs=1e-3)
+        for expected, prompts in zip((seen, unseen), pairs[operator], strict=True):
+            chosen = frame.loc[list(zip([operator] * len(prompts), prompts.op1, prompts.op2, strict=True))]
+            assert chosen.correct.mean() == pytest.approx(expected, abs=1e-3)
+
+
+def test_checkpoints_go_from_chance_to_skill() -> None:
+    steps = checkpoints("tiny-pythia")
+    assert len(steps) >= 8
+    learned = [
+        float(np.mean([right(load(f"tiny-pythia@{s}"), o, 150).mean() for o in OPERATORS]))
+        for s in (steps[0], *steps[1::3])
+    ]
+    assert learned[0] < 0.02
+    assert learned == sorted(learned)
+    assert learned[-1] > 0.9
+
+
+def test_unknown_checkpoints() -> None:
+    with pytest.raises(UserError, match=r"no checkpoint 'step-7'; it has: step-00000"):
+        embedded_folder("tiny-pythia", "step-7")
+    with pytest.raises(UserError, match="it has: none"):
+        load("tiny-llama@step-00000")

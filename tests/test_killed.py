@@ -1,0 +1,80 @@
+"""Killed at any moment, a run goes on to the same summary as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RUN = """
+import sys
+from arithscope.cli import main
+main(["run", sys.argv[2], "--max-operand", sys.argv[3], "--out", sys.argv[1]])
+"""
+# The same, but the process dies, without any clean-up, at the n-th time that something is put into its place on disk.
+DIE_AT_REPLACE = (
+    """
+import os, sys
+replace, left = os.replace, [int(sys.argv[4])]
+def dying(*args, **kwargs):
+    left[0] -= 1
+    if left[0] == 0:
+        os._exit(9)
+    return replace(*args, **kwargs)
+os.replace = dying
+"""
+    + RUN
+)
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(code: str, *arguments: object) -> int:
+    process = start(code, *arguments)
+    _, error = process.communicate(timeout=300)
+    assert b"Traceback" not in error, error.decode()
+    return process.returncode
+
+
+def summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_kill_at_random_moments(tmp_path: Path) -> None:
+    asked = ("tiny-llama", 60)
+    started = time.monotonic()
+    assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
+    seconds = time.monotonic() - started
+    moments = random.Random(0)
+    folder, killed = tmp_path / "run", 0
+    for _ in range(10):
+        process = start(RUN, folder, *asked)
+        time.sleep(moments.uniform(0.3, 1.0) * seconds)
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+    assert killed > 0
+    assert finish(RUN, folder, *asked) == 0
+    assert summary(folder) == summary(tmp_path / "undisturbed")
+    assert {p.name for p in folder.iterdir()} == {".lock", "manifest.json", "summary.json", "accuracy"}
+
+
+def test_kill_at_every_write(tmp_path: Path, saved_model: Path) -> None:
+    asked = (saved_model, 9)
+    assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
+    deaths = 0
+    while finish(DIE_AT_REPLACE, folder := tmp_path / str(deaths), *asked, deaths + 1) == 9:
+        assert finish(RUN, folder, *asked) == 0
+        assert summary(folder) == summary(tmp_path / "undisturbed")
+        deaths += 1
+    assert deaths > 4  # manifest, summary, stage record and stage folder at the least
+    assert summary(folder) == summary(tmp_path / "undisturbed")
