@@ -22,7 +22,9 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
         f"sizes         {s.layers} layers, {s.heads} heads of {s.head_dim} ({s.key_value_heads} for keys and values), "
         f"{s.neurons} neurons per MLP, width {s.width}, vocabulary {s.vocabulary}"
     )
-    yield f"computes in   {subject.dtype_name}, {subject.attention_implementation} attention, on {device_name(subject)}"
+    computing = [subject.dtype_name, f"{subject.attention_implementation} attention"]
+    computing += [f"weights in {subject.quantization}"] if subject.quantization else []
+    yield f"computes in   {', '.join(computing)}, on {device_name(subject)}"
     yield f"numbers       0…{encoder.limit - 1} are single tokens (limit {encoder.limit})"
     yield f"operators     {' '.join(encoder.operators)}"
     shape = "BOS + four tokens" if encoder.has_bos else "four tokens, as this tokenizer defines no BOS"

@@ -145,6 +145,7 @@ def describe_subject(subject: Subject) -> dict[str, Any]:
         "family": subject.family,
         "sizes": asdict(subject.sizes),
         "dtype": subject.dtype_name,
+        "quantization": subject.quantization,
         "attention": subject.attention_implementation,
     }
 

@@ -83,6 +83,7 @@ def _quiet() -> None:
     transformers_logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def pick_device(name: str) -> torch.device:

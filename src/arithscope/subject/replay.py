@@ -281,7 +281,8 @@ def check_replay(subject: Subject, ids: Int[Tensor, "batch length"]) -> float:
         tape = record(subject, ids, first)
         again = subject.unembed(_through_layers(tape, tape.inputs[0], 0)[:, -1])
         worst = max(worst, float((again - own).abs().max()) / scale)
-    allowed = 1e-3 if torch.finfo(subject.model.dtype).bits >= 32 else 0.25
+    exact = torch.finfo(subject.model.dtype).bits >= 32 and not subject.quantization
+    allowed = 1e-3 if exact else 0.25
     if not worst <= allowed:
         raise UserError(
             f"An unedited replay of {subject.identity.name} differs from the model's own logits by {worst:.2g} of their "

@@ -76,7 +76,7 @@ class Subject:
             neurons=_shape(self._sites[Site.NEURONS][0])[0],
             width=_shape(self._sites[Site.NEURONS][0])[1],
             vocabulary=_shape(self.unembedding)[1],
-            parameters=sum(p.numel() for p in model.parameters()),
+            parameters=model.num_parameters(),
         )
         self.encoder = PromptEncoder(tokenizer, template or Template())
 
@@ -94,6 +94,18 @@ class Subject:
     @property
     def dtype_name(self) -> str:
         return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def quantization(self) -> str:
+        """How the weights are quantised in memory; empty where they are not (a GGUF file's are unpacked on loading)."""
+        said = getattr(self.model.config, "quantization_config", None)
+        if said is None or not getattr(self.model, "is_quantized", False):
+            return ""
+        fields = said if isinstance(said, dict) else said.to_dict()
+        bits = [name for name in ("4bit", "8bit") if fields.get(f"load_in_{name}")]
+        method = fields.get("quant_method", "quantized")
+        name = bits[0] if bits else str(getattr(method, "value", method))
+        return "" if name == "gguf" else name
 
     @property
     def attention_implementation(self) -> str:
