@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from arithscope.cli import main
 from tests.tokenizers_for_tests import digit_splitting
@@ -66,10 +69,6 @@ def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest
 def test_run_refuses_the_folder_of_another_subject(
     saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
     other = Path(shutil.copytree(saved_model, tmp_path / "other"))
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"] *= 1.1
@@ -90,8 +89,6 @@ def test_doctor(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
     digit_splitting().save_pretrained(folder)
     assert call("doctor", folder) == 0
@@ -101,8 +98,6 @@ def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytes
 
 
 def test_prefixes_take_line_breaks(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
     digit_splitting().save_pretrained(folder)
     arguments = ("--template", "{op1} {operator} {op2} = ", "--prefix", r"1 + 2 = 3\n4 + 3 = 7\n")
@@ -118,3 +113,24 @@ def test_help_and_version_are_quick_to_load() -> None:
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
     assert call("--version") == 0
+
+
+@pytest.mark.real
+@pytest.mark.skipif("ARITHSCOPE_GGUF" not in os.environ, reason="ARITHSCOPE_GGUF names no file")
+def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SmolLM2-135M-Instruct splits numbers into digits; with few-shot examples it adds, with spaces better than without."""
+    file = os.environ["ARITHSCOPE_GGUF"]
+    assert call("doctor", file) == 0
+    assert "only --max-operand 9 " in capsys.readouterr().out
+    assert "use --max-operand 9" in complaint(capsys, "run", file, "--out", tmp_path / "refused")
+    shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
+    found = {}
+    for name, template, prefix in (
+        ("spaced", "{op1} {operator} {op2} = ", shots),
+        ("bare", "{op1}{operator}{op2}=", shots.replace(" ", "")),
+        ("no examples", "{op1}{operator}{op2}=", ""),
+    ):
+        asked = ("--max-operand", "9", "--operators", "+", "--template", template, "--prefix", prefix)
+        assert call("run", file, *asked, "--out", tmp_path / name) == 0
+        found[name] = json.loads((tmp_path / name / "summary.json").read_text())["accuracy"]["+"]["accuracy"]["value"]
+    assert found["spaced"] > found["bare"] > found["no examples"]

@@ -16,6 +16,8 @@ def test_lines_say_what_is_done_and_left() -> None:
     assert said[1].startswith("counting: 10 of 40, about ")
     assert said[2].startswith("counting: 40 of 40, about 0 s left")
     assert said[3].startswith("counting: done in ")
+    Lines(said.append).note("by the way")
+    assert said[4] == "by the way"
 
 
 def test_bars_only_on_a_terminal() -> None:
@@ -26,5 +28,8 @@ def test_bars_only_on_a_terminal() -> None:
     with progress.task("counting", 3) as advance:
         advance(3)
     assert "counting" in terminal.file.getvalue()  # type: ignore[attr-defined]
+    progress.note("[x] by the way")
+    assert "[x] by the way" in terminal.file.getvalue()  # type: ignore[attr-defined]
     with Silent().task("nothing", 1) as advance:
         advance(1)
+    Silent().note("nothing")

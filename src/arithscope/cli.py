@@ -11,6 +11,7 @@ from rich.console import Console
 
 from arithscope import __version__
 from arithscope.errors import UserError
+from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
     from arithscope.subject.subject import Subject
@@ -56,7 +57,7 @@ def _root(
 
 @app.command()
 def run(
-    subject: SubjectArgument = "tiny-llama",
+    subject: SubjectArgument = DEFAULT,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/ and the subject's name.")] = None,
     operators: Annotated[str, typer.Option(help="Which of + - * / to study, written together.")] = "+-*/",
     max_operand: Annotated[int, typer.Option(help="Operands go from 0 to this.")] = 300,
@@ -110,7 +111,7 @@ def subjects() -> None:
 
 @app.command()
 def doctor(
-    subject: SubjectArgument = "tiny-llama",
+    subject: SubjectArgument = DEFAULT,
     operators: Annotated[str, typer.Option(help="Which of + - * / to study, written together.")] = "+-*/",
     max_operand: Annotated[int | None, typer.Option(help="Operands go from 0 to this.")] = None,
     device: Device = "auto",

@@ -43,7 +43,8 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
             f"note          this tokenizer splits larger numbers: only --max-operand {encoder.limit - 1} (or less) is "
             f"possible, with answers below {encoder.limit}"
         )
-    settings = replace(default, max_operand=max_operand or min(default.max_operand, encoder.limit - 1))
+    possible = min(default.max_operand, encoder.limit - 1)
+    settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     check_settings(subject, settings)
     prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
     if len(prompts) == 0:

@@ -25,11 +25,17 @@ class Progress(Protocol):
     def task(self, description: str, total: int) -> AbstractContextManager[Advance]:
         """Work of `total` units, done inside the context."""
 
+    def note(self, text: str) -> None:
+        """Something a person following along should know."""
+
 
 class Silent:
     @contextmanager
     def task(self, description: str, total: int) -> Iterator[Advance]:
         yield lambda units: None
+
+    def note(self, text: str) -> None:
+        pass
 
 
 class Bars:
@@ -52,6 +58,9 @@ class Bars:
         with RichBar(*columns, console=self.console) as bar:
             number = bar.add_task(description, total=total)
             yield lambda units: bar.advance(number, units)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Lines:
@@ -77,6 +86,9 @@ class Lines:
         self.write(f"{description}: {total:,} to do")
         yield advance
         self.write(f"{description}: done in {time.monotonic() - started:.1f} s")
+
+    def note(self, text: str) -> None:
+        self.write(text)
 
 
 def for_console(console: Console) -> Progress:

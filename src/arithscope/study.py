@@ -66,8 +66,9 @@ def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress
 
 def _accuracy_memory(subject: Subject, settings: Settings) -> int:
     prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
-    row = row_bytes(subject, subject.encoder.length, subject.encoder.length)
-    return budget(subject, row) + cache_bytes(subject, subject.encoder.length) + 64 * prompts
+    length = subject.encoder.length
+    row = row_bytes(subject, length, length) + 2 * cache_bytes(subject, length)
+    return min(budget(subject, row), row * prompts) + 64 * prompts
 
 
 STAGES: tuple[Stage, ...] = (
@@ -123,6 +124,7 @@ def run(subject: Subject, settings: Settings, out: Path, stages: Sequence[str] |
         results: dict[str, Any] = {}
         for stage in todo:
             if folder.is_done(stage.name):
+                progress.note(f"{stage.name}: nothing has changed, so it is not run again")
                 results[stage.name] = folder.read(stage.name, stage.result)
                 continue
             folder.start(stage.name)

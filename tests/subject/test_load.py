@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from arithscope.errors import UserError
 from arithscope.prompts import Template
 from arithscope.subject import load as load_module
 from arithscope.subject.load import LoadOptions, load, pick_device
-from arithscope.subject.subject import Site, Subject
+from arithscope.subject.subject import Subject
 from tests.families import small
 from tests.tokenizers_for_tests import digit_splitting
 
@@ -26,7 +28,7 @@ def copied(saved_model: Path, tmp_path: Path) -> Path:
 
 
 def test_a_folder(saved_model: Path) -> None:
-    subject = load(str(saved_model))
+    subject = load(str(saved_model), options=LoadOptions(device="cpu"))
     assert subject.identity.name == "small-llama"
     assert len(subject.identity.weight_hash) == len(subject.identity.tokenizer_hash) == 64
     assert (subject.dtype_name, subject.attention_implementation, subject.limit) == ("float32", "sdpa", 40)
@@ -154,16 +156,30 @@ def test_devices_and_dtypes_that_are_not_there(saved_model: Path) -> None:
 
 def test_a_model_that_does_not_replay_is_refused(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Subject.unembed
-    monkeypatch.setattr(Subject, "unembed", lambda self, x: original(self, x) + torch.arange(self.sizes.vocabulary))
+    monkeypatch.setattr(Subject, "unembed", lambda self, x: original(self, x).cumsum(-1))
     assert "could not be trusted" in complaint(saved_model)
 
 
-@pytest.mark.real
-@pytest.mark.skipif("ARITHSCOPE_GGUF" not in os.environ, reason="ARITHSCOPE_GGUF names no file")
-def test_a_real_gguf_model() -> None:
-    """SmolLM2-135M-Instruct: digits are split, and few-shot examples with spaces let it add."""
-    shots = "1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
-    subject = load(os.environ["ARITHSCOPE_GGUF"], Template("{op1} {operator} {op2} = ", prefix=shots))
-    assert (subject.family, subject.limit) == ("llama", 10)
-    assert subject.value_vectors(0).shape == (subject.sizes.neurons, subject.sizes.width)
-    assert subject.entries(Site.HEADS) == (9, 64)
+IN_A_HUB_CACHE = """
+from arithscope.subject.load import load
+for name in ("somebody/small", "somebody/small@v2"):
+    identity = load(name).identity
+    print(identity.name, identity.revision, identity.weight_hash)
+"""
+
+
+def test_a_hub_model_that_was_fetched_before(saved_model: Path, tmp_path: Path) -> None:
+    """Without any network: the hub's cache is laid out by hand, with the files under a commit."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cache = tmp_path / "hub" / "models--somebody--small"
+    shutil.copytree(saved_model, cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    for ref in ("main", "v2"):
+        (cache / "refs" / ref).write_text(commit)
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_HUB_CACHE], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = f"somebody/small {commit} {load(str(saved_model)).identity.weight_hash}"
+    assert done.stdout.splitlines() == [expected, expected]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from arithscope.cli import main
 from arithscope.errors import UserError
 from arithscope.progress import Silent
 from arithscope.prompts import Template, legal_prompts
@@ -78,6 +79,9 @@ class StopAt:
 
         yield advance
 
+    def note(self, text: str) -> None:
+        pass
+
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
@@ -128,6 +132,19 @@ def test_the_card_says_what_the_stored_model_does(recipe: Path, tmp_path: Path) 
             right = subject.logits(subject.encode(prompts)).argmax(-1) == subject.answers(prompts)
         expected = f"| `{operator}` | {len(prompts)} | {right.double().mean():.4f} |"
         assert expected in (folder / "README.md").read_text()
+
+
+def test_on_the_command_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(recipe), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert not ended.value.code
+    said = capsys.readouterr()
+    assert "Measured on all legal prompts" in said.out
+    assert "training toy: done" in said.err
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "nothing.toml")])
+    assert ended.value.code == 2
+    assert "There is no recipe" in capsys.readouterr().err
 
 
 def test_another_seed_trains_another_subject(recipe: Path, tmp_path: Path) -> None:

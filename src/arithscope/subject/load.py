@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import cached_file
+from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from arithscope.errors import UserError
@@ -71,7 +71,8 @@ def load(subject: str, template: Template | None = None, options: LoadOptions | 
     config = _configuration(place, options)
     model = _model(place, config, device, options)
     tokenizer = _attempt(place, "tokenizer", AutoTokenizer.from_pretrained, place.source, **place.arguments(options))
-    identity = Identity(place.name, _revision(place, config), _weight_hash(place, model), _tokenizer_hash(tokenizer))
+    revision = place.revision or "" if place.local else _folder(place).name
+    identity = Identity(place.name, revision, _weight_hash(place, model), _tokenizer_hash(tokenizer))
     loaded = Subject(model, tokenizer, identity, template)
     check_replay(loaded, loaded.encode(loaded.encoder.examples()))
     return loaded
@@ -162,17 +163,18 @@ def _configuration(place: _Place, options: LoadOptions) -> Any:
     return config
 
 
+def _folder(place: _Place) -> Path:
+    """Where the files lie; those of a hub model, once fetched, in a folder of the hub's cache named after the commit."""
+    return (
+        Path(place.source)
+        if place.local
+        else Path(cached_file(place.source, CONFIG_NAME, revision=place.revision)).parent
+    )
+
+
 def _weight_files(place: _Place) -> list[Path]:
-    folder = Path(place.source)
-    if place.gguf is not None:
-        return [folder / place.gguf]
-    if place.local:
-        return sorted(folder.glob("*.safetensors"))
-    index = cached_file(place.source, "model.safetensors.index.json", revision=place.revision,
-                        _raise_exceptions_for_missing_entries=False)  # fmt: skip
-    one = index or cached_file(place.source, "model.safetensors", revision=place.revision,
-                               _raise_exceptions_for_missing_entries=False)  # fmt: skip
-    return sorted(Path(one).parent.glob("*.safetensors")) if one else []
+    folder = _folder(place)
+    return [folder / place.gguf] if place.gguf is not None else sorted(folder.glob("*.safetensors"))
 
 
 def _model(place: _Place, config: Any, device: torch.device, options: LoadOptions) -> Any:
@@ -230,11 +232,6 @@ def _quantization(kind: str) -> Any:
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
-
-
-def _revision(place: _Place, config: Any) -> str:
-    """The commit for a hub model, the checkpoint for an embedded one."""
-    return place.revision or "" if place.local else str(getattr(config, "_commit_hash", None) or place.revision or "")
 
 
 def _weight_hash(place: _Place, model: Any) -> str:

@@ -9,7 +9,8 @@ from arithscope.subject.subject import Site, Subject
 
 CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are long full …
 CPU_ROWS = 256  # … unless it were for fewer rows than this
-GPU_SHARE = 0.5  # of what is free; the rest is for the allocator and the library's temporaries
+GPU_BUDGET = 16 * 2**30  # by then a GPU is busy
+GPU_SHARE = 0.5  # of what is free, at the most; the rest is for the allocator and the library's temporaries
 
 
 def row_bytes(subject: Subject, tail: int, length: int) -> int:
@@ -34,7 +35,7 @@ def budget(subject: Subject, row: int = 0) -> int:
     if subject.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(subject.device)
         unused = torch.cuda.memory_reserved(subject.device) - torch.cuda.memory_allocated(subject.device)
-        return int(GPU_SHARE * (free + unused))
+        return min(GPU_BUDGET, int(GPU_SHARE * (free + unused)))
     return min(max(CPU_BUDGET, CPU_ROWS * row), psutil.virtual_memory().available // 4)
 
 

@@ -176,6 +176,8 @@ def _through_layers(tape: Tape, hidden: Tensor, start: int) -> Tensor:
 def _chunks(tape: Tape, variants: int, chunk: int | None) -> Iterator[Tensor]:
     """Variant numbers, chunk by chunk, each chunk of the same size: −1 stands for the unedited variant, which leads
     every chunk and fills up the last one."""
+    if variants == 0:
+        raise ValueError("there is nothing to replay")
     if chunk is None:
         chunk = max(1, rows_that_fit(tape.subject, tape.tail, tape.length) // tape.batch - 1)
     chunk = -(-variants // -(-variants // chunk))  # as even as the number of chunks allows
