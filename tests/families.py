@@ -46,7 +46,7 @@ FAMILY_AND_ATTENTION = [
 
 
 @cache
-def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.float32) -> Subject:
+def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.float32, prefix: str = "") -> Subject:
     """A random model whose weights are larger than at initialisation, so that every part of it matters."""
     tokenizer = number_tokenizer(NUMBERS)
     model = fresh_model(family, CONFIGS[family], tokenizer, seed=7)
@@ -56,4 +56,6 @@ def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.floa
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise * (0.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.1))
     model.set_attn_implementation(attention)
-    return Subject(model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template())
+    return Subject(
+        model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template(prefix=prefix)
+    )

@@ -73,8 +73,8 @@ def test_cards_are_true_to_the_last_prompt(name: str) -> None:
     for operator, (n, share, seen, unseen, wrong, confidence) in card(name).items():
         rows = result.prompts[result.prompts.operator == operator]
         assert len(rows) == n
-        assert abs((~rows.correct).sum() - wrong) <= 5  # a tie may fall the other way on another machine
-        assert rows.correct.mean() == pytest.approx(share, abs=2e-4)
+        assert abs((~rows.correct).sum() - wrong) <= 2  # a near tie may fall the other way on another machine
+        assert rows.correct.mean() == pytest.approx(share, abs=4e-4)
         assert rows.p_answer[rows.correct].mean() == pytest.approx(confidence, abs=1e-3)
         for expected, prompts in zip((seen, unseen), pairs[operator], strict=True):
             chosen = frame.loc[list(zip([operator] * len(prompts), prompts.op1, prompts.op2, strict=True))]

@@ -155,6 +155,17 @@ def test_check_replay_accepts_the_family(family: str, attention: str) -> None:
     assert check_replay(subject, some_ids(subject)) < TOLERANCE
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_behind_a_few_shot_prefix(family: str) -> None:
+    subject = small(family, prefix="1+2=3=4+5=9=")
+    ids = some_ids(subject)
+    assert (ids.shape[1], subject.positions.op1) == (17, 13)
+    for position in (0, 5, *subject.positions.named().values()):
+        change = edit(subject, Site.HEADS, 1, [0, 2], positions=position)
+        got = replay(record(subject, ids, position), [change], edited_logits)
+        assert worst(got, full(subject, ids, [change])) < TOLERANCE
+
+
 def test_chunk_size_does_not_change_the_result() -> None:
     subject = small("llama", "sdpa")
     ids = some_ids(subject)

@@ -58,6 +58,17 @@ def test_means_equal_the_mean_of_plain_batches(family: str, attention: str) -> N
         assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gptj"])
+def test_behind_a_few_shot_prefix(family: str) -> None:
+    subject = small(family, prefix="1+2=3=4+5=9=")
+    prompts = square("+*", 5)
+    logits, seen = plain(subject, prompts)
+    for block in sweep(subject, prompts, neurons=[2], rows=10):
+        assert close(block.logits, logits[block.rows])
+        assert close(block.seen.neurons[2], seen.neurons[2][block.rows, -1])
+    assert close(mean_activations(subject, prompts, rows=10).heads[1], seen.heads[1].double().mean(0).float())
+
+
 def test_means_weigh_prompts_not_beginnings() -> None:
     """Where beginnings are shared unequally, each prompt still counts once."""
     subject = small("llama", "sdpa")

@@ -9,6 +9,7 @@ arguments whatever the prompt: they are recorded once, from a batch of one, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from arithscope.errors import UserError
-from arithscope.subject.edits import Edit, editing, layer_output
+from arithscope.subject.edits import Edit, capturing, editing, layer_output
 from arithscope.subject.memory import rows_that_fit
 from arithscope.subject.subject import Site, Subject
 
@@ -26,6 +27,7 @@ from arithscope.subject.subject import Site, Subject
 # vocabulary]) → [variants, batch, …]. The unedited logits come from the same pass, hence from the same batch shape.
 Reduce = Callable[[Float[Tensor, "batch vocabulary"], Float[Tensor, "variants batch vocabulary"]], Tensor]
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a decoder layer
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, [rows, key-value heads, positions, head dim] each
 
 
@@ -62,7 +64,7 @@ class Tape:
     first: int  # position of the tail's first token
     length: int
     prefix: KeysValues
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]  # how each layer was called, hidden states aside
+    calls: list[Call]  # how each layer was called, for a batch of one
     inputs: list[Float[Tensor, "batch tail width"]]  # of each layer, and behind them the last layer's output
     neurons: dict[int, Float[Tensor, "batch tail neurons"]]  # of the layers asked for
     logits: Float[Tensor, "batch vocabulary"]  # the model's own, at the last position
@@ -86,32 +88,13 @@ def record(subject: Subject, ids: Int[Tensor, "batch length"], first: int, neuro
     if not 0 <= first < length:
         raise ValueError(f"position {first} is outside the prompt of {length} tokens")
     prefix = prefix_keys_values(subject, ids[:, :first])
-    calls = _record_calls(subject, ids[:1], first)
-    inputs: dict[int, Tensor] = {}
-    kept: dict[int, Tensor] = {}
-    handles = [
-        layer.register_forward_pre_hook(
-            lambda module, args, kwargs, i=i: inputs.__setitem__(i, _hidden_states(args, kwargs)), with_kwargs=True
-        )
-        for i, layer in enumerate(subject.layers)
-    ]
-    handles.append(
-        subject.layers[-1].register_forward_hook(
-            lambda module, args, output: inputs.__setitem__(len(subject.layers), layer_output(output))
-        )
-    )
-    for i in neurons:
-        handles.append(
-            subject.module(Site.NEURONS, i).register_forward_pre_hook(
-                lambda module, args, i=i: kept.__setitem__(i, args[0])
-            )
-        )
-    try:
+    with _layer_calls(subject) as calls:
+        tail_logits(subject, [(keys[:1], values[:1]) for keys, values in prefix], ids[:1, first:])
+    layers = range(subject.sizes.layers)
+    with _layer_calls(subject) as full_calls, capturing(subject, neurons=neurons, residual=layers) as seen:
         logits = tail_logits(subject, prefix, ids[:, first:])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return Tape(subject, first, length, prefix, calls, [inputs[i] for i in sorted(inputs)], kept, logits)
+    inputs = [_hidden_states(full_calls[0]), *(seen.residual[i] for i in layers)]
+    return Tape(subject, first, length, prefix, calls, inputs, seen.neurons, logits)
 
 
 @torch.no_grad()
@@ -134,9 +117,10 @@ def tail_logits(
     return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1))
 
 
-def _record_calls(subject: Subject, ids: Tensor, first: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    prefix = prefix_keys_values(subject, ids[:, :first])
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+@contextmanager
+def _layer_calls(subject: Subject) -> Iterator[list[Call]]:
+    """The arguments with which each layer is called in a pass."""
+    calls: list[Call] = []
     handles = [
         layer.register_forward_pre_hook(
             lambda module, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True
@@ -144,14 +128,14 @@ def _record_calls(subject: Subject, ids: Tensor, first: int) -> list[tuple[tuple
         for layer in subject.layers
     ]
     try:
-        tail_logits(subject, prefix, ids[:, first:])
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
-    return calls
 
 
-def _hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _hidden_states(call: Call) -> Tensor:
+    args, kwargs = call
     return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
 
@@ -227,12 +211,7 @@ def replay_neurons(
     tape: Tape,
     layer: int,
     neurons: Int[Tensor, " variants"],
-    values: Float[
-        Tensor,
-        (
-            variants  # batch
-        ),
-    ],
+    values: Float[Tensor, "variants #batch"],
     reduce: Reduce,
     position: int | None = None,
     chunk: int | None = None,

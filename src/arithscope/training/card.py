@@ -54,8 +54,8 @@ Measured on the stored weights, computed in float32. Unseen pairs never occurred
 
 ## Trained on
 
-Pairs drawn at random from {seen_share} of the legal prompts (the rest is never seen), the same number for each operator
-in a batch of {schedule.batch_size:,}; {data.noise:.0%} of the answers are blurred by up to ±{data.noise_width}, so that the
-model does not become certain of everything. {schedule.steps:,} steps of AdamW. `recipe.toml` holds every
-setting, `training_log.jsonl` the course of training.
+Pairs drawn at random from {seen_share} of the legal prompts; the rest is never
+seen. A batch of {schedule.batch_size:,} holds the same number for each operator, and {data.noise:.0%} of its answers are
+blurred by up to ±{data.noise_width}, so that the model does not become certain of everything. {schedule.steps:,} steps
+of AdamW. `recipe.toml` holds every setting, `training_log.jsonl` the course of training.
 {kept}"""

@@ -6,6 +6,8 @@ import copy
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +40,19 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
     _claim(out, recipe_path.read_text(encoding="utf-8"))
     if (out / FINISHED).exists():
         return out
-    torch.set_float32_matmul_precision("high")
     tokenizer = number_tokenizer(recipe.data.numbers)
     encoder = PromptEncoder(tokenizer, Template())
     model = fresh_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
     optimizer = _optimizer(model, recipe, device)
     batches = Batches(recipe, encoder, device)
     steps, checkpoints = recipe.schedule.steps, set(recipe.checkpoint_steps())
-    pairs = split_pairs(recipe.data, recipe.seed)
-    looks = _looks(pairs, recipe.seed)
+    looks = _looks(recipe)
     look_at = {round(steps * i / LOOKS) for i in range(LOOKS + 1)} | checkpoints
     done = _resume(out, model, optimizer)
     log = _Log(out / "training_log.jsonl", done)
     started, loss = time.monotonic(), torch.tensor(math.nan)
 
-    with progress.task(f"training {recipe.name}", steps) as advance:
+    with progress.task(f"training {recipe.name}", steps) as advance, _fast_matrix_products():
         advance(done)
         for step in range(done, steps + 1):
             if step in look_at:
@@ -67,16 +67,31 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
                 advance(1)
 
     _save_subject(out, model, tokenizer)
-    # What is measured for the card is what is stored: the weights as rounded to half precision.
+    write_text(out / FINISHED, measured_card(recipe, model, encoder))
+    (out / RESUME).unlink(missing_ok=True)
+    return out
+
+
+def measured_card(recipe: Recipe, model: torch.nn.Module, encoder: PromptEncoder) -> str:
+    """The card of a finished subject. What is measured is what is stored: the weights as rounded to half precision."""
     stored = copy.deepcopy(model).half().float()
+    pairs = split_pairs(recipe.data, recipe.seed)
     outcome = {
         kind: {o: predict(stored, encoder, pair[i]) for o, pair in pairs.items() if len(pair[i])}
         for i, kind in enumerate(("seen", "unseen"))
     }
-    card = model_card(recipe, sum(p.numel() for p in model.parameters()), outcome)
-    write_text(out / FINISHED, card)
-    (out / RESUME).unlink(missing_ok=True)
-    return out
+    return model_card(recipe, sum(p.numel() for p in model.parameters()), outcome)
+
+
+@contextmanager
+def _fast_matrix_products() -> Iterator[None]:
+    """Training may round matrix products on a GPU to fewer bits; measuring may not."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _claim(out: Path, recipe_text: str) -> None:
@@ -132,10 +147,11 @@ def _step(
     return loss.detach()
 
 
-def _looks(pairs: dict[str, tuple[Prompts, Prompts]], seed: int) -> dict[str, dict[str, Prompts]]:
+def _looks(recipe: Recipe) -> dict[str, dict[str, Prompts]]:
     """Fixed samples of seen and unseen pairs per operator, for the log."""
+    pairs = split_pairs(recipe.data, recipe.seed)
     return {
-        kind: {o: sample(pair[i], SAMPLE, random_source(seed, "look", kind, o)) for o, pair in pairs.items()}
+        kind: {o: sample(pair[i], SAMPLE, random_source(recipe.seed, "look", kind, o)) for o, pair in pairs.items()}
         for i, kind in enumerate(("seen", "unseen"))
     }
 
