@@ -9,7 +9,7 @@ import pytest
 from arithscope import study
 from arithscope.errors import UserError
 from arithscope.progress import Progress, Silent
-from arithscope.study import STAGES, Settings, check_settings, chosen_stages, run
+from arithscope.study import STAGES, Settings, chosen_stages, run
 from arithscope.subject.subject import Subject
 from tests.families import small
 
@@ -75,6 +75,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
         Settings(**bad)
 
 
-def test_operands_beyond_the_limit() -> None:
+def test_operands_beyond_the_limit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use --max-operand 39"):
-        check_settings(small("llama", "sdpa"), Settings())
+        run(small("llama", "sdpa"), Settings(), tmp_path / "run", None, Silent())
+    assert not (tmp_path / "run").exists()

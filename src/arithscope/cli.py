@@ -30,6 +30,7 @@ SubjectArgument = Annotated[
         help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
     ),
 ]
+Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
@@ -59,7 +60,7 @@ def _root(
 def run(
     subject: SubjectArgument = DEFAULT,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/ and the subject's name.")] = None,
-    operators: Annotated[str, typer.Option(help="Which of + - * / to study, written together.")] = "+-*/",
+    operators: Operators = "+-*/",
     max_operand: Annotated[int, typer.Option(help="Operands go from 0 to this.")] = 300,
     preset: Annotated[str, typer.Option(help="quick (smaller samples) or paper (the paper's).")] = "quick",
     stages: Annotated[
@@ -84,12 +85,11 @@ def run(
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     study.chosen_stages(names)
     loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    console = Console()
-    console.print(repr(loaded), highlight=False, markup=False, soft_wrap=True)
+    print(loaded)
     folder = study.run(loaded, settings, out or _default_out(subject), names, for_console(Console(stderr=True)))
     for table in summary_tables(folder.summary):
-        console.print(table)
-    console.print(f"Results are in {folder.path}", highlight=False, markup=False, soft_wrap=True)
+        Console().print(table)
+    print(f"Results are in {folder.path}")
 
 
 @app.command()
@@ -112,7 +112,7 @@ def subjects() -> None:
 @app.command()
 def doctor(
     subject: SubjectArgument = DEFAULT,
-    operators: Annotated[str, typer.Option(help="Which of + - * / to study, written together.")] = "+-*/",
+    operators: Operators = "+-*/",
     max_operand: Annotated[int | None, typer.Option(help="Operands go from 0 to this.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -129,15 +129,14 @@ def doctor(
 
     operator_indices(operators)
     loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    console = Console()
     for line in examine(loaded, operators, max_operand):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print(line)
 
 
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe in TOML, or the name of an embedded subject to train anew.")],
-    out: Annotated[Path, typer.Option(help="Folder for the subject; by default trained/ and its name.")] = Path(),
+    out: Annotated[Path | None, typer.Option(help="Folder for the subject; by default trained/ and its name.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train a subject from scratch, with checkpoints. A stopped training goes on where it was."""
@@ -148,14 +147,10 @@ def train(
     from arithscope.training.recipe import read_recipe
 
     path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else Path(recipe)
-    name = read_recipe(path).name
-    folder = out if out != Path() else Path("trained") / name
+    folder = out or Path("trained") / read_recipe(path).name
     finished = train_subject(path, folder, pick_device(device), for_console(Console(stderr=True)))
-    console = Console()
-    console.print((finished / "README.md").read_text(encoding="utf-8"), highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"The subject is in {finished}; study it with: arithscope run {finished}", highlight=False, markup=False
-    )
+    print((finished / "README.md").read_text(encoding="utf-8"))
+    print(f"The subject is in {finished}; study it with: arithscope run {finished}")
 
 
 def _load(
@@ -170,10 +165,9 @@ def _load(
     trust_remote_code: bool,
 ) -> Subject:
     from arithscope.prompts import Template
-
-    written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
     from arithscope.subject.load import LoadOptions, load
 
+    written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
     return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from arithscope.errors import UserError
 from arithscope.prompts import legal_prompts
-from arithscope.study import STAGES, Settings, check_settings, device_name
+from arithscope.study import STAGES, Settings, device_name
 from arithscope.subject.replay import check_replay
 from arithscope.subject.subject import Subject
 
@@ -29,7 +29,8 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
     yield f"operators     {' '.join(encoder.operators)}"
     shape = "BOS + four tokens" if encoder.has_bos else "four tokens, as this tokenizer defines no BOS"
     yield f"prompt        {encoder.length} tokens; {'this is' if encoder.is_plain else 'this is not'} the plain {shape}"
-    for text, ids in zip(encoder.examples().text(encoder.template), encoder.encode(encoder.examples()), strict=True):
+    examples = encoder.examples()
+    for text, ids in zip(examples.text(encoder.template), encoder.encode(examples), strict=True):
         named = {index: name for name, index in encoder.positions.named().items()}
         tokens = encoder.tokens(ids)[-12:]
         start = encoder.length - len(tokens)
@@ -45,7 +46,7 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
         )
     possible = min(default.max_operand, encoder.limit - 1)
     settings = replace(default, max_operand=possible if max_operand is None else max_operand)
-    check_settings(subject, settings)
+    encoder.check(settings.operators, settings.max_operand)
     prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
     if len(prompts) == 0:
         raise UserError(f"There is no legal prompt with operands 0…{settings.max_operand}; use a larger --max-operand.")
@@ -53,7 +54,7 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
     if wrong is not None:
         raise UserError(f"The tokenizer reads {wrong!r} differently from its neighbours; choose another --template.")
     yield f"tokenisation  all {len(prompts):,} legal prompts with operands 0…{settings.max_operand} are read as expected"
-    difference = check_replay(subject, subject.encode(encoder.examples()))
+    difference = check_replay(subject, subject.encode(examples))
     yield f"replay        equals the model's own logits to {difference:.1e} of their spread"
     weights = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     yield f"memory        weights {_size(weights)}, and on top of them:"

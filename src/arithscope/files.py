@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its name (and the place of an older one) only once it is complete."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    yield temporary
+    _sync(temporary)
     os.replace(temporary, path)
-    _sync_folder(path.parent)
+    _sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -37,18 +41,18 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
-                with open(file, "rb") as opened:
-                    os.fsync(opened.fileno())
+                _sync(file)
         if path.exists():
             os.replace(path, old)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync_folder(path: Path) -> None:
+def _sync(path: Path) -> None:
+    """Make sure that a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -41,6 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self._whole: set[str] = set()  # stages whose files were already compared with their checksums
         self.manifest = _read_json(path / "manifest.json", "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
@@ -53,10 +54,13 @@ class RunFolder:
         """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
         try:
             record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
-            right_key = key is None or record["key"] == key
-            return right_key and all(
-                _checksum(self.path / stage / name) == digest for name, digest in record["files"].items()
-            )
+            if key is not None and record["key"] != key:
+                return False
+            if stage not in self._whole:
+                if any(_checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
+                    return False
+                self._whole.add(stage)
+            return True
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
@@ -84,13 +88,10 @@ class RunWriter(RunFolder):
     def __init__(self, path: Path, keys: dict[str, str]):
         super().__init__(path)
         self.keys = keys
-        self._whole: set[str] = set()  # stages already checked against their checksums
         self.refresh()
 
     def is_done(self, stage: str) -> bool:
-        if stage not in self._whole and self.has(stage, self.keys[stage]):
-            self._whole.add(stage)
-        return stage in self._whole
+        return self.has(stage, self.keys[stage])
 
     def start(self, stage: str) -> None:
         self._note(stage, {"status": "running", "started": _now()})

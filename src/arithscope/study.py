@@ -97,27 +97,10 @@ def chosen_stages(names: Sequence[str] | None) -> list[Stage]:
     return [stage for stage in STAGES if stage.name in wanted]
 
 
-def check_settings(subject: Subject, settings: Settings) -> None:
-    """Refuse what this subject cannot be asked."""
-    limit = subject.limit
-    if settings.max_operand >= limit:
-        raise UserError(
-            f"The tokenizer of {subject.identity.name} keeps only the numbers 0…{limit - 1} as single tokens, so operands "
-            f"up to {settings.max_operand} cannot be studied; use --max-operand {limit - 1}."
-        )
-    missing = [o for o in settings.operators if o not in subject.encoder.operators]
-    if missing:
-        usable = "".join(subject.encoder.operators)
-        raise UserError(
-            f"The operator {missing[0]!r} is not a single token for {subject.identity.name}; "
-            f"use --operators '{usable}' or another --template."
-        )
-
-
 def run(subject: Subject, settings: Settings, out: Path, stages: Sequence[str] | None, progress: Progress) -> RunWriter:
     """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again."""
     todo = chosen_stages(stages)
-    check_settings(subject, settings)
+    subject.encoder.check(settings.operators, settings.max_operand)
     described = {**describe_subject(subject), "device": device_name(subject)}
     configuration = {**asdict(settings), **_template(subject)}
     with claim(out, described, configuration, _keys(subject, settings)) as folder:

@@ -8,7 +8,7 @@ keep a single token of their own. Encoding the operand square is then a table lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
@@ -35,7 +35,7 @@ class Positions:
     last: int
 
     def named(self) -> dict[str, int]:
-        return {"op1": self.op1, "operator": self.operator, "op2": self.op2, "last": self.last}
+        return asdict(self)
 
 
 class PromptEncoder:
@@ -92,20 +92,24 @@ class PromptEncoder:
         pairs = pairs[: len(picked)]
         return Prompts(np.array([a for a, _ in pairs]), np.array(picked), np.array([b for _, b in pairs]))
 
-    def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
-        """Token ids, every row of the same length. Operands must lie below the limit; answers need not be legal."""
-        top = max(int(prompts.op1.max(initial=0)), int(prompts.op2.max(initial=0)))
-        if top >= self.limit:
+    def check(self, operators: Sequence[str], max_operand: int) -> None:
+        """Refuse operands and operators that are not single tokens."""
+        if max_operand >= self.limit:
             raise UserError(
-                f"The operand {top} is not a single token for this tokenizer, which keeps only 0…{self.limit - 1} "
-                f"whole; use --max-operand {self.limit - 1} or less."
+                f"The tokenizer keeps only the numbers 0…{self.limit - 1} as single tokens, so operands up to {max_operand} "
+                f"cannot be studied; use --max-operand {self.limit - 1}."
             )
-        missing = [o for i, o in enumerate(OPERATORS) if self._operators[o] is None and (prompts.operator == i).any()]
+        missing = [o for o in operators if self._operators[o] is None]
         if missing:
             raise UserError(
                 f"The operator {missing[0]!r} is not a single token in this template; "
                 f"use --operators '{''.join(self.operators)}' or another --template."
             )
+
+    def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
+        """Token ids, every row of the same length. Operands must lie below the limit; answers need not be legal."""
+        top = max(int(prompts.op1.max(initial=0)), int(prompts.op2.max(initial=0)))
+        self.check([OPERATORS[i] for i in np.unique(prompts.operator)], top)
         ids = np.tile(np.array(self._frame, dtype=np.int64), (len(prompts), 1))
         ids[:, self.positions.op1] = self._op1[prompts.op1]
         ids[:, self.positions.op2] = self._op2[prompts.op2]

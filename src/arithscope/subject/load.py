@@ -136,9 +136,7 @@ def _attempt(place: _Place, what: str, function: Any, *args: Any, **kwargs: Any)
     """Call the library, and turn whatever it raises on bad files into one sentence."""
     try:
         return function(*args, **kwargs)
-    except UserError:
-        raise
-    except (KeyboardInterrupt, SystemExit, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__

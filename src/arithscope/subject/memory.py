@@ -15,7 +15,7 @@ GPU_SHARE = 0.5  # of what is free, at the most; the rest is for the allocator a
 
 def row_bytes(subject: Subject, tail: int, length: int) -> int:
     """Peak bytes one row needs while `tail` of its `length` positions pass through a layer and the unembedding."""
-    s, size = subject.sizes, torch.finfo(subject.model.dtype).bits // 8
+    s, size = subject.sizes, subject.model.dtype.itemsize
     heads = s.heads * s.head_dim
     stream = tail * (6 * s.width + 4 * heads + 4 * s.neurons)
     keys_and_values = 4 * length * s.key_value_heads * s.head_dim
@@ -26,7 +26,7 @@ def row_bytes(subject: Subject, tail: int, length: int) -> int:
 
 def cache_bytes(subject: Subject, positions: int) -> int:
     """Bytes of the keys and values of one row over all layers."""
-    s, size = subject.sizes, torch.finfo(subject.model.dtype).bits // 8
+    s, size = subject.sizes, subject.model.dtype.itemsize
     return 2 * s.layers * positions * s.key_value_heads * s.head_dim * size
 
 
@@ -48,4 +48,4 @@ def rows_that_fit(subject: Subject, tail: int, length: int, per_row: int = 0) ->
 def component_bytes(subject: Subject, site: Site) -> int:
     """Bytes of one layer's components at one position."""
     n, width = subject.entries(site)
-    return n * width * torch.finfo(subject.model.dtype).bits // 8
+    return n * width * subject.model.dtype.itemsize

@@ -42,7 +42,7 @@ class Means:
 
 
 def _last(x: Tensor) -> Tensor:
-    return x[:, -1].detach()
+    return x[:, -1].clone()  # a view would keep the whole tail in memory
 
 
 @torch.no_grad()

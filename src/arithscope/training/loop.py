@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.files import new_folder, write_text
+from arithscope.files import new_file, new_folder, write_text
 from arithscope.measures import log_probability
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, Template, random_source, sample
@@ -195,9 +195,8 @@ def _save_state(out: Path, step: int, model: torch.nn.Module, optimizer: torch.o
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for i, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in state.items()}
-    temporary = out / f".{RESUME}.tmp"
-    save_file({k: v.contiguous().cpu().clone() for k, v in tensors.items()}, temporary, {"step": str(step)})
-    temporary.replace(out / RESUME)
+    with new_file(out / RESUME) as temporary:
+        save_file({k: v.contiguous().cpu().clone() for k, v in tensors.items()}, temporary, {"step": str(step)})
 
 
 def _resume(out: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
