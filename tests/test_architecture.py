@@ -17,6 +17,8 @@ LEVELS: list[set[str]] = [
     {"subject"},
     {"training"},
     {"experiments"},
+    {"settings", "figures"},
+    {"stages"},
     {"store"},
     {"study"},
     {"doctor", "report"},

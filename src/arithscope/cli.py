@@ -67,6 +67,13 @@ def run(
         str | None, typer.Option(help="Only these stages and what they need, with commas between.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    effect: Annotated[
+        str, typer.Option(help="What ranks components: probability (the paper's), log_ratio or logit.")
+    ] = "probability",
+    uncentred: Annotated[bool, typer.Option("--uncentred", help="Normalised logits of raw logits.")] = False,
+    ratio_of_means: Annotated[
+        bool, typer.Option("--ratio-of-means", help="Faithfulness as a ratio of means, not a mean of ratios.")
+    ] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
     template: TemplateText = "{op1}{operator}{op2}=",
@@ -79,14 +86,24 @@ def run(
     """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
     from arithscope import study
     from arithscope.progress import for_console
+    from arithscope.report.plates import draw_plates
     from arithscope.report.terminal import summary_tables
+    from arithscope.settings import Settings
 
-    settings = study.Settings(tuple(operators), max_operand, preset, seed)
+    settings = Settings(tuple(operators), max_operand, preset, seed, effect, not uncentred, ratio_of_means)
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     study.chosen_stages(names)
     loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
     print(loaded)
-    folder = study.run(loaded, settings, out or _default_out(subject), names, for_console(Console(stderr=True)))
+    progress = for_console(Console(stderr=True))
+    folder = study.run(
+        loaded,
+        settings,
+        out or _default_out(subject),
+        names,
+        progress,
+        after_stage=lambda run: draw_plates(run, progress),
+    )
     for table in summary_tables(folder.summary):
         Console().print(table)
     print(f"Results are in {folder.path}")

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from arithscope.errors import UserError
 from arithscope.prompts import legal_prompts
-from arithscope.study import STAGES, Settings, device_name
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.study import device_name
 from arithscope.subject.replay import check_replay
 from arithscope.subject.subject import Subject
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,55 @@ def log_probability(
     logits: Float[Tensor, "*variants batch vocabulary"], tokens: Int[Tensor, " batch"]
 ) -> Float[Tensor, "*variants batch"]:
     """Log-probability of one token per prompt. At most 0; invariant to adding a constant to all logits."""
-    wanted = logits.gather(-1, tokens.expand(logits.shape[:-1])[..., None])[..., 0]
-    return wanted - logits.logsumexp(-1)
+    return _at(logits, tokens) - logits.logsumexp(-1)
+
+
+def _at(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.gather(-1, tokens.expand(logits.shape[:-1])[..., None])[..., 0]
+
+
+EFFECTS = ("probability", "log_ratio", "logit")
+
+
+def effects(
+    before: Float[Tensor, "batch vocabulary"],
+    after: Float[Tensor, "*variants batch vocabulary"],
+    answer: Int[Tensor, " batch"],
+    counterfactual: Int[Tensor, " batch"],
+) -> dict[str, Float[Tensor, "*variants batch"]]:
+    """How far an intervention moves the model from its answer r to the counterfactual's answer r′, in three ways.
+
+    probability: half of the relative gain of r′ plus half of the relative loss of r, with P before and P* after,
+
+        ½ · [ (P*(r′) − P(r′)) / P(r′)  +  (P(r) − P*(r)) / P*(r) ]
+
+    At least −1, and unbounded above. Computed from log-probabilities, so that it stays finite where a probability
+    underflows: P*/P = exp(log P* − log P).
+
+    log_ratio: the same question on a scale that no single prompt can dominate,
+
+        ½ · [ log P*(r′)/P(r′)  +  log P(r)/P*(r) ]
+
+    Unbounded on both sides; changes its sign when before and after are swapped. Near 0 it equals the former.
+
+    logit: the first formula on logits z, centred over the vocabulary, instead of probabilities. A logit may be negative,
+    so it is divided by its size, and a rise of r′ counts as a rise:
+
+        ½ · [ (z*(r′) − z(r′)) / |z(r′)|  +  (z(r) − z*(r)) / |z*(r)| ]
+
+    All are 0 where nothing changes, and invariant to adding constants to the logits.
+    """
+    r, r2 = _at(before, answer), _at(before, counterfactual)
+    r_after, r2_after = _at(after, answer), _at(after, counterfactual)
+    norm, norm_after = before.logsumexp(-1), after.logsumexp(-1)
+    gain, loss = (r2_after - norm_after) - (r2 - norm), (r - norm) - (r_after - norm_after)
+    mean, mean_after = before.mean(-1), after.mean(-1)
+    rise, fall = (r2_after - mean_after) - (r2 - mean), (r - mean) - (r_after - mean_after)
+    return {
+        "probability": 0.5 * (torch.expm1(gain) + torch.expm1(loss)),
+        "log_ratio": 0.5 * (gain + loss),
+        "logit": 0.5 * (rise / (r2 - mean).abs() + fall / (r_after - mean_after).abs()),
+    }
 
 
 def effect(
@@ -25,19 +73,52 @@ def effect(
     answer: Int[Tensor, " batch"],
     counterfactual: Int[Tensor, " batch"],
 ) -> Float[Tensor, "*variants batch"]:
-    """How far an intervention moves the model from its answer r to the counterfactual's answer r′.
+    """The paper's effect, Eq. 1: `effects` by probability."""
+    return effects(before, after, answer, counterfactual)["probability"]
 
-    Half of the relative gain of r′ plus half of the relative loss of r:
 
-        ½ · [ (P*(r′) − P(r′)) / P(r′)  +  (P(r) − P*(r)) / P*(r) ]
+def normalized_logit(
+    logits: Float[Tensor, "*variants batch vocabulary"], answer: Int[Tensor, " batch"], *, centre: bool = True
+) -> Float[Tensor, "*variants batch"]:
+    """NL, a lenient stand-in for accuracy: the answer's logit as a share of the largest one.
 
-    with P before and P* after. It is 0 where nothing changes, at least −1, and unbounded above. It is invariant to
-    adding constants to the logits, and computed from log-probabilities, so that it stays finite where a probability
-    underflows: P*/P = exp(log P* − log P).
+        z(r) / max z
+
+    1 exactly where the answer is the model's choice, else below 1. The ratio is not invariant to adding a constant to
+    all logits, so they are centred over the vocabulary first, which also makes the largest one positive; `centre=False`
+    takes them as they come. Invariant to scaling.
     """
-    gain = log_probability(after, counterfactual) - log_probability(before, counterfactual)
-    loss = log_probability(before, answer) - log_probability(after, answer)
-    return 0.5 * (torch.expm1(gain) + torch.expm1(loss))
+    mean = logits.mean(-1) if centre else 0.0
+    return (_at(logits, answer) - mean) / (logits.amax(-1) - mean)
+
+
+SMALLEST_SPAN = 1e-3  # of NL between the empty circuit and the model; with less there is nothing to explain
+
+
+def faithfulness(
+    circuit: NDArray[np.float64],
+    empty: NDArray[np.float64],
+    model: NDArray[np.float64],
+    random: np.random.Generator,
+    *,
+    ratio_of_means: bool = False,
+) -> list[Mean]:
+    """How much of the way from nothing to the whole model a circuit goes, in terms of NL.
+
+        (NL(c) − NL(∅)) / (NL(M) − NL(∅))
+
+    for circuits [circuits, prompts] that are compared on the same prompts, with NL(∅) and NL(M) [prompts]. Per prompt,
+    then averaged; prompts where the denominator is below SMALLEST_SPAN are left out, and `n` counts the others. With
+    `ratio_of_means` the averages are taken first, over all prompts. 0 for the empty circuit and 1 for the whole model;
+    at most 1 on prompts that the model gets right, as NL(M) is the largest possible there. Negative for a circuit worse
+    than none. Invariant to shifting and scaling NL.
+    """
+    part, whole = circuit - empty, model - empty
+    if ratio_of_means:
+        return bootstrap_ratios(part, np.broadcast_to(whole, part.shape), random)
+    kept = np.abs(whole) >= SMALLEST_SPAN
+    ratios = part[:, kept] / whole[kept]
+    return bootstrap_ratios(ratios, np.ones_like(ratios), random)
 
 
 @dataclass(frozen=True)
@@ -80,3 +161,43 @@ def bootstrap_mean(*groups: ArrayLike, random: np.random.Generator) -> Mean:
     means = np.mean([resampled_means(a, random) for a in arrays], axis=0)
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Mean(float(np.mean([a.mean() for a in arrays])), float(low), float(high), n)
+
+
+def bootstrap_ratios(above: NDArray[np.float64], below: NDArray[np.float64], random: np.random.Generator) -> list[Mean]:
+    """For each row of [rows, values], mean above ÷ mean below, with its percentile bootstrap interval.
+
+    A resample is how often each value is drawn, and the same resamples serve all rows: they are measured on the same
+    prompts, so their differences are not blurred. With `below` all ones these are plain means.
+    """
+    rows, n = above.shape
+    if n == 0:
+        return [Mean(np.nan, np.nan, np.nan, 0)] * rows
+    counts = random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64)
+    found = []
+    for start in range(0, rows, 4096):  # a resample of every row at once would be large
+        a, b = above[start : start + 4096], below[start : start + 4096]
+        low, high = np.quantile((counts @ a.T) / (counts @ b.T), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        value = a.mean(1) / b.mean(1)
+        found += [Mean(float(v), float(x), float(y), n) for v, x, y in zip(value, low, high, strict=True)]
+    return found
+
+
+def bootstrap_means(values: NDArray[np.float64], random: np.random.Generator) -> list[Mean]:
+    """The mean of each row of [rows, values] with its interval."""
+    return bootstrap_ratios(values, np.ones_like(values), random)
+
+
+def average(means: Sequence[Mean]) -> Mean:
+    """The mean of means of independent samples, each weighing the same; those without a value are left out.
+
+    Distances to either end of the intervals add up like independent errors: as the root of the sum of squares.
+    """
+    kept = [m for m in means if not np.isnan(m.value)]
+    if not kept:
+        return Mean(np.nan, np.nan, np.nan, 0)
+    value = float(np.mean([m.value for m in kept]))
+    below, above = (
+        float(np.sqrt(np.sum(np.square(d)))) / len(kept)
+        for d in ([m.value - m.low for m in kept], [m.high - m.value for m in kept])
+    )
+    return Mean(value, value - below, value + above, sum(m.n for m in kept))

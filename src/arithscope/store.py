@@ -130,7 +130,8 @@ class RunWriter(RunFolder):
             if self.is_done(stage):
                 record = _read_json(self.path / stage / "stage.json", "stage")
                 entry = {"status": "done", "finished": record["finished"], "seconds": record["seconds"]}
-                summary[stage] = record["summary"]
+                if record["summary"]:
+                    summary[stage] = record["summary"]
             else:
                 entry = {"status": "stale" if (self.path / stage).exists() else "pending"}
             self.manifest["stages"][stage] = entry
@@ -206,7 +207,9 @@ def _sorted_fields(
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no numpy numbers."""
+    """JSON has no NaN, no numpy numbers and no dataclasses."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +13,11 @@ import torch
 
 from arithscope import __version__
 from arithscope.errors import UserError
-from arithscope.experiments.accuracy import Accuracy, accuracy
-from arithscope.experiments.result import Result
 from arithscope.progress import Progress
-from arithscope.prompts import OPERATORS, legal_prompts, operator_indices
+from arithscope.settings import Settings
+from arithscope.stages import STAGES, Stage
 from arithscope.store import RunWriter, claim, stage_key
-from arithscope.subject.memory import budget, cache_bytes, row_bytes
 from arithscope.subject.subject import Subject
-
-PRESETS = ("quick", "paper")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to study. The template is the subject's own; a preset sets sample sizes."""
-
-    operators: tuple[str, ...] = OPERATORS
-    max_operand: int = 300
-    preset: str = "quick"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "operators", tuple(OPERATORS[i] for i in operator_indices(self.operators)))
-        if self.preset not in PRESETS:
-            raise UserError(f"There is no preset {self.preset!r}; choose from {', '.join(PRESETS)}.")
-        if self.max_operand < 1:
-            raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed} is negative; use 0 or more.")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One experiment in a study.
-
-    reads    the settings its numbers depend on; it can read no others
-    needs    earlier stages whose results it gets, by name
-    memory   bytes it needs beside the weights, as an estimate
-    """
-
-    name: str
-    result: type
-    needs: tuple[str, ...]
-    reads: tuple[str, ...]
-    compute: Callable[[Subject, Any, dict[str, Any], Progress], Result]
-    memory: Callable[[Subject, Settings], int]
-
-
-def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Accuracy:
-    return accuracy(subject, settings.operators, settings.max_operand, settings.seed, progress)
-
-
-def _accuracy_memory(subject: Subject, settings: Settings) -> int:
-    prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
-    length = subject.encoder.length
-    row = row_bytes(subject, length, length) + 2 * cache_bytes(subject, length)
-    return min(budget(subject, row), row * prompts) + 64 * prompts
-
-
-STAGES: tuple[Stage, ...] = (
-    Stage("accuracy", Accuracy, (), ("operators", "max_operand", "seed"), _accuracy, _accuracy_memory),
-)
 
 
 class _Only:
@@ -97,8 +41,18 @@ def chosen_stages(names: Sequence[str] | None) -> list[Stage]:
     return [stage for stage in STAGES if stage.name in wanted]
 
 
-def run(subject: Subject, settings: Settings, out: Path, stages: Sequence[str] | None, progress: Progress) -> RunWriter:
-    """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again."""
+def run(
+    subject: Subject,
+    settings: Settings,
+    out: Path,
+    stages: Sequence[str] | None,
+    progress: Progress,
+    after_stage: Callable[[RunWriter], None] = lambda folder: None,
+) -> RunWriter:
+    """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again.
+
+    `after_stage` is called each time that a stage is there: to draw figures, say.
+    """
     todo = chosen_stages(stages)
     subject.encoder.check(settings.operators, settings.max_operand)
     described = {**describe_subject(subject), "device": device_name(subject)}
@@ -109,6 +63,7 @@ def run(subject: Subject, settings: Settings, out: Path, stages: Sequence[str] |
             if folder.is_done(stage.name):
                 progress.note(f"{stage.name}: nothing has changed, so it is not run again")
                 results[stage.name] = folder.read(stage.name, stage.result)
+                after_stage(folder)
                 continue
             folder.start(stage.name)
             started = time.monotonic()
@@ -120,6 +75,7 @@ def run(subject: Subject, settings: Settings, out: Path, stages: Sequence[str] |
                 raise
             folder.write(stage.name, result, time.monotonic() - started)
             results[stage.name] = result
+            after_stage(folder)
         return folder
 
 

@@ -10,14 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from arithscope.experiments.result import by_operator
+from arithscope.experiments.result import AVERAGE, by_operator
 from arithscope.measures import bootstrap_mean, log_probability
 from arithscope.progress import Progress
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep
-
-AVERAGE = "mean"  # the row of the table that averages over operators, each weighing the same
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,11 @@ class Accuracy:
 
     def summary(self) -> dict[str, Any]:
         return by_operator(self.table)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        present = set(self.prompts.operator)
+        return tuple(o for o in OPERATORS if o in present)
 
     def correct(self, operator: str | None = None) -> Prompts:
         """The correct prompts, of one operator or of all."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import pandas as pd
+
+from arithscope.measures import Mean, average
+
+AVERAGE = "mean"  # the row of a table that averages over operators, each weighing the same
 
 
 class Result(Protocol):
     """A dataclass whose fields are dataframes, numpy arrays, or plain values that JSON can hold."""
 
     def summary(self) -> dict[str, Any]:
-        """Headline numbers by operator."""
+        """Headline numbers by operator: means as {value, low, high, n}, or plain values."""
 
 
 def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -21,3 +27,15 @@ def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
         operator, measure = str(row.pop("operator")), str(row.pop("measure"))
         out.setdefault(operator, {})[measure] = row
     return out
+
+
+def table_of(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
+    """{operator: {measure: mean}} as such a table, with a row behind for the average over operators."""
+    names = list(dict.fromkeys(m for means in measured.values() for m in means))
+    averages = {m: average([means[m] for means in measured.values()]) for m in names}
+    rows = [
+        {"operator": operator, "measure": m, **asdict(mean)}
+        for operator, means in [*measured.items(), (AVERAGE, averages)]
+        for m, mean in means.items()
+    ]
+    return pd.DataFrame(rows)

@@ -9,24 +9,38 @@ from rich.table import Table
 
 
 def summary_tables(summary: dict[str, Any]) -> list[Table]:
-    """One table for each experiment in summary.json: a row an operator, a column a measure with its interval."""
+    """One table for each experiment in summary.json: a column an operator, a row a measure, with its interval below."""
     tables = []
-    for experiment, rows in summary.items():
-        measures = list(dict.fromkeys(name for row in rows.values() for name in row))
+    for experiment, columns in summary.items():
         table = Table(title=experiment, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("operator")
-        table.add_column("prompts", justify="right")
+        table.add_column("", min_width=13)
+        for operator in columns:
+            table.add_column(operator)
+        measures = list(dict.fromkeys(name for entries in columns.values() for name in entries))
+        table.add_row("prompts", *(_prompts(entries) for entries in columns.values()))
         for measure in measures:
-            table.add_column(measure.replace("_", " "), justify="right")
-        for operator, row in rows.items():
-            n = max(row[m]["n"] for m in row)
-            table.add_row(operator, f"{n:,}", *(_figure(row.get(m)) for m in measures))
+            table.add_row(measure.replace("_", " "), *(_shown(entries.get(measure)) for entries in columns.values()))
         tables.append(table)
     return tables
 
 
-def _figure(mean: dict[str, Any] | None) -> str:
-    if mean is None or mean["value"] is None:
+def _prompts(entries: dict[str, Any]) -> str:
+    return f"{max((v['n'] for v in entries.values() if isinstance(v, dict)), default=0):,}"
+
+
+def _shown(value: Any) -> str:
+    """A mean with what it belongs to and its interval, a list of names, or a plain value."""
+    if value is None or (isinstance(value, dict) and value["value"] is None):
         return "–"
-    low, high = (f"{mean[end]:.3f}".removeprefix("0") for end in ("low", "high"))
-    return f"{mean['value']:.3f} [{low}, {high}]"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    if not isinstance(value, dict):
+        return _figure(value) if isinstance(value, float) else str(value)
+    whose = f"{value['component']}\n" if "component" in value else ""
+    return f"{whose}{_figure(value['value'])}\n[{_figure(value['low'])},{_figure(value['high'])}]"
+
+
+def _figure(x: float) -> str:
+    if abs(x) >= 1000:
+        return f"{x:.1e}"
+    return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.2f}"

@@ -108,6 +108,35 @@ def editing(subject: Subject, edits: Sequence[Edit], batch: int, first: int = 0)
         yield
 
 
+@contextmanager
+def cutting(subject: Subject, layers: Sequence[int], into: int, sources: Sequence[int]) -> Iterator[None]:
+    """In these layers, position `into` sees nothing of the positions `sources`; its attention goes to what is left.
+
+    For passes over whole prompts.
+    """
+
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["hidden_states"]
+        mask = kwargs["attention_mask"]
+        if mask is None:  # which stands for plain causal attention
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()[None, None]
+        if mask.dtype == torch.bool and subject.attention_implementation != "sdpa":  # the others add the mask
+            mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(~mask, _closed(x.dtype))
+        mask = mask.clone()
+        mask[:, :, into, list(sources)] = False if mask.dtype == torch.bool else _closed(mask.dtype)
+        return args, {**kwargs, "attention_mask": mask}
+
+    with ExitStack() as stack:
+        for i in layers:
+            handle = subject.attention(i).register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+def _closed(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).min
+
+
 @dataclass
 class Activations:
     """What was seen, by layer. `residual[l]` is the output of layer l; attention is [rows, heads, queries, keys]."""

@@ -79,6 +79,12 @@ class PromptEncoder:
         return self.length == first + 4 and self.positions == Positions(first, first + 1, first + 2, first + 3)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What each position of a prompt is called: its name if it has one, else its token."""
+        names = {index: name for name, index in self.positions.named().items()}
+        return tuple(names.get(i, token) for i, token in enumerate(self.tokens(self._frame)))
+
+    @property
     def operators(self) -> tuple[str, ...]:
         """The operators that are one token of their own."""
         return tuple(o for o, token in self._operators.items() if token is not None)

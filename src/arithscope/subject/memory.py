@@ -30,13 +30,23 @@ def cache_bytes(subject: Subject, positions: int) -> int:
     return 2 * s.layers * positions * s.key_value_heads * s.head_dim * size
 
 
+def storage(subject: Subject) -> int:
+    """Bytes that results may take now on the subject's device, beside a pass."""
+    if subject.device.type == "cuda":
+        return int(GPU_SHARE * _free(subject))
+    return psutil.virtual_memory().available // 4
+
+
+def _free(subject: Subject) -> int:
+    free, _ = torch.cuda.mem_get_info(subject.device)
+    return free + torch.cuda.memory_reserved(subject.device) - torch.cuda.memory_allocated(subject.device)
+
+
 def budget(subject: Subject, row: int = 0) -> int:
     """Bytes that one pass may take now, for rows of that many bytes."""
     if subject.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(subject.device)
-        unused = torch.cuda.memory_reserved(subject.device) - torch.cuda.memory_allocated(subject.device)
-        return min(GPU_BUDGET, int(GPU_SHARE * (free + unused)))
-    return min(max(CPU_BUDGET, CPU_ROWS * row), psutil.virtual_memory().available // 4)
+        return min(GPU_BUDGET, storage(subject))
+    return min(max(CPU_BUDGET, CPU_ROWS * row), storage(subject))
 
 
 def rows_that_fit(subject: Subject, tail: int, length: int, per_row: int = 0) -> int:

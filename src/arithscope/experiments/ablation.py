@@ -1,0 +1,161 @@
+"""What a circuit alone can do: everything outside it is set to its mean activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.samples import batches
+from arithscope.measures import Mean, bootstrap_mean, bootstrap_means, faithfulness, log_probability, normalized_logit
+from arithscope.prompts import Prompts
+from arithscope.subject.edits import Edit, edit
+from arithscope.subject.replay import Reduce, record, replay
+from arithscope.subject.subject import Site, Subject
+from arithscope.subject.sweep import Means
+
+SCORES = ("nl", "accuracy", "p_answer")  # what is kept of a prompt's logits
+MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
+TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
+FOUND, RANDOM = "found", "random"
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How NL and faithfulness are taken; the defaults are SPEC's."""
+
+    centre: bool = True
+    ratio_of_means: bool = False
+
+
+def mean_ablation(
+    subject: Subject,
+    means: Means,
+    heads: Bool[Tensor, "variants layers heads"],
+    neurons: Mapping[int, Bool[Tensor, "variants neurons"]] | None = None,
+) -> list[Edit]:
+    """Edits that keep, in each variant, the heads marked True, and by layer the neurons marked True (unnamed layers keep
+    their whole MLP). All else is set to its mean, at every position that depends on the prompt: from op1 on."""
+    positions = range(subject.positions.op1, subject.encoder.length)
+
+    def at(site: Site, layer: int, keep: Tensor, values: Tensor) -> Edit:
+        return edit(subject, site, layer, ~keep, positions=positions, values=values[layer][None, positions.start :])
+
+    edits = [at(Site.HEADS, i, heads[:, i], means.heads) for i in range(subject.sizes.layers)]
+    return edits + [at(Site.NEURONS, i, keep, means.neurons) for i, keep in (neurons or {}).items()]
+
+
+def ablated_scores(
+    subject: Subject, prompts: Prompts, edits: Sequence[Edit], judging: Judging, advance: Callable[[int], None]
+) -> NDArray[np.float64]:
+    """The SCORES of every prompt under every variant: [variants, prompts, scores]."""
+    first, found = subject.positions.op1, []
+    for _, batch in batches(subject, prompts, first):
+        reduce = score_reducer(subject, batch, judging, advance)
+        found.append(replay(record(subject, subject.encode(batch), first), edits, reduce).cpu())
+    return torch.cat(found, dim=1).double().numpy()
+
+
+def score_reducer(subject: Subject, prompts: Prompts, judging: Judging, advance: Callable[[int], None]) -> Reduce:
+    """From logits to [variants, prompts, scores]."""
+    answer = subject.answers(prompts)
+
+    def reduce(before: Tensor, after: Tensor) -> Tensor:
+        advance(after.shape[0] * after.shape[1])
+        right = (after.argmax(-1) == answer).to(after.dtype)
+        nl = normalized_logit(after, answer, centre=judging.centre)
+        return torch.stack([nl, right, log_probability(after, answer).exp()], dim=-1)
+
+    return reduce
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The two ends of the scale on some prompts: NL of the empty circuit and of the whole model."""
+
+    empty: NDArray[np.float64]
+    model: NDArray[np.float64]
+    judging: Judging
+
+    def measure(self, scores: NDArray[np.float64], random: np.random.Generator) -> list[dict[str, Mean]]:
+        """For each circuit of [circuits, prompts, scores] its faithfulness, accuracy and mean probability."""
+        faithful = faithfulness(
+            scores[..., 0], self.empty, self.model, random, ratio_of_means=self.judging.ratio_of_means
+        )
+        right, p = (bootstrap_means(scores[..., i], random) for i in (1, 2))
+        return [dict(zip(MEASURES, row, strict=True)) for row in zip(faithful, right, p, strict=True)]
+
+    def change(self, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator) -> Mean:
+        """By how much the faithfulness of a circuit changes, prompt by prompt, from scores before to scores after."""
+        moved = self.empty + after[..., 0] - before[..., 0]
+        ratio_of_means = self.judging.ratio_of_means
+        return faithfulness(moved[None], self.empty, self.model, random, ratio_of_means=ratio_of_means)[0]
+
+    def measure_draws(self, scores: NDArray[np.float64], random: np.random.Generator) -> list[dict[str, Mean]]:
+        """The same for [draws, circuits, prompts, scores] of random circuits, averaged over draws; intervals and n are
+        over draws."""
+        draws = [self.measure(draw, random) for draw in scores]
+        return [
+            {m: bootstrap_mean([mean[m].value for mean in circuit], random=random) for m in MEASURES}
+            for circuit in zip(*draws, strict=True)
+        ]
+
+
+def yardstick(subject: Subject, means: Means, prompts: Prompts, judging: Judging) -> Yardstick:
+    """Run the prompts with nothing ablated, and with everything."""
+    s = subject.sizes
+    keep = torch.tensor([[False], [True]])
+    heads = keep[:, :, None].expand(2, s.layers, s.heads)
+    edits = mean_ablation(subject, means, heads, {i: keep.expand(2, s.neurons) for i in range(s.layers)})
+    empty, model = ablated_scores(subject, prompts, edits, judging, lambda n: None)[..., 0]
+    return Yardstick(empty, model, judging)
+
+
+def compare_with_random(
+    subject: Subject,
+    means: Means,
+    prompts: Prompts,
+    edits: Sequence[Edit],
+    draws: int,
+    judging: Judging,
+    random: np.random.Generator,
+    advance: Callable[[int], None],
+) -> tuple[list[dict[str, Mean]], list[dict[str, Mean]]]:
+    """Measures of growing circuits, and of random ones as large. The edits' variants are the circuits in the order of their
+    size, behind them as many for the first random draw, and so on."""
+    scores = ablated_scores(subject, prompts, edits, judging, advance)
+    scores = scores.reshape(1 + draws, -1, *scores.shape[1:])
+    scale = yardstick(subject, means, prompts, judging)
+    return scale.measure(scores[0], random), scale.measure_draws(scores[1:], random)
+
+
+def nested_sets(orders: Sequence[NDArray[np.int64]], counts: Sequence[int]) -> Bool[Tensor, "variants components"]:
+    """For each order of the components, its first n of them, for each n."""
+    rank = torch.from_numpy(np.stack([np.argsort(order) for order in orders]))
+    return (rank[:, None, :] < torch.tensor(counts)[None, :, None]).flatten(0, 1)
+
+
+def curve_table(
+    operator: str, sizes: Sequence[int], found: list[dict[str, Mean]], random: list[dict[str, Mean]]
+) -> pd.DataFrame:
+    """Both curves with the columns operator, circuit, size, measure, value, low, high, n."""
+    rows = [
+        {"operator": operator, "circuit": circuit, "size": size, "measure": m, **asdict(means[m])}
+        for circuit, curve in ((FOUND, found), (RANDOM, random))
+        for size, means in zip(sizes, curve, strict=True)
+        for m in MEASURES
+    ]
+    return pd.DataFrame(rows)
+
+
+def smallest_on_plateau(curve: list[dict[str, Mean]]) -> int:
+    """The first circuit whose faithfulness is within TOLERANCE of the best one's. Where there is no faithfulness (the empty
+    circuit already does as well as the model), the first there is."""
+    values = np.nan_to_num([means["faithfulness"].value for means in curve], nan=-np.inf)
+    return int(np.argmax(values >= values.max() - TOLERANCE))

@@ -1,0 +1,126 @@
+"""The circuit of each operator: all MLPs and the fewest heads, of largest effect first, that do as well as all heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from arithscope.experiments.ablation import (
+    Judging,
+    compare_with_random,
+    curve_table,
+    mean_ablation,
+    nested_sets,
+    smallest_on_plateau,
+)
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.localize import Localize, component_name
+from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.result import AVERAGE, by_operator, table_of
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.measures import Mean
+from arithscope.progress import Progress
+from arithscope.prompts import random_source
+from arithscope.subject.subject import Subject
+
+EVERY_SIZE = 64  # up to here each number of heads is tried; from here on, one in ten
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """curve: faithfulness, accuracy and mean probability of the answer with the first n heads (`found`), and with n random
+    ones (`random`: mean over draws, interval and n over draws), per operator.
+    heads: every head in the order of its effect, with the position at which that is largest, and whether it is in the
+    circuit. table: the chosen circuits' measures, beside random circuits of their size (`random_…`)."""
+
+    curve: pd.DataFrame  # operator, circuit, size, measure, value, low, high, n
+    heads: pd.DataFrame  # operator, rank, layer, head, position, value, low, high, n, median, in_circuit
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+    left_out: dict[str, int]  # prompts without a faithfulness, as the empty circuit does as well as the model
+
+    @property
+    def operators(self) -> list[str]:
+        return [str(o) for o in self.heads.operator.unique()]
+
+    def chosen(self, operator: str) -> list[tuple[int, int]]:
+        """The circuit's heads as (layer, head), the strongest first."""
+        rows = self.heads[(self.heads.operator == operator) & self.heads.in_circuit]
+        return [(int(layer), int(head)) for layer, head in zip(rows.layer, rows["head"], strict=True)]
+
+    def shared(self) -> list[tuple[int, int]]:
+        """The heads that are in the circuit of every operator, in the order of layers."""
+        return sorted(set.intersection(*(set(self.chosen(o)) for o in self.operators)))
+
+    def keeps(self, operator: str, layers: int, heads: int) -> Tensor:
+        """Which heads the circuit keeps: [1, layers, heads]."""
+        keep = torch.zeros(1, layers, heads, dtype=torch.bool)
+        for layer, head in self.chosen(operator):
+            keep[0, layer, head] = True
+        return keep
+
+    def summary(self) -> dict[str, Any]:
+        out = by_operator(self.table)
+        for operator in self.operators:
+            names = [component_name(*head) for head in self.chosen(operator)]
+            out[operator] = {"heads": len(names), **out[operator], "head_names": names}
+        out[AVERAGE]["shared_heads"] = [component_name(*head) for head in self.shared()]
+        return out
+
+
+def circuit(
+    subject: Subject,
+    accuracy: Accuracy,
+    means: MeanActivations,
+    localize: Localize,
+    sizes: SampleSizes,
+    seed: int,
+    effect: str,
+    judging: Judging,
+    progress: Progress,
+) -> Circuit:
+    """For each operator evaluate nested sets of heads, each set once; choose the smallest as good as the plateau."""
+    s = subject.sizes
+    all_heads = s.layers * s.heads
+    counts = head_counts(all_heads)
+    samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
+    mean_values = means.on(subject.device)
+    curves, heads = [], []
+    measured: dict[str, dict[str, Mean]] = {}
+    left_out: dict[str, int] = {}
+    total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
+    with progress.task("circuit", total) as advance:
+        for operator, prompts in samples.items():
+            random = random_source(seed, "circuit", operator)
+            ranking = localize.ranking(operator, effect)
+            found = (ranking.layer * s.heads + ranking["head"]).to_numpy()
+            orders = [found, *(random.permutation(all_heads) for _ in range(sizes.draws))]
+            edits = mean_ablation(subject, mean_values, nested_sets(orders, counts).unflatten(1, (s.layers, s.heads)))
+            ours, theirs = compare_with_random(
+                subject, mean_values, prompts, edits, sizes.draws, judging, random, advance
+            )
+            chosen = smallest_on_plateau(ours)
+            curves.append(curve_table(operator, counts, ours, theirs))
+            heads.append(_head_table(operator, ranking, counts[chosen]))
+            measured[operator] = {**ours[chosen], **{f"random_{m}": mean for m, mean in theirs[chosen].items()}}
+            left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
+    return Circuit(pd.concat(curves), pd.concat(heads), table_of(measured), left_out)
+
+
+def head_counts(total: int) -> list[int]:
+    """Sizes to try: every one while they are few, then in steps of a tenth, and all heads at the end."""
+    counts = list(range(min(total, EVERY_SIZE) + 1))
+    while counts[-1] < total:
+        counts.append(min(total, counts[-1] + -(-counts[-1] // 10)))
+    return counts
+
+
+def _head_table(operator: str, ranking: pd.DataFrame, size: int) -> pd.DataFrame:
+    columns = ["operator", "layer", "head", "position", "value", "low", "high", "n", "median"]
+    table = ranking[columns].copy()
+    table.insert(1, "rank", np.arange(len(table)))
+    return table.assign(in_circuit=table["rank"] < size)

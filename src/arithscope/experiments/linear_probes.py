@@ -1,0 +1,91 @@
+"""Linear classifiers, one a layer, trained together in one batched optimisation. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from arithscope.prompts import random_source
+
+LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Prompts as probes see them: the residual stream at one position behind some layers, and the answer to give.
+
+    What comes before a position can be the same for many prompts (op1 alone decides what is at op1), so states are kept
+    once, and `of_prompt` says which are whose. Both are reached by prompt number only, so they cannot get out of step.
+    """
+
+    states: Float[Tensor, "layers distinct width"]
+    of_prompt: Int[Tensor, " prompts"]
+    answer: Int[Tensor, " prompts"]
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+    def __getitem__(
+        self, rows: Int[Tensor, " rows"]
+    ) -> tuple[Float[Tensor, "layers rows width"], Int[Tensor, " rows"]]:
+        return self.states[:, self.of_prompt[rows]].float(), self.answer[rows]
+
+
+@dataclass(frozen=True)
+class Probes:
+    matrix: Float[Tensor, "layers width answers"]
+    bias: Float[Tensor, "layers 1 answers"]
+
+    def logits(self, states: Float[Tensor, "layers rows width"]) -> Float[Tensor, "layers rows answers"]:
+        return torch.baddbmm(self.bias, states, self.matrix)
+
+    def right(self, examples: Examples, rows: Int[Tensor, " rows"]) -> Bool[Tensor, "layers rows"]:
+        """Which of these examples each probe answers rightly."""
+        found = []
+        for some in rows.to(examples.answer.device).split(4096):
+            states, answer = examples[some]
+            found.append(self.logits(states).argmax(-1) == answer)
+        return torch.cat(found, dim=1)
+
+
+def initial(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> Probes:
+    """As a linear layer of PyTorch starts: uniform up to ± 1/√width. Each layer has a random source of its own."""
+    bound = width**-0.5
+    sources = [random_source(seed, "probe start", name, layer) for layer in layers]
+    matrix = [s.uniform(-bound, bound, (width, answers)) for s in sources]
+    bias = [s.uniform(-bound, bound, (1, answers)) for s in sources]
+    return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in (matrix, bias)))
+
+
+def steps(training: int) -> int:
+    return EPOCHS * -(-training // BATCH)
+
+
+def train(
+    start: Probes, examples: Examples, training: int, seed: int, name: str, advance: Callable[[int], None]
+) -> Probes:
+    """Fit all layers' probes to the first `training` examples with Adam on the cross-entropy.
+
+    Adam works entry by entry, and no entry is in two probes, so each probe ends up where it would alone. The order of
+    examples depends on the epoch only, not on which layers are trained together.
+    """
+    device = examples.states.device
+    probes = Probes(start.matrix.to(device), start.bias.to(device))
+    optimizer = torch.optim.Adam((probes.matrix, probes.bias), lr=LEARNING_RATE, fused=True)
+    for epoch in range(EPOCHS):
+        order = random_source(seed, "probe order", name, epoch).permutation(training)
+        for rows in torch.from_numpy(order).to(device).split(BATCH):
+            states, answer = examples[rows]
+            # The gradient of the mean cross-entropy, written out: probabilities, less 1 at the answer.
+            slope = probes.logits(states).softmax(-1)
+            slope[:, torch.arange(len(rows), device=device), answer] -= 1
+            slope /= len(rows)
+            probes.matrix.grad, probes.bias.grad = states.mT @ slope, slope.sum(1, keepdim=True)
+            optimizer.step()
+            advance(len(states))
+    return probes

@@ -1,0 +1,157 @@
+"""Which heads and MLPs matter, and where: each is patched, at each position, with a counterfactual's activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.samples import SampleSizes, batches, splits
+from arithscope.measures import EFFECTS, bootstrap_means, effects
+from arithscope.progress import Progress
+from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.subject.edits import capturing, edit
+from arithscope.subject.replay import Reduce, record, replay
+from arithscope.subject.subject import Site, Subject
+
+MLP = -1  # stands in the column `head` for the layer's MLP
+
+
+@dataclass(frozen=True)
+class Localize:
+    """effects: for each operator, position and component (head MLP = −1 is the whole MLP), and each way of measuring an
+    effect (`probability` is the paper's), its mean over prompts with interval, and its median.
+    prompts: the discovery prompts and the counterfactuals they were patched from."""
+
+    effects: pd.DataFrame  # operator, position, layer, head, measure, value, low, high, n, median
+    prompts: pd.DataFrame  # operator, op1, op2, answer, and the same of the counterfactual
+
+    def ranking(self, operator: str, measure: str) -> pd.DataFrame:
+        """Heads of largest effect first. A head counts with the position at which its mean effect is largest."""
+        rows = self._rows(operator, measure)
+        order = ["value", "layer", "head", "position"]
+        best = rows[rows["head"] != MLP].sort_values(order, ascending=[False, True, True, True])
+        return best.drop_duplicates(["layer", "head"]).reset_index(drop=True)
+
+    def summary(self) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for operator in self.effects.operator.unique():
+            rows = self._rows(operator, "probability")
+            is_mlp = rows["head"] == MLP
+            out[str(operator)] = {
+                "strongest_head": _headline(rows[~is_mlp]),
+                "strongest_mlp": _headline(rows[is_mlp]),
+            }
+        return out
+
+    def _rows(self, operator: str, measure: str) -> pd.DataFrame:
+        return self.effects[(self.effects.operator == operator) & (self.effects.measure == measure)]
+
+
+def component_name(layer: int, head: int) -> str:
+    return f"MLP{layer}" if head == MLP else f"L{layer}H{head}"
+
+
+def _headline(rows: pd.DataFrame) -> dict[str, Any]:
+    best = rows.iloc[int(rows.value.argmax())]
+    name = f"{component_name(best.layer, best['head'])} at {best.position}"
+    return {**{k: best[k] for k in ("value", "low", "high", "n", "median")}, "component": name}
+
+
+def localize(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress) -> Localize:
+    """Patch every head and MLP at the positions op1, operator, op2 and last, operator by operator."""
+    samples = splits(accuracy, sizes, seed)
+    for operator in [o for o in accuracy.operators if o not in samples]:
+        progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
+    s = subject.sizes
+    per_prompt = s.layers * (s.heads + 1) * len(subject.positions.named())
+    effects, prompts = [], []
+    with progress.task("localize", per_prompt * sum(len(split.discovery) for split in samples.values())) as advance:
+        for operator, split in samples.items():
+            found = component_effects(subject, split.discovery, split.others, advance)
+            random = random_source(seed, "localize", operator)
+            effects += [_table(subject, operator, measure, found[measure], random) for measure in EFFECTS]
+            prompts.append(_prompt_table(operator, split.discovery, split.others))
+    return Localize(pd.concat(effects, ignore_index=True), pd.concat(prompts, ignore_index=True))
+
+
+def component_effects(
+    subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]
+) -> dict[str, NDArray[np.float64]]:
+    """By measure, [positions, layers, heads and the MLP behind them, prompts]."""
+    s, named = subject.sizes, list(subject.positions.named().values())
+    layers = range(s.layers)
+    found = np.empty((len(named), s.layers, s.heads + 1, len(prompts), len(EFFECTS)))
+    # Variant by variant one head is patched, and in the last variant the MLP.
+    which_head = torch.eye(s.heads + 1, s.heads, dtype=torch.bool)
+    which_neurons = (torch.arange(s.heads + 1) == s.heads)[:, None].expand(-1, s.neurons)
+    for rows, batch in batches(subject, prompts, named[0]):
+        ids = subject.encode(batch)
+        with torch.no_grad(), capturing(subject, heads=layers, neurons=layers, keep=lambda x: x[:, named]) as seen:
+            subject.logits(subject.encode(others[rows]))
+        reduce = effect_reducer(subject, batch, others[rows], advance)
+        for p, position in enumerate(named):
+            tape = record(subject, ids, position)
+            at = slice(p, p + 1)
+            for layer in layers:
+                heads, neurons = seen.heads[layer][:, at], seen.neurons[layer][:, at]
+                patches = [
+                    edit(subject, Site.HEADS, layer, which_head, positions=position, values=heads),
+                    edit(subject, Site.NEURONS, layer, which_neurons, positions=position, values=neurons),
+                ]
+                found[p, layer][:, rows] = replay(tape, patches, reduce).cpu().numpy()
+    return {measure: found[..., i] for i, measure in enumerate(EFFECTS)}
+
+
+def effect_reducer(subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]) -> Reduce:
+    """From logits to effects by every measure: [variants, prompts, measures]."""
+    answer, other = subject.answers(prompts), subject.answers(others)
+
+    def reduce(before: Tensor, after: Tensor) -> Tensor:
+        advance(after.shape[0] * after.shape[1])
+        found = effects(before, after, answer, other)
+        return torch.stack([found[measure] for measure in EFFECTS], dim=-1)
+
+    return reduce
+
+
+def _table(
+    subject: Subject, operator: str, measure: str, values: NDArray[np.float64], random: np.random.Generator
+) -> pd.DataFrame:
+    positions, layers, components, n = values.shape
+    flat = values.reshape(-1, n)
+    position, layer, head = (i.ravel() for i in np.indices((positions, layers, components)))
+    names = np.array(list(subject.positions.named()))
+    return pd.DataFrame(
+        {
+            "operator": operator,
+            "position": names[position],
+            "layer": layer.astype(np.int32),
+            "head": np.where(head == components - 1, MLP, head).astype(np.int32),
+            "measure": measure,
+            **pd.DataFrame([asdict(mean) for mean in bootstrap_means(flat, random)]),
+            "median": np.median(flat, axis=1),
+        }
+    )
+
+
+def _prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "operator": operator,
+            "op1": prompts.op1,
+            "op2": prompts.op2,
+            "answer": prompts.answer,
+            "other_operator": np.array(OPERATORS)[others.operator],
+            "other_op1": others.op1,
+            "other_op2": others.op2,
+            "other_answer": others.answer,
+        }
+    )

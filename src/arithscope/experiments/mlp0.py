@@ -1,0 +1,162 @@
+"""The first MLP: which of its neurons matter at op1, operator and op2, how few suffice, and what numbers they respond to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from arithscope.experiments.ablation import (
+    Judging,
+    compare_with_random,
+    curve_table,
+    mean_ablation,
+    nested_sets,
+    smallest_on_plateau,
+)
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.localize import effect_reducer
+from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.result import by_operator, table_of
+from arithscope.experiments.samples import SampleSizes, batches, splits
+from arithscope.measures import EFFECTS, Mean, bootstrap_means
+from arithscope.progress import Progress
+from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.subject.edits import capturing
+from arithscope.subject.replay import record, replay_neurons
+from arithscope.subject.subject import Subject
+
+POSITIONS = ("op1", "operator", "op2")
+SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons that are kept
+ALL_POSITIONS = "mean"  # stands in the column `position` for the average over positions
+
+
+@dataclass(frozen=True)
+class Mlp0:
+    """effects: of each neuron at op1, operator and op2, and averaged over the three (`mean`), by which neurons are ranked.
+    curve: faithfulness, accuracy and mean probability of the circuit, with all its heads and other MLPs, when only a share of
+    the first MLP's neurons is kept: the strongest (`found`), or as many random ones (`random`: mean over draws).
+    tuning: activation of each neuron at op1 for each number 0…max operand."""
+
+    effects: pd.DataFrame  # operator, position, neuron, measure, value, low, high, n, median
+    curve: pd.DataFrame  # operator, circuit, size, measure, value, low, high, n, share
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+    tuning: NDArray[np.float32]  # neurons, numbers
+    enough: dict[str, float]  # the smallest share within the circuit's tolerance of the plateau
+
+    def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
+        """Neurons, the strongest first, by their effect averaged over positions."""
+        e = self.effects
+        rows = e[(e.operator == operator) & (e.measure == measure) & (e.position == ALL_POSITIONS)]
+        return rows.sort_values(["value", "neuron"], ascending=[False, True]).neuron.to_numpy()
+
+    def summary(self) -> dict[str, Any]:
+        out: dict[str, Any] = by_operator(self.table)
+        for operator, share in self.enough.items():
+            out[operator]["share_that_suffices"] = share
+        return out
+
+
+def mlp0(
+    subject: Subject,
+    accuracy: Accuracy,
+    means: MeanActivations,
+    circuit: Circuit,
+    max_operand: int,
+    sizes: SampleSizes,
+    seed: int,
+    effect: str,
+    judging: Judging,
+    progress: Progress,
+) -> Mlp0:
+    """Rank the first MLP's neurons on discovery prompts, then keep ever more of them in each operator's circuit."""
+    samples = splits(accuracy, sizes, seed)
+    mean_values = means.on(subject.device)
+    size = subject.sizes.neurons
+    counts = [max(round(share * size), int(share > 0)) for share in SHARES]
+    effects, curves = [], []
+    measured: dict[str, dict[str, Mean]] = {}
+    enough: dict[str, float] = {}
+    patched = size * len(POSITIONS) * sum(min(len(s.discovery), sizes.neuron_effects) for s in samples.values())
+    ablated = len(SHARES) * (1 + sizes.draws) * sum(len(s.evaluation) for s in samples.values())
+    with progress.task("mlp0", patched + ablated) as advance:
+        for operator, split in samples.items():
+            random = random_source(seed, "mlp0", operator)
+            some = slice(0, sizes.neuron_effects)
+            found = neuron_effects(subject, split.discovery[some], split.others[some], advance)
+            effects += [_effect_table(operator, name, found[..., i], random) for i, name in enumerate(EFFECTS)]
+            score = found[..., list(EFFECTS).index(effect)].mean(axis=(0, 2))
+            orders = [np.argsort(-score, kind="stable"), *(random.permutation(size) for _ in range(sizes.draws))]
+            heads = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads)
+            edits = mean_ablation(subject, mean_values, heads, {0: nested_sets(orders, counts)})
+            ours, theirs = compare_with_random(
+                subject, mean_values, split.evaluation, edits, sizes.draws, judging, random, advance
+            )
+            curves.append(curve_table(operator, counts, ours, theirs).assign(share=lambda t: t["size"] / size))
+            chosen = smallest_on_plateau(ours)
+            enough[operator] = SHARES[chosen]
+            measured[operator] = {
+                "faithfulness": ours[chosen]["faithfulness"],
+                "accuracy": ours[chosen]["accuracy"],
+                "faithfulness_of_1_percent": ours[SHARES.index(0.01)]["faithfulness"],
+                "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
+            }
+    tuning = number_tuning(subject, max_operand)
+    return Mlp0(pd.concat(effects), pd.concat(curves), table_of(measured), tuning, enough)
+
+
+def neuron_effects(
+    subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]
+) -> NDArray[np.float64]:
+    """[positions, neurons, prompts, measures]: each neuron of the first MLP patched on its own, at each of POSITIONS."""
+    named = [subject.positions.named()[p] for p in POSITIONS]
+    neurons = torch.arange(subject.sizes.neurons)
+    found = np.empty((len(named), len(neurons), len(prompts), len(EFFECTS)))
+    for rows, batch in batches(subject, prompts, named[0]):
+        with torch.no_grad(), capturing(subject, neurons=[0], keep=lambda x: x[:, named]) as seen:
+            subject.logits(subject.encode(others[rows]))
+        reduce = effect_reducer(subject, batch, others[rows], advance)
+        for p, position in enumerate(named):
+            tape = record(subject, subject.encode(batch), position, neurons=[0])
+            values = seen.neurons[0][:, p].T
+            found[p][:, rows] = replay_neurons(tape, 0, neurons, values, reduce, position).cpu().numpy()
+    return found
+
+
+@torch.no_grad()
+def number_tuning(subject: Subject, max_operand: int) -> NDArray[np.float32]:
+    """[neurons, numbers]: the first MLP's activations at op1. No more than the number, and what precedes every prompt, can
+    matter there."""
+    numbers = np.arange(max_operand + 1)
+    operator = np.full_like(numbers, OPERATORS.index(subject.encoder.operators[0]))
+    at, found = subject.positions.op1, []
+    for _, batch in batches(subject, Prompts(numbers, operator, np.zeros_like(numbers)), 0):
+        with capturing(subject, neurons=[0], keep=lambda x: x[:, at].float().cpu()) as seen:
+            subject.logits(subject.encode(batch))
+        found.append(seen.neurons[0])
+    return torch.cat(found).T.contiguous().numpy()
+
+
+def _effect_table(
+    operator: str, measure: str, values: NDArray[np.float64], random: np.random.Generator
+) -> pd.DataFrame:
+    """From [positions, neurons, prompts]."""
+    values = np.concatenate([values, values.mean(0, keepdims=True)])
+    positions, neurons, n = values.shape
+    flat = values.reshape(-1, n)
+    return pd.DataFrame(
+        {
+            "operator": operator,
+            "position": np.repeat([*POSITIONS, ALL_POSITIONS], neurons),
+            "neuron": np.tile(np.arange(neurons, dtype=np.int32), positions),
+            "measure": measure,
+            **pd.DataFrame([asdict(mean) for mean in bootstrap_means(flat, random)]),
+            "median": np.median(flat, axis=1),
+        }
+    )

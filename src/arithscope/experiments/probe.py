@@ -1,0 +1,128 @@
+"""Where the answer can be read off: a linear classifier from residual stream to answer, at each layer and position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.linear_probes import Examples, initial, steps, train
+from arithscope.experiments.samples import SampleSizes, batches, probe_split
+from arithscope.measures import bootstrap_mean
+from arithscope.progress import Progress
+from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.subject.edits import capturing
+from arithscope.subject.memory import storage
+from arithscope.subject.subject import Subject
+from arithscope.subject.sweep import sweep
+
+ALL = "all"  # test prompts of all operators together, as in the paper
+
+
+@dataclass(frozen=True)
+class Probe:
+    """table: accuracy on test prompts by layer (the residual stream behind it) and position, on all test prompts and by
+    operator. chance: accuracy, on the same, of always giving the training prompts' most frequent answer."""
+
+    table: pd.DataFrame  # operator, position, layer, value, low, high, n
+    chance: dict[str, float]
+    best_layer: int  # at the last position
+    first_answer_layer: int  # the first one whose accuracy at the last position reaches half of the best layer's
+    training_prompts: int
+
+    def summary(self) -> dict[str, Any]:
+        rows = self.table[(self.table.position == "last") & (self.table.layer == self.best_layer)]
+        out: dict[str, Any] = {}
+        for row in rows.to_dict("records"):
+            best = {k: row[k] for k in ("value", "low", "high", "n")}
+            out[str(row["operator"])] = {"best_accuracy": best, "chance": self.chance[str(row["operator"])]}
+        out[ALL] |= {"best_layer": self.best_layer, "first_answer_layer": self.first_answer_layer}
+        return out
+
+
+def probe(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress) -> Probe:
+    """Train and test probes at every layer and named position, all layers of a position together."""
+    prompts, training = probe_split(accuracy, sizes, seed)
+    positions, layers = list(subject.positions.named()), subject.sizes.layers
+    right = np.empty((len(positions), layers, len(prompts) - training), dtype=np.bool_)
+    with progress.task("probe", len(positions) * layers * steps(training)) as advance:
+        for p, position in enumerate(positions):
+            for group in _layers_together(subject, len(prompts)):
+                examples = read_states(subject, prompts, position, group)
+                start = initial(group, subject.sizes.width, subject.limit, seed, position)
+                probes = train(start, examples, training, seed, position, advance)
+                right[p, list(group)] = probes.right(examples, torch.arange(training, len(prompts))).cpu().numpy()
+    table = _table(prompts[training:], positions, right, seed)
+    last = table[(table.operator == ALL) & (table.position == "last")].value.to_numpy()
+    return Probe(
+        table=table,
+        chance=_chance(prompts[:training], prompts[training:]),
+        best_layer=int(last.argmax()),
+        first_answer_layer=int(np.argmax(last >= last.max() / 2)),
+        training_prompts=training,
+    )
+
+
+def read_states(subject: Subject, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
+    """Run the prompts and keep the residual stream at a named position behind each of these layers."""
+    at, tail = subject.positions.named()[position], subject.positions.op2
+    # What decides the state at a position is what has been read up to there.
+    read = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
+    key = np.stack(read.get(position, [np.arange(len(prompts))]))
+    _, examples, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    distinct = prompts[examples]
+    states = torch.empty(
+        len(layers), len(distinct), subject.sizes.width, dtype=subject.model.dtype, device=subject.device
+    )
+
+    def store(seen: dict[int, Tensor], rows: NDArray[np.int64]) -> None:
+        for i, layer in enumerate(layers):
+            states[i, torch.from_numpy(rows).to(states.device)] = seen[layer].to(states.device)
+
+    if at >= tail:
+        for block in sweep(subject, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
+            store(block.seen.residual, block.rows)
+    else:
+        for rows, batch in batches(subject, distinct, 0):
+            with torch.no_grad(), capturing(subject, residual=layers, keep=lambda x: x[:, at].clone()) as seen:
+                subject.logits(subject.encode(batch))
+            store(seen.residual, rows)
+    owner, answer = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.answer))
+    return Examples(states, owner, answer)
+
+
+def _layers_together(subject: Subject, prompts: int) -> list[range]:
+    """All layers, or else as many at a time as there is room for."""
+    s = subject.sizes
+    states = prompts * s.width * subject.model.dtype.itemsize
+    probe = s.width * subject.limit * 4 * 4  # weights, their gradient, and Adam's two moments
+    size = max(1, storage(subject) // (states + probe))
+    return [range(start, min(start + size, s.layers)) for start in range(0, s.layers, size)]
+
+
+def _table(tested: Prompts, positions: Sequence[str], right: NDArray[np.bool_], seed: int) -> pd.DataFrame:
+    rows = []
+    for operator, chosen in _by_operator(tested).items():
+        for p, position in enumerate(positions):
+            for layer in range(right.shape[1]):
+                random = random_source(seed, "probe", operator, position, layer)
+                mean = bootstrap_mean(right[p, layer, chosen], random=random)
+                rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
+    return pd.DataFrame(rows)
+
+
+def _chance(trained: Prompts, tested: Prompts) -> dict[str, float]:
+    answer = np.bincount(trained.answer).argmax()
+    return {o: float((tested.answer[chosen] == answer).mean()) for o, chosen in _by_operator(tested).items()}
+
+
+def _by_operator(prompts: Prompts) -> dict[str, NDArray[np.bool_]]:
+    everything = {ALL: np.ones(len(prompts), dtype=np.bool_)}
+    return everything | {OPERATORS[i]: prompts.operator == i for i in np.unique(prompts.operator)}

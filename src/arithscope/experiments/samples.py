@@ -1,0 +1,81 @@
+"""How many prompts each experiment uses, and which: discovery and evaluation never share one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arithscope.errors import UserError
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.prompts import Prompts, counterfactuals, disjoint_samples, random_source, sample
+from arithscope.subject.memory import rows_that_fit
+from arithscope.subject.subject import Subject
+
+TRAINING_SHARE = 0.8  # of the probes' prompts; the rest tests them
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """Prompts are per operator, but for those of the probes."""
+
+    discovery: int  # correct prompts on which components are patched and ranked
+    evaluation: int  # correct prompts, none of them among the former, on which faithfulness is measured
+    neuron_effects: int  # of the discovery prompts, those on which single neurons are patched
+    probe: int | None  # correct prompts of all operators together, for training and testing probes; None: all there are
+    draws: int = 10  # random circuits to compare with
+
+
+PRESETS = {
+    "quick": SampleSizes(discovery=32, evaluation=32, neuron_effects=8, probe=4000),
+    "paper": SampleSizes(discovery=100, evaluation=100, neuron_effects=50, probe=None),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    discovery: Prompts
+    others: Prompts  # counterfactuals of the discovery prompts, one each
+    evaluation: Prompts
+
+
+def splits(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
+    """The samples of each operator. An operator with fewer than two correct prompts cannot be split and is left out."""
+    found, pool = {}, accuracy.correct()
+    for operator in accuracy.operators:
+        wanted, random = (sizes.discovery, sizes.evaluation), random_source(seed, "split", operator)
+        discovery, evaluation = disjoint_samples(accuracy.correct(operator), wanted, random)
+        if len(discovery) and len(evaluation):
+            found[operator] = Split(discovery, counterfactuals(discovery, pool, random), evaluation)
+    if not found:
+        raise too_few()
+    return found
+
+
+def probe_split(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> tuple[Prompts, int]:
+    """Correct prompts of all operators in random order, and how many of them, from the first on, are for training."""
+    prompts = accuracy.correct()
+    wanted = len(prompts) if sizes.probe is None else sizes.probe
+    prompts = sample(prompts, wanted, random_source(seed, "probe prompts"))
+    training = int(TRAINING_SHARE * len(prompts))
+    if training == 0:
+        raise too_few()
+    return prompts, training
+
+
+def too_few() -> UserError:
+    return UserError(
+        "The model answers next to no prompt correctly, so there is nothing to look for; "
+        "try examples in a --prefix, another --template, or another model."
+    )
+
+
+def batches(subject: Subject, prompts: Prompts, first: int) -> Iterator[tuple[NDArray[np.int64], Prompts]]:
+    """The prompts in pieces that can be run from position `first` on in one pass, each with its row numbers."""
+    length = subject.encoder.length
+    size = rows_that_fit(subject, length - first, length)
+    for start in range(0, len(prompts), size):
+        rows = np.arange(start, min(start + size, len(prompts)))
+        yield rows, prompts[rows]

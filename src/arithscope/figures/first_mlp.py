@@ -1,0 +1,88 @@
+"""The first MLP: how its effect is spread over neurons, how few suffice, and the numbers they are tuned to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from arithscope.experiments.ablation import FOUND, RANDOM
+from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, Mlp0
+from arithscope.figures.circuits import MEASURE_NAMES
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, hide_unused, line_with_band, log_floor, new_figure, styled
+
+MOST_NEURONS = 9
+
+
+@styled
+def first_mlp_effects(mlp0: Mlp0) -> Figure:
+    """Mean effect of each neuron, sorted, at each position and averaged over them."""
+    figure, [panels] = new_figure(10, 3.6, 1, len(POSITIONS) + 1, sharey=True)
+    rows = mlp0.effects[mlp0.effects.measure == "probability"]
+    low, high = log_floor(rows.value)
+    for axes, position in zip(panels, (*POSITIONS, ALL_POSITIONS), strict=True):
+        for operator in rows.operator.unique():
+            here = rows[(rows.operator == operator) & (rows.position == position)]
+            for column, style in (("value", "-"), ("median", ":")):
+                effects = np.sort(here[column])[::-1]
+                share = 100 * np.arange(1, len(effects) + 1) / len(effects)
+                label = SIGNS[str(operator)] if style == "-" else None
+                axes.plot(share, np.maximum(effects, low), style, color=OPERATOR_COLOURS[str(operator)], label=label)
+        axes.set_title("mean over the three" if position == ALL_POSITIONS else f"position: {position}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(low, high * 1.5)
+        axes.set_xlabel("neurons, strongest first (%)")
+    panels[0].set_ylabel("effect of patching (Eq. 1)")
+    panels[-1].plot([], [], ":", color="grey", label="median")
+    panels[-1].legend()
+    return figure
+
+
+@styled
+def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
+    """What the circuit keeps when only a share of the first MLP's neurons is kept, beside random neurons."""
+    figure, [panels] = new_figure(10, 3.8, 1, len(MEASURE_NAMES))
+    for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
+        rows = mlp0.curve[mlp0.curve.measure == measure]
+        for operator in rows.operator.unique():
+            mine = rows[rows.operator == operator]
+            found, random = (mine[mine.circuit == c] for c in (FOUND, RANDOM))
+            colour = OPERATOR_COLOURS[str(operator)]
+            line_with_band(axes, 100 * found.share, found, color=colour, label=SIGNS[str(operator)], marker=".")
+            axes.plot(100 * random.share, random.value, color=colour, linestyle=":", linewidth=1)
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(left=0)
+        axes.set_xticks([0, 1, 5, 10, 50, 100], ["0", "1", "5", "10", "50", "100"])
+        axes.set_xlabel("first-MLP neurons kept (%)")
+        axes.set_ylabel(name)
+        axes.set_ylim(min(-0.05, rows.value.min() - 0.05), 1.05)
+    panels[0].plot([], [], ":", color="grey", label="random neurons")
+    panels[0].legend()
+    return figure
+
+
+@styled
+def number_tuning(mlp0: Mlp0) -> Figure:
+    """Activation of the strongest neurons for every number."""
+    neurons = _strongest(mlp0)
+    figure, axes = new_figure(9, 6, 3, 3, sharex=True)
+    panels = axes.ravel()
+    numbers = np.arange(mlp0.tuning.shape[1])
+    for panel, neuron in zip(panels, neurons, strict=False):
+        panel.plot(numbers, mlp0.tuning[neuron], linewidth=0.5, color="#999999")
+        panel.scatter(numbers, mlp0.tuning[neuron], s=3, color="#0072B2")
+        panel.set_title(f"neuron {neuron}")
+    hide_unused(panels, len(neurons))
+    for axes_below in axes[-1]:
+        axes_below.set_xlabel("number at op1")
+    for axes_left in axes[:, 0]:
+        axes_left.set_ylabel("activation")
+    return figure
+
+
+def _strongest(mlp0: Mlp0) -> list[int]:
+    """The neurons that rank highest on average over operators."""
+    rows = mlp0.effects[(mlp0.effects.measure == "probability") & (mlp0.effects.position == ALL_POSITIONS)]
+    ranks: pd.Series[float] = rows.groupby("operator").value.rank(ascending=False).groupby(rows.neuron).mean()
+    return [int(n) for n in ranks.sort_values(kind="stable").index[:MOST_NEURONS]]

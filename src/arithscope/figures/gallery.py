@@ -1,0 +1,149 @@
+"""All figures: what each is called, which stages it is drawn from, and its caption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from arithscope.figures.accuracies import accuracy_table
+from arithscope.figures.attention import attention_patterns, head_roles
+from arithscope.figures.circuits import circuit_table, faithfulness_by_heads
+from arithscope.figures.diagram import circuit_diagram
+from arithscope.figures.first_mlp import first_mlp_effects, first_mlp_faithfulness, number_tuning
+from arithscope.figures.localization import localization, localization_by_operator
+from arithscope.figures.probes import probe_accuracy
+
+
+@dataclass(frozen=True)
+class Plate:
+    """One figure. `draw` gets the results of the stages in `needs`, in that order."""
+
+    name: str
+    needs: tuple[str, ...]
+    draw: Callable[..., Figure]
+    title: str
+    caption: str
+
+
+_EFFECT = (
+    "The effect of an intervention (Eq. 1 of the paper) is half the relative gain of the counterfactual answer's probability "
+    "plus half the relative loss of the right answer's."
+)
+_FAITHFULNESS = (
+    "Faithfulness (Eq. 2): how far the circuit alone, all else mean-ablated, goes from the empty circuit (0) to the "
+    "whole model (1) in the answer's normalised logit. Bands and brackets: 95 % bootstrap intervals."
+)
+
+PLATES: tuple[Plate, ...] = (
+    Plate(
+        "accuracy",
+        ("accuracy",),
+        accuracy_table,
+        "Accuracy on arithmetic prompts",
+        "Share of legal prompts whose most probable next token is the answer, by operator; the mean weighs operators the "
+        "same. Brackets: 95 % bootstrap intervals. (Paper: Appendix I, table of model accuracies.)",
+    ),
+    Plate(
+        "localization",
+        ("localize",),
+        localization,
+        "Localization: which heads and MLPs matter, and where",
+        "Each attention head and each MLP is patched, at one position, with its activation on a counterfactual prompt. "
+        + _EFFECT
+        + " Averaged over operators; above the mean over prompts, below their median, as single prompts can rule the "
+        "mean. The darkest colour stands for no or negative effect. (Paper: Figure 2a.)",
+    ),
+    Plate(
+        "localization-by-operator",
+        ("localize",),
+        localization_by_operator,
+        "Localization by operator",
+        "As in the localization figure, mean over the discovery prompts of each operator. (Paper: Figure 2a.)",
+    ),
+    Plate(
+        "circuit-diagram",
+        ("localize", "circuit", "heads"),
+        circuit_diagram,
+        "The arithmetic circuit",
+        "Drawn from the results, for all operators together. An arrow is a head of an operator's circuit: it ends at the "
+        "position where patching the head has its largest effect and begins at the position that gets most of its attention "
+        "from there (mean share in brackets; behind it the operators). A box is an MLP whose effect at that position is at "
+        "least 5 % of the largest MLP effect (log-ratio, mean over operators). Tokens are those of 226−68= as an "
+        "example. (Paper: Figure 2b.)",
+    ),
+    Plate(
+        "faithfulness-by-heads",
+        ("circuit",),
+        faithfulness_by_heads,
+        "How many heads the circuit needs",
+        "The circuit is all MLPs and the n heads of largest effect. "
+        + _FAITHFULNESS
+        + " Circles: the smallest circuit within 0.02 of the plateau. Dotted: n random heads instead (mean of the draws). "
+        "(Paper: Appendix A, faithfulness over heads.)",
+    ),
+    Plate(
+        "circuit-table",
+        ("circuit",),
+        circuit_table,
+        "Circuits by operator",
+        "The chosen circuits, on evaluation prompts that were not used to find them, and random circuits with as many heads. "
+        + _FAITHFULNESS
+        + " Heads in bold are shared by all operators. (Paper: tables of Appendices A and B.)",
+    ),
+    Plate(
+        "probe-accuracy",
+        ("probe",),
+        probe_accuracy,
+        "Where the answer can be read off",
+        "Accuracy of linear probes from the residual stream to the answer, on prompts they were not trained on. The first "
+        "answer layer is the first whose accuracy at the last position reaches half of the best layer's. Bands: 95 % "
+        "bootstrap intervals. (Paper: Figure 3.)",
+    ),
+    Plate(
+        "attention-patterns",
+        ("heads",),
+        attention_patterns,
+        "Attention patterns of the circuit's heads",
+        "Mean attention over evaluation prompts, from the position on the left to the one below, averaged over the "
+        "operators in brackets, whose circuits the head is in. Bold: shared by all operators. (Paper: Appendix B.)",
+    ),
+    Plate(
+        "head-roles",
+        ("heads",),
+        head_roles,
+        "What the circuit's heads attend to, and whether that position stands alone",
+        "Left: attention of each circuit head from the last position (shares from .10 on are written out); the most "
+        "attended position is the head's role. Right: faithfulness of the circuit before and after that position is cut "
+        "off, in all layers below the head, from the prompt's earlier tokens. "
+        + _FAITHFULNESS
+        + " Heads in bold are shared by all operators. (Paper: Appendix B.)",
+    ),
+    Plate(
+        "first-mlp-effects",
+        ("mlp0",),
+        first_mlp_effects,
+        "Effect of single neurons of the first MLP",
+        "Each neuron of the first MLP is patched on its own at op1, operator or op2. "
+        + _EFFECT
+        + " Neurons are sorted by their mean (solid) or median (dotted) effect. (Paper: Appendix B, MLP0 neuron effects.)",
+    ),
+    Plate(
+        "first-mlp-faithfulness",
+        ("mlp0",),
+        first_mlp_faithfulness,
+        "How much of the first MLP the circuit needs",
+        "Only the strongest neurons of the first MLP are kept in each operator's circuit. "
+        + _FAITHFULNESS
+        + " Dotted: as many random neurons (mean of the draws). (Paper: Appendix B, faithfulness over MLP0 neurons.)",
+    ),
+    Plate(
+        "number-tuning",
+        ("mlp0",),
+        number_tuning,
+        "Numbers that first-MLP neurons respond to",
+        "Activation, at op1, of the neurons of the first MLP that rank highest by effect on average over operators, for each "
+        "number. (Paper: Appendix B, MLP0 activation patterns.)",
+    ),
+)

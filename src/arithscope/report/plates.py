@@ -1,0 +1,67 @@
+"""Figures of a run, as PNG and SVG in its folder.
+
+figures/NAME.png, figures/NAME.svg
+figures/index.json       of each figure its title, its caption, and the keys of the stages it was drawn from
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+
+from arithscope.figures.gallery import PLATES, Plate
+from arithscope.figures.style import STYLE, finish
+from arithscope.files import new_file, write_json
+from arithscope.progress import Progress
+from arithscope.stages import STAGES
+from arithscope.store import RunWriter
+
+FOLDER = "figures"
+
+
+def draw_plates(run: RunWriter, progress: Progress) -> None:
+    """Draw every figure whose stages are done, unless it was drawn from the same before."""
+    kinds = {stage.name: stage.result for stage in STAGES}
+    folder = run.path / FOLDER
+    index = _index(folder)
+    todo = [p for p in PLATES if all(run.is_done(n) for n in p.needs) and not _is_drawn(folder, index, p, run)]
+    if not todo:
+        return
+    folder.mkdir(exist_ok=True)
+    with progress.task(f"figures of {todo[0].needs[-1]}", len(todo)) as advance:
+        for plate in todo:
+            results: list[Any] = [run.read(name, kinds[name]) for name in plate.needs]
+            index[plate.name] = _draw(folder, plate, results, run)
+            write_json(folder / "index.json", index)
+            advance(1)
+
+
+def _draw(folder: Path, plate: Plate, results: list[Any], run: RunWriter) -> dict[str, Any]:
+    figure = plate.draw(*results)
+    with rc_context(STYLE):
+        finish(figure, f"{plate.title} · {run.manifest['subject']['name']}", plate.caption)
+        with new_file(folder / f"{plate.name}.png") as path:
+            figure.savefig(path, format="png", dpi=150)
+        figure.set_layout_engine("none")  # everything is in its place by now
+        with new_file(folder / f"{plate.name}.svg") as path:
+            figure.savefig(path, format="svg", metadata={"Date": None})
+    return {"title": plate.title, "caption": plate.caption, "drawn_from": _sources(plate, run)}
+
+
+def _sources(plate: Plate, run: RunWriter) -> dict[str, str]:
+    return {name: run.keys[name] for name in plate.needs}
+
+
+def _is_drawn(folder: Path, index: dict[str, Any], plate: Plate, run: RunWriter) -> bool:
+    there = all((folder / f"{plate.name}.{ending}").exists() for ending in ("png", "svg"))
+    return there and index.get(plate.name, {}).get("drawn_from") == _sources(plate, run)
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "index.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}  # then everything is drawn anew

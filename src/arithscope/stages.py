@@ -1,0 +1,120 @@
+"""The stages of a study: which experiment needs which results and settings, and about how much memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from arithscope.experiments.accuracy import Accuracy, accuracy
+from arithscope.experiments.circuit import Circuit, circuit
+from arithscope.experiments.heads import Heads, heads
+from arithscope.experiments.localize import Localize, localize
+from arithscope.experiments.means import MeanActivations, means
+from arithscope.experiments.mlp0 import Mlp0, mlp0
+from arithscope.experiments.probe import Probe, probe
+from arithscope.experiments.result import Result
+from arithscope.progress import Progress
+from arithscope.prompts import legal_prompts
+from arithscope.settings import Settings
+from arithscope.subject.memory import budget, cache_bytes, component_bytes, row_bytes, storage
+from arithscope.subject.subject import Site, Subject
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One experiment in a study.
+
+    needs    earlier stages whose results it gets, by name
+    reads    the settings its numbers depend on; it can read no others
+    memory   bytes it needs beside the weights, as an estimate
+    """
+
+    name: str
+    result: type
+    needs: tuple[str, ...]
+    reads: tuple[str, ...]
+    compute: Callable[[Subject, Any, dict[str, Any], Progress], Result]
+    memory: Callable[[Subject, Settings], int]
+
+
+def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Accuracy:
+    return accuracy(subject, settings.operators, settings.max_operand, settings.seed, progress)
+
+
+def _means(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> MeanActivations:
+    return means(subject, settings.max_operand, progress)
+
+
+def _localize(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Localize:
+    return localize(subject, results["accuracy"], settings.sizes, settings.seed, progress)
+
+
+def _circuit(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Circuit:
+    earlier = results["accuracy"], results["means"], results["localize"]
+    return circuit(subject, *earlier, settings.sizes, settings.seed, settings.effect, settings.judging, progress)
+
+
+def _probe(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Probe:
+    return probe(subject, results["accuracy"], settings.sizes, settings.seed, progress)
+
+
+def _heads(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Heads:
+    earlier = results["accuracy"], results["means"], results["circuit"]
+    return heads(subject, *earlier, settings.sizes, settings.seed, settings.judging, progress)
+
+
+def _mlp0(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Mlp0:
+    earlier = results["accuracy"], results["means"], results["circuit"]
+    s = settings
+    return mlp0(subject, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress)
+
+
+def _sweep_memory(subject: Subject, settings: Settings) -> int:
+    prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
+    row = row_bytes(subject, subject.encoder.length, subject.encoder.length)
+    row += 2 * cache_bytes(subject, subject.encoder.length)
+    return min(budget(subject, row), row * prompts) + 64 * prompts
+
+
+def _replay_memory(subject: Subject, settings: Settings) -> int:
+    """Of patching and ablating: one pass, the recorded prompts, and the activations they are patched with."""
+    length, s = subject.encoder.length, subject.sizes
+    row = row_bytes(subject, length, length)
+    stream = length * s.width * subject.model.dtype.itemsize
+    components = 4 * sum(component_bytes(subject, site) for site in Site)
+    kept = s.layers * (stream + components) + cache_bytes(subject, length)
+    return budget(subject, row) + kept * max(settings.sizes.discovery, settings.sizes.evaluation)
+
+
+def _probe_memory(subject: Subject, settings: Settings) -> int:
+    prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
+    prompts = prompts if settings.sizes.probe is None else min(prompts, settings.sizes.probe)
+    s = subject.sizes
+    states = s.layers * s.width * (prompts * subject.model.dtype.itemsize + 16 * subject.limit)
+    return _sweep_memory(subject, settings) + min(states, storage(subject))
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("accuracy", Accuracy, (), ("operators", "max_operand", "seed"), _accuracy, _sweep_memory),
+    Stage("means", MeanActivations, (), ("max_operand",), _means, _sweep_memory),
+    Stage("localize", Localize, ("accuracy",), ("sizes", "seed"), _localize, _replay_memory),
+    Stage(
+        "circuit",
+        Circuit,
+        ("accuracy", "means", "localize"),
+        ("sizes", "seed", "effect", "judging"),
+        _circuit,
+        _replay_memory,
+    ),
+    Stage("probe", Probe, ("accuracy",), ("sizes", "seed"), _probe, _probe_memory),
+    Stage("heads", Heads, ("accuracy", "means", "circuit"), ("sizes", "seed", "judging"), _heads, _replay_memory),
+    Stage(
+        "mlp0",
+        Mlp0,
+        ("accuracy", "means", "circuit"),
+        ("max_operand", "sizes", "seed", "effect", "judging"),
+        _mlp0,
+        _replay_memory,
+    ),
+)
