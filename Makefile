@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Two test processes with one thread each make better use of two cores than one process with two.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Two test processes with one thread each make better use of two cores than one process with two. A file's tests stay
+# together, as they may share a study that takes half a minute.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: run test test-all check format bench clean
 

@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from arithscope.cli import main
+from arithscope.figures.gallery import PLATES
 from tests.tokenizers_for_tests import digit_splitting
 
 
@@ -32,19 +33,29 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str
     return error
 
 
-def test_run(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The hand-built adder is right about 0·0 and 2·2 alone, so `*` is a sample of one prompt each, and `/` is left out."""
     out = tmp_path / "run"
-    assert call("run", saved_model, "--max-operand", "9", "--operators", "+/", "--out", out) == 0
+    asked = ("run", saved_adder, "--max-operand", "9", "--operators", "+*/", "--out", out)
+    assert call(*asked) == 0
     said = capsys.readouterr()
-    assert "accuracy" in said.out
     assert str(out) in said.out.replace("\n", "")
-    assert "accuracy" in said.err
     summary = json.loads((out / "summary.json").read_text())
-    assert list(summary["accuracy"]) == ["+", "/", "mean"]
+    assert list(summary) == ["accuracy", "localize", "circuit", "probe", "heads", "mlp0"]
+    for experiment in summary:
+        assert experiment in said.out
+        assert f"{experiment}: done" in said.err
+    assert "/ is left out" in said.err
+    assert list(summary["accuracy"]) == ["+", "*", "/", "mean"]
+    assert list(summary["circuit"]) == ["+", "*", "mean"]
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["configuration"]["max_operand"] == 9
-    assert manifest["subject"]["attention"] == "sdpa"
-    assert manifest["stages"]["accuracy"]["status"] == "done"
+    assert {stage["status"] for stage in manifest["stages"].values()} == {"done"}
+    drawn = {p.name: p.stat().st_size for p in (out / "figures").iterdir()}
+    assert drawn.keys() == {f"{p.name}.{kind}" for p in PLATES for kind in ("png", "svg")} | {"index.json"}
+    assert min(drawn.values()) > 1000
+    assert call(*asked) == 0
+    assert capsys.readouterr().err.count("nothing has changed") == len(manifest["stages"])
 
 
 def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +68,7 @@ def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest
     assert "no stage 'lunch'" in complaint(capsys, *asked, "--stages", "accuracy,lunch")
     assert "template" in complaint(capsys, *asked, "--template", "{op1}")
     assert "does not know" in complaint(capsys, *asked, "--template", "{op1} {operator} {op2} =")
+    assert "no effect" in complaint(capsys, *asked, "--effect", "huge")
     assert "negative" in complaint(capsys, *asked, "--seed", "-1")
     assert "no folder" in complaint(capsys, "run", tmp_path / "nothing")
     assert "No such option" in complaint(capsys, *asked, "--colour", "red")
@@ -74,7 +86,7 @@ def test_run_refuses_the_folder_of_another_subject(
     weights["model.norm.weight"] *= 1.1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
     asked = ("--max-operand", "5", "--out", tmp_path / "run")
-    assert call("run", saved_model, *asked) == 0
+    assert call("run", saved_model, *asked, "--stages", "accuracy") == 0
     before = {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
     assert "another subject" in complaint(capsys, "run", other, *asked)
     assert before == {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
@@ -94,7 +106,7 @@ def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytes
     assert call("doctor", folder) == 0
     assert "only --max-operand 9 " in capsys.readouterr().out
     assert "use --max-operand 9" in complaint(capsys, "run", folder, "--out", tmp_path / "run")
-    assert call("run", folder, "--max-operand", "9", "--out", tmp_path / "run") == 0
+    assert call("run", folder, "--max-operand", "9", "--stages", "accuracy", "--out", tmp_path / "run") == 0
 
 
 def test_prefixes_take_line_breaks(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +143,7 @@ def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("no examples", "{op1}{operator}{op2}=", ""),
     ):
         asked = ("--max-operand", "9", "--operators", "+", "--template", template, "--prefix", prefix)
+        asked = (*asked, "--stages", "accuracy")
         assert call("run", file, *asked, "--out", tmp_path / name) == 0
         found[name] = json.loads((tmp_path / name / "summary.json").read_text())["accuracy"]["+"]["accuracy"]["value"]
     assert found["spaced"] > found["bare"] > found["no examples"]

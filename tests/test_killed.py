@@ -15,7 +15,7 @@ from typing import Any
 RUN = """
 import sys
 from arithscope.cli import main
-main(["run", sys.argv[2], "--max-operand", sys.argv[3], "--out", sys.argv[1]])
+main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", sys.argv[1]])
 """
 # The same, but the process dies, without any clean-up, at the n-th time that something is put into its place on disk.
 DIE_AT_REPLACE = (
@@ -28,6 +28,8 @@ def dying(*args, **kwargs):
         os._exit(9)
     return replace(*args, **kwargs)
 os.replace = dying
+import arithscope.report.plates as plates
+plates.draw_plates = lambda *arguments: None  # the other test draws figures
 """
     + RUN
 )
@@ -50,14 +52,14 @@ def summary(folder: Path) -> Any:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_kill_at_random_moments(tmp_path: Path) -> None:
-    asked = ("tiny-llama", 60)
+def test_kill_at_random_moments(tmp_path: Path, saved_adder: Path) -> None:
+    asked = (saved_adder, "heads")
     started = time.monotonic()
     assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
     seconds = time.monotonic() - started
     moments = random.Random(0)
     folder, killed = tmp_path / "run", 0
-    for _ in range(10):
+    for _ in range(4):
         process = start(RUN, folder, *asked)
         time.sleep(moments.uniform(0.3, 1.0) * seconds)
         process.send_signal(signal.SIGKILL)
@@ -65,11 +67,13 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
     assert killed > 0
     assert finish(RUN, folder, *asked) == 0
     assert summary(folder) == summary(tmp_path / "undisturbed")
-    assert {p.name for p in folder.iterdir()} == {".lock", "manifest.json", "summary.json", "accuracy"}
+    assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "undisturbed").iterdir()}
+    figures = [{p.name: p.read_bytes() for p in (f / "figures").iterdir()} for f in (folder, tmp_path / "undisturbed")]
+    assert figures[0] == figures[1]
 
 
 def test_kill_at_every_write(tmp_path: Path, saved_model: Path) -> None:
-    asked = (saved_model, 9)
+    asked = (saved_model, "accuracy")
     assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
     deaths = 0
     while finish(DIE_AT_REPLACE, folder := tmp_path / str(deaths), *asked, deaths + 1) == 9:

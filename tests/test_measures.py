@@ -6,7 +6,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.measures import RESAMPLES, bootstrap_mean, effect, log_probability, resampled_means
+from arithscope.measures import (
+    EFFECTS,
+    RESAMPLES,
+    Mean,
+    average,
+    bootstrap_mean,
+    bootstrap_means,
+    bootstrap_ratios,
+    effect,
+    effects,
+    faithfulness,
+    log_probability,
+    normalized_logit,
+    resampled_means,
+)
 
 seeds = st.integers(0, 10_000)
 
@@ -50,6 +64,90 @@ def test_effect_stays_finite_where_probabilities_underflow() -> None:
     assert float(value) == pytest.approx(0.5 * (np.e - 1), rel=1e-4)
 
 
+@given(seeds)
+def test_log_ratio_effect_is_its_formula_and_antisymmetric(seed: int) -> None:
+    before, after = random_logits(seed, 5, 9), random_logits(seed + 1, 5, 9)
+    r, r2 = torch.arange(5), torch.arange(5) + 2
+    found = effects(before, after, r, r2)
+    p, q = before.softmax(-1), after.softmax(-1)
+    for b in range(5):
+        want = 0.5 * (torch.log(q[b, r2[b]] / p[b, r2[b]]) + torch.log(p[b, r[b]] / q[b, r[b]]))
+        assert float(found["log_ratio"][b]) == pytest.approx(float(want), rel=1e-9)
+    assert torch.allclose(found["log_ratio"], -effects(after, before, r, r2)["log_ratio"])
+    near = effects(before, before + 1e-6 * after, r, r2)
+    assert torch.allclose(near["log_ratio"], near["probability"], rtol=1e-3, atol=1e-9)
+
+
+def test_logit_effect_by_hand() -> None:
+    """Centred logits (3, −1, −2) → (1, 1, −2): r′ rises by 2 of size 1, r falls by 2 to a size of 1: ½ (2 + 2)."""
+    before, after = torch.tensor([[3.0, -1.0, -2.0]]), torch.tensor([[1.0, 1.0, -2.0]])
+    answer, other = torch.tensor([0]), torch.tensor([1])
+    for shift in (0.0, 5.0):
+        found = effects(before + shift, after - shift, answer, other)["logit"]
+        assert float(found) == pytest.approx(2.0)
+
+
+@given(seeds)
+def test_every_effect_is_zero_where_nothing_changes_and_ignores_constants(seed: int) -> None:
+    before, after = random_logits(seed, 4, 6), random_logits(seed + 1, 2, 4, 6)
+    r, r2 = torch.tensor([0, 1, 2, 3]), torch.tensor([5, 4, 0, 1])
+    shifted, plain = effects(before + 1.5, after - 2.25, r, r2), effects(before, after, r, r2)
+    assert tuple(plain) == EFFECTS
+    assert torch.equal(plain["probability"], effect(before, after, r, r2))
+    for measure in EFFECTS:
+        assert float(effects(before, before, r, r2)[measure].abs().max()) == 0
+        assert torch.allclose(shifted[measure], plain[measure])
+
+
+@given(seeds)
+def test_normalized_logit(seed: int) -> None:
+    logits, answer = random_logits(seed, 3, 4, 7), torch.tensor([0, 6, 2, 3])
+    found = normalized_logit(logits, answer)
+    for v in range(3):
+        for b in range(4):
+            z = logits[v, b] - logits[v, b].mean()
+            assert float(found[v, b]) == pytest.approx(float(z[answer[b]] / z.max()))
+    assert torch.equal(found == 1, logits.argmax(-1) == answer)
+    assert float(found.max()) <= 1
+    assert torch.allclose(normalized_logit(2.5 * logits + 3, answer), found)
+    raw = normalized_logit(logits, answer, centre=False)
+    assert torch.allclose(raw, logits.gather(-1, answer.expand(3, 4)[..., None])[..., 0] / logits.amax(-1))
+
+
+def test_faithfulness_by_hand() -> None:
+    """Prompt 1 goes half of the way, prompt 2 all of it, prompt 3 has no way to go and is left out."""
+    empty, model = np.array([0.2, 0.0, 0.9999]), np.array([1.0, 1.0, 1.0])
+    circuit = np.array([[0.6, 1.0, 0.5]])
+    [mean] = faithfulness(circuit, empty, model, np.random.default_rng(0))
+    assert mean.value == pytest.approx(0.75)
+    assert mean.n == 2
+    assert (mean.low, mean.high) == pytest.approx((0.5, 1.0))
+    [ratio] = faithfulness(circuit, empty, model, np.random.default_rng(0), ratio_of_means=True)
+    assert ratio.value == pytest.approx((0.4 + 1.0 - 0.4999) / (0.8 + 1.0 + 0.0001))
+    assert ratio.n == 3
+
+
+@given(seeds)
+def test_faithfulness_of_nothing_and_of_everything(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    empty, model = random.uniform(-1, 0.5, 9), random.uniform(0.6, 1, 9)
+    circuits = np.stack([empty, model, 0.5 * (empty + model)])
+    for ratio_of_means in (False, True):
+        nothing, everything, half = faithfulness(
+            circuits, empty, model, np.random.default_rng(0), ratio_of_means=ratio_of_means
+        )
+        assert [m.value for m in (nothing, everything, half)] == pytest.approx([0, 1, 0.5])
+        assert [m.low for m in (nothing, everything, half)] == pytest.approx([0, 1, 0.5])
+        again = faithfulness(3 * circuits - 1, 3 * empty - 1, 3 * model - 1, np.random.default_rng(0))
+        assert [m.value for m in again] == pytest.approx([0, 1, 0.5])
+
+
+def test_faithfulness_without_a_prompt() -> None:
+    [mean] = faithfulness(np.array([[1.0]]), np.array([1.0]), np.array([1.0]), np.random.default_rng(0))
+    assert mean.n == 0
+    assert np.isnan([mean.value, mean.low, mean.high]).all()
+
+
 def test_log_probability() -> None:
     logits = random_logits(0, 2, 3, 7)
     tokens = torch.tensor([1, 6, 0])
@@ -84,12 +182,55 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert 0.88 <= np.mean(covered) <= 0.99
 
 
-def test_groups_weigh_the_same() -> None:
-    mean = bootstrap_mean([1.0] * 10, [0.0] * 1000, random=np.random.default_rng(0))
-    assert (mean.value, mean.low, mean.high, mean.n) == (0.5, 0.5, 0.5, 1010)
-
-
 def test_nothing_to_average() -> None:
     mean = bootstrap_mean([], random=np.random.default_rng(0))
     assert mean.n == 0
     assert np.isnan([mean.value, mean.low, mean.high]).all()
+
+
+def test_rows_are_resampled_as_one_by_one() -> None:
+    values = np.random.default_rng(0).exponential(1.0, (3, 80))
+    together = bootstrap_means(values, np.random.default_rng(1))
+    for row, mean in zip(values, together, strict=True):
+        alone = bootstrap_mean(row, random=np.random.default_rng(2))
+        assert mean.value == pytest.approx(alone.value)
+        assert mean.n == alone.n
+        assert mean.low == pytest.approx(alone.low, abs=0.03)
+        assert mean.high == pytest.approx(alone.high, abs=0.03)
+
+
+def test_rows_share_their_resamples() -> None:
+    """So two rows that differ by a constant have intervals that differ by just that."""
+    values = np.random.default_rng(0).normal(size=50)
+    a, b = bootstrap_means(np.stack([values, values + 2]), np.random.default_rng(1))
+    assert [b.low - a.low, b.high - a.high] == pytest.approx([2, 2])
+
+
+def test_ratios_of_means_against_a_loop() -> None:
+    random = np.random.default_rng(0)
+    above, below = random.uniform(1, 2, (5000, 4)), random.uniform(2, 3, (5000, 4))
+    found = bootstrap_ratios(above, below, np.random.default_rng(1))
+    assert len(found) == 5000  # more than are resampled at a time
+    counts = np.random.default_rng(1).multinomial(4, np.full(4, 1 / 4), size=RESAMPLES)
+    for i in (0, 4095, 4096, 4999):
+        resampled = [np.average(above[i], weights=c) / np.average(below[i], weights=c) for c in counts]
+        assert found[i].value == pytest.approx(above[i].mean() / below[i].mean())
+        assert [found[i].low, found[i].high] == pytest.approx(np.quantile(resampled, [0.025, 0.975]))
+
+
+def test_average_of_means() -> None:
+    missing = Mean(np.nan, np.nan, np.nan, 0)
+    mean = average([Mean(0.4, 0.1, 0.8, 10), Mean(0.6, 0.2, 0.9, 20), missing])
+    assert (mean.value, mean.n) == (pytest.approx(0.5), 30)
+    assert mean.low == pytest.approx(0.5 - 0.25)  # √(.3² + .4²) / 2
+    assert mean.high == pytest.approx(0.5 + 0.25)
+    assert np.isnan(average([missing]).value)
+
+
+def test_average_agrees_with_resampling_everything() -> None:
+    random = np.random.default_rng(0)
+    groups = [random.exponential(scale, 300) for scale in (1.0, 2.0, 0.5)]
+    resampled = np.mean([resampled_means(g, np.random.default_rng(1)) for g in groups], axis=0)
+    quick = average([bootstrap_mean(g, np.random.default_rng(2)) for g in groups])
+    assert quick.value == pytest.approx(np.mean([g.mean() for g in groups]))
+    assert [quick.low, quick.high] == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.05)

@@ -9,7 +9,9 @@ import pytest
 from arithscope import study
 from arithscope.errors import UserError
 from arithscope.progress import Progress, Silent
-from arithscope.study import STAGES, Settings, chosen_stages, run
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.study import chosen_stages, run
 from arithscope.subject.subject import Subject
 from tests.families import small
 
@@ -48,13 +50,14 @@ def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pyt
 
 def test_same_numbers_in_another_folder(tmp_path: Path) -> None:
     subject = small("gptj")
-    a, b = (run(subject, SMALL, tmp_path / name, None, Silent()).summary for name in "ab")
+    a, b = (run(subject, SMALL, tmp_path / name, ["accuracy", "means"], Silent()).summary for name in "ab")
     assert a == b
 
 
 def test_chosen_stages() -> None:
     assert [s.name for s in chosen_stages(None)] == [s.name for s in STAGES]
     assert [s.name for s in chosen_stages(["accuracy"])] == ["accuracy"]
+    assert [s.name for s in chosen_stages(["circuit"])] == ["accuracy", "means", "localize", "circuit"]
     for bad in (["nothing"], []):
         with pytest.raises(UserError, match="tage"):
             chosen_stages(bad)
@@ -68,7 +71,15 @@ def test_stages_need_only_earlier_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [dict(operators="x"), dict(operators=()), dict(max_operand=0), dict(preset="slow"), dict(seed=-1)]
+    "bad",
+    [
+        dict(operators="x"),
+        dict(operators=()),
+        dict(max_operand=0),
+        dict(preset="slow"),
+        dict(seed=-1),
+        dict(effect="huge"),
+    ],
 )
 def test_bad_settings(bad: dict[str, Any]) -> None:
     with pytest.raises(UserError):
@@ -79,3 +90,57 @@ def test_operands_beyond_the_limit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use --max-operand 39"):
         run(small("llama", "sdpa"), Settings(), tmp_path / "run", None, Silent())
     assert not (tmp_path / "run").exists()
+
+
+def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
+    """They are taken over all operators, so they depend neither on those studied, nor on the seed or the preset."""
+    subject = small("llama", "sdpa")
+    run(subject, SMALL, tmp_path, ["means"], Silent())
+    noted: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    other = replace(SMALL, operators=("+",), preset="paper", seed=3, effect="logit", centre=False)
+    run(subject, other, tmp_path, ["means"], Noting())
+    assert noted == ["means: nothing has changed, so it is not run again"]
+
+
+def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
+    """Another way of ranking heads changes the circuit and what is built on it, and nothing else."""
+    subject = small("llama", "sdpa")
+    keys = [study._keys(subject, s) for s in (SMALL, replace(SMALL, effect="log_ratio"))]
+    assert {name for name in keys[0] if keys[0][name] != keys[1][name]} == {"circuit", "heads", "mlp0"}
+    keys = [study._keys(subject, s) for s in (SMALL, replace(SMALL, preset="paper"))]
+    assert {name for name in keys[0] if keys[0][name] == keys[1][name]} == {"accuracy", "means"}
+
+
+def test_nothing_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is never right has no circuit; what was found before stays."""
+    subject = small("llama", "sdpa")
+    original = STAGES[0]
+
+    def never_right(*arguments: Any) -> Any:
+        found = original.compute(*arguments)
+        return replace(found, prompts=found.prompts.assign(correct=False))
+
+    monkeypatch.setattr(study, "STAGES", (replace(original, compute=never_right), *STAGES[1:]))
+    for stage in ("localize", "probe"):
+        with pytest.raises(UserError, match="next to no prompt correctly"):
+            run(subject, SMALL, tmp_path / stage, [stage], Silent())
+        assert (tmp_path / stage / "accuracy" / "stage.json").exists()
+
+
+def test_after_each_stage(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+    for _ in range(2):
+        run(
+            small("llama", "sdpa"),
+            SMALL,
+            tmp_path,
+            ["accuracy", "means"],
+            Silent(),
+            after_stage=lambda folder: seen.append([s.name for s in STAGES if folder.is_done(s.name)]),
+        )
+    assert seen == [["accuracy"], ["accuracy", "means"], ["accuracy", "means"], ["accuracy", "means"]]

@@ -142,8 +142,6 @@ def resampled_means(values: ArrayLike, random: np.random.Generator) -> NDArray[n
     few distinct ones (right or wrong, say) that is as exact as drawing them one by one and costs next to nothing.
     """
     x = np.asarray(values, dtype=np.float64).ravel()
-    if len(x) == 0:
-        return np.full(RESAMPLES, np.nan)
     distinct, counts = np.unique(x, return_counts=True)
     if len(distinct) * 8 <= len(x):
         return random.multinomial(len(x), counts / len(x), size=RESAMPLES) @ distinct / len(x)
@@ -151,16 +149,13 @@ def resampled_means(values: ArrayLike, random: np.random.Generator) -> NDArray[n
     return np.array([x[rows].mean() for rows in draws])
 
 
-def bootstrap_mean(*groups: ArrayLike, random: np.random.Generator) -> Mean:
-    """A mean and its percentile bootstrap interval; of several groups, the mean of their means, each weighing the same
-    (groups are resampled apart)."""
-    arrays = [np.asarray(g, dtype=np.float64).ravel() for g in groups]
-    n = sum(len(a) for a in arrays)
-    if min(map(len, arrays)) == 0:
-        return Mean(np.nan, np.nan, np.nan, n)
-    means = np.mean([resampled_means(a, random) for a in arrays], axis=0)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Mean(float(np.mean([a.mean() for a in arrays])), float(low), float(high), n)
+def bootstrap_mean(values: ArrayLike, random: np.random.Generator) -> Mean:
+    """A mean and its percentile bootstrap interval."""
+    x = np.asarray(values, dtype=np.float64).ravel()
+    if len(x) == 0:
+        return Mean(np.nan, np.nan, np.nan, 0)
+    low, high = np.quantile(resampled_means(x, random), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Mean(float(x.mean()), float(low), float(high), len(x))
 
 
 def bootstrap_ratios(above: NDArray[np.float64], below: NDArray[np.float64], random: np.random.Generator) -> list[Mean]:

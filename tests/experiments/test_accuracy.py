@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from arithscope.experiments.accuracy import AVERAGE, Accuracy, accuracy
+from arithscope.experiments.accuracy import Accuracy, accuracy
+from arithscope.experiments.result import AVERAGE
 from arithscope.progress import Silent
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts
 from tests.families import NUMBERS, small

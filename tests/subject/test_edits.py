@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from arithscope.prompts import random_source, sample, square
-from arithscope.subject.edits import Edit, capturing, edit, editing, gradients, layer_output
+from arithscope.prompts import Prompts, random_source, sample, square
+from arithscope.subject.edits import Edit, capturing, cutting, edit, editing, gradients, layer_output
 from arithscope.subject.subject import Site, Subject
 from tests.families import CONFIGS, FAMILY_AND_ATTENTION, small
 
@@ -111,6 +111,34 @@ def test_captured_activations_fit_together(family: str, attention: str) -> None:
         assert float(weights.triu(1).abs().max()) == 0
     assert float((subject.unembed(seen.residual[s.layers - 1])[:, -1] - logits).abs().max()) < 1e-5
     assert subject.attention_implementation == attention
+
+
+@families
+@torch.no_grad()
+def test_a_position_that_is_cut_off_knows_nothing_of_its_sources(family: str, attention: str) -> None:
+    """Two prompts that differ in op1 only: cut off in all layers, op2 is the same in both; not so if it is not."""
+    subject = small(family, attention)
+    p, layers = subject.positions, range(subject.sizes.layers)
+    ids = subject.encode(Prompts([3, 17], [0, 0], [8, 8]))
+    with capturing(subject, residual=layers, keep=lambda x: x[:, p.op2].clone()) as plain:
+        before = subject.logits(ids)
+    sources = [p.op1, p.operator]  # the operator has seen op1
+    with cutting(subject, layers, p.op2, sources):
+        with capturing(subject, residual=layers, keep=lambda x: x[:, p.op2].clone()) as cut:
+            after = subject.logits(ids)
+        with capturing(subject, attention=layers) as weights:
+            subject.logits(ids)
+    with cutting(subject, [], p.op2, sources):
+        assert torch.equal(subject.logits(ids), before)
+    assert torch.equal(subject.logits(ids), before)  # nothing is left behind
+    for layer in layers:
+        assert not torch.allclose(plain.residual[layer][0], plain.residual[layer][1], atol=1e-4)
+        assert torch.allclose(cut.residual[layer][0], cut.residual[layer][1], atol=1e-6)
+        shares = weights.attention[layer]
+        assert float(shares[:, :, p.op2, sources].abs().max()) == 0
+        assert torch.allclose(shares.sum(-1), torch.ones_like(shares.sum(-1)), atol=1e-5)
+        assert float(shares[:, :, p.last, sources].min()) > 0  # other positions see them as before
+    assert not torch.allclose(before, after, atol=1e-4)
 
 
 def test_hooks_are_removed_even_after_an_error() -> None:

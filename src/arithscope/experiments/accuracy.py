@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from arithscope.experiments.result import AVERAGE, by_operator
-from arithscope.measures import bootstrap_mean, log_probability
+from arithscope.experiments.result import by_operator, table_of
+from arithscope.measures import Mean, bootstrap_mean, log_probability
 from arithscope.progress import Progress
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
 from arithscope.subject.subject import Subject
@@ -73,16 +73,15 @@ def accuracy(subject: Subject, operators: Sequence[str], max_operand: int, seed:
 
 
 def _table(frame: pd.DataFrame, seed: int) -> pd.DataFrame:
-    groups = [(str(operator), group) for operator, group in frame.groupby("operator", sort=False)]
-    measures = {
-        "accuracy": [group.correct for _, group in groups],
-        "p_answer": [group.p_answer for _, group in groups],
-        "p_answer_correct": [group.p_answer[group.correct] for _, group in groups],
-    }
-    rows = []
-    for i, operator in enumerate([*(name for name, _ in groups), AVERAGE]):
-        for measure, values in measures.items():
-            chosen = values if operator == AVERAGE else values[i : i + 1]
-            mean = bootstrap_mean(*chosen, random=random_source(seed, "accuracy", measure, operator))
-            rows.append({"operator": operator, "measure": measure, **asdict(mean)})
-    return pd.DataFrame(rows)
+    measured: dict[str, dict[str, Mean]] = {}
+    for operator, group in frame.groupby("operator", sort=False):
+        values = {
+            "accuracy": group.correct,
+            "p_answer": group.p_answer,
+            "p_answer_correct": group.p_answer[group.correct],
+        }
+        measured[str(operator)] = {
+            name: bootstrap_mean(x, random=random_source(seed, "accuracy", name, str(operator)))
+            for name, x in values.items()
+        }
+    return table_of(measured)

@@ -48,6 +48,19 @@ class Heads:
     isolation: pd.DataFrame  # operator, layer, head, when, measure, value, low, high, n
     positions: list[str]
 
+    def foremost(self, most: int) -> pd.DataFrame:
+        """At most so many rows of `roles`, all or none of each head: heads shared by all operators before others, and then
+        those that rank higher in some operator's circuit. Rows keep their order; their index is that of `patterns`."""
+        roles = self.roles.reset_index(drop=True)
+        ranked = roles.assign(rank=roles.groupby("operator").cumcount())
+        heads = ranked.groupby(["layer", "head"]).agg(
+            shared=("shared", "any"), rank=("rank", "min"), rows=("rank", "size")
+        )
+        heads = heads.sort_values(["shared", "rank"], ascending=[False, True], kind="stable")
+        chosen = set(heads.index[heads["rows"].cumsum() <= most])
+        keep = [head in chosen for head in zip(roles.layer, roles["head"], strict=True)]
+        return roles[np.array(keep, dtype=np.bool_)]
+
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for operator in self.roles.operator.unique():

@@ -75,7 +75,7 @@ def train(
     examples depends on the epoch only, not on which layers are trained together.
     """
     device = examples.states.device
-    probes = Probes(start.matrix.to(device), start.bias.to(device))
+    probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
     optimizer = torch.optim.Adam((probes.matrix, probes.bias), lr=LEARNING_RATE, fused=True)
     for epoch in range(EPOCHS):
         order = random_source(seed, "probe order", name, epoch).permutation(training)

@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from arithscope.experiments.heads import AFTER, BEFORE, Heads
 from arithscope.experiments.localize import component_name
 from arithscope.figures.style import SIGNS, grid_shape, hide_unused, new_figure, styled
 
-MOST_PANELS = 12
+MOST_PANELS, MOST_ROWS = 12, 40
 PRECEDING = "before op1"  # BOS and a prefix, taken together
 
 
@@ -47,14 +48,17 @@ def attention_patterns(heads: Heads) -> Figure:
 @styled
 def head_roles(heads: Heads) -> Figure:
     """Attention of each circuit head from the last position, and faithfulness when what it reads is isolated."""
-    roles = heads.roles
+    roles = heads.foremost(MOST_ROWS)
     names, first = _names(heads.positions)
     figure, [[left, right]] = new_figure(9, 1.9 + 0.23 * max(1, len(roles)), 1, 2, sharey=True)
     if len(roles) == 0:
         return figure
-    attention = _joined(heads.patterns[:, -1], first)
+    attention = _joined(heads.patterns[roles.index, -1], first)
     left.imshow(attention, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     _write_shares(left, attention)
+    for i, role in enumerate(roles.role):
+        column = names.index(role) if role in names else 0
+        left.add_patch(Rectangle((column - 0.48, i - 0.45), 0.96, 0.9, fill=False, edgecolor="#D55E00"))
     keys = list(zip(roles.operator, roles.layer, roles["head"], strict=True))
     left.set_yticks(range(len(keys)), [f"{SIGNS[o]}  {component_name(*head)}" for o, *head in keys], fontsize=7)
     for text, shared in zip(left.get_yticklabels(), roles.shared, strict=True):

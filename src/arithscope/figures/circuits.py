@@ -15,7 +15,7 @@ from arithscope.experiments.result import AVERAGE
 from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, new_figure, styled, table_figure
 
 MEASURE_NAMES = {"faithfulness": "faithfulness", "accuracy": "accuracy", "p_answer": "mean P(answer)"}
-HEADS_A_LINE = 6  # in the table
+HEADS_A_LINE, MOST_NAMES = 6, 24  # in the table
 
 
 @styled
@@ -38,6 +38,7 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
         axes.set_ylim(-0.05 if measure != "faithfulness" else min(-0.05, rows.value.min() - 0.05), 1.05)
         if largest > 64:
             axes.set_xscale("symlog", linthresh=16)
+            axes.set_xlim(0, largest * 1.1)
     _legend(panels[0])
     return figure
 
@@ -59,7 +60,9 @@ def circuit_table(circuit: Circuit) -> Figure:
         return f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}]"
 
     def names(heads: Sequence[tuple[int, int]]) -> str:
-        written = [rf"$\bf{{{component_name(*h)}}}$" if h in shared else component_name(*h) for h in sorted(heads)]
+        kept = sorted(heads, key=lambda h: h not in shared)[:MOST_NAMES]  # a stable sort: then by effect
+        written = [rf"$\bf{{{component_name(*h)}}}$" if h in shared else component_name(*h) for h in sorted(kept)]
+        written += [f"and {len(heads) - len(kept)} more"] if len(heads) > len(kept) else []
         return "\n".join(" ".join(written[i : i + HEADS_A_LINE]) for i in range(0, len(written), HEADS_A_LINE))
 
     measures = [*MEASURE_NAMES, *(f"random_{m}" for m in MEASURE_NAMES)]

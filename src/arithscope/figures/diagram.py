@@ -18,6 +18,7 @@ from arithscope.figures.style import OTHER_COLOUR, POSITION_COLOURS, SIGNS, new_
 
 COLUMNS = {"op1": 1.0, "operator": 2.2, "op2": 3.4, "last": 5.0}
 ELSEWHERE = 0.0  # the column of everything else: BOS, a prefix, signs between the named tokens
+MOST_HEADS = 40  # heads drawn, counted by operator
 ARROW = 0.55  # height of an arrow; an MLP takes 1
 MLP_SHARE = 0.05  # an MLP is drawn where its effect is at least this share of the largest one
 
@@ -25,7 +26,7 @@ MLP_SHARE = 0.05  # an MLP is drawn where its effect is at least this share of t
 @styled
 def circuit_diagram(localize: Localize, circuit: Circuit, heads: Heads) -> Figure:
     """Layers upwards, positions side by side. An arrow is a head, from the position it reads to the one it acts at."""
-    mlps, arrows = _mlps(localize), _arrows(heads)
+    mlps, arrows = _mlps(localize), _arrows(heads.foremost(MOST_HEADS))
     floors = _floors(localize, arrows)
     figure, [[axes]] = new_figure(8.5, min(16.0, 2.3 + 0.36 * floors[-1]))
     named = {"op1": "op1\n226", "operator": "operator\n−", "op2": "op2\n68", "last": "last\n="}
@@ -62,10 +63,10 @@ def _mlps(localize: Localize) -> pd.DataFrame:
     return mean.assign(strength=strength)[strength >= MLP_SHARE]
 
 
-def _arrows(heads: Heads) -> pd.DataFrame:
+def _arrows(roles: pd.DataFrame) -> pd.DataFrame:
     """One row for each thing that a head does: operators for which it does the same share a row."""
     keys = ["layer", "head", "acts_at", "reads"]
-    named = heads.roles.groupby(keys, as_index=False).agg(
+    named = roles.groupby(keys, as_index=False).agg(
         operators=("operator", lambda o: " ".join(SIGNS[x] for x in o)),
         shared=("shared", "any"),
         share=("reads_share", "mean"),
@@ -105,6 +106,7 @@ def _arrow(axes: Axes, arrow: Any, y: float) -> None:
 
 
 def _legend(axes: Axes, circuit: Circuit) -> None:
-    shared = " ".join(component_name(*h) for h in circuit.shared()) or "none"
-    said = f"thick, bold: in the circuit of every operator ({shared})\nMLP boxes: the darker, the larger the effect"
+    said = (
+        f"thick, bold: heads shared by all operators ({len(circuit.shared())})\nMLPs: the darker, the larger the effect"
+    )
     axes.text(COLUMNS["last"] + 0.4, -0.7, said, va="top", fontsize=7, color="#333333")

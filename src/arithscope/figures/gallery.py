@@ -71,7 +71,7 @@ PLATES: tuple[Plate, ...] = (
         "position where patching the head has its largest effect and begins at the position that gets most of its attention "
         "from there (mean share in brackets; behind it the operators). A box is an MLP whose effect at that position is at "
         "least 5 % of the largest MLP effect (log-ratio, mean over operators). Tokens are those of 226−68= as an "
-        "example. (Paper: Figure 2b.)",
+        "example. Of very large circuits the foremost heads are drawn. (Paper: Figure 2b.)",
     ),
     Plate(
         "faithfulness-by-heads",
@@ -115,10 +115,11 @@ PLATES: tuple[Plate, ...] = (
         head_roles,
         "What the circuit's heads attend to, and whether that position stands alone",
         "Left: attention of each circuit head from the last position (shares from .10 on are written out); the most "
-        "attended position is the head's role. Right: faithfulness of the circuit before and after that position is cut "
-        "off, in all layers below the head, from the prompt's earlier tokens. "
+        "attended token, in the frame, is the head's role. Right: faithfulness of the circuit before and after that "
+        "position is cut off, in all layers below the head, from the prompt's earlier tokens. "
         + _FAITHFULNESS
-        + " Heads in bold are shared by all operators. (Paper: Appendix B.)",
+        + " Heads in bold are shared by all operators; of very large circuits the foremost heads are shown. (Paper: "
+        "Appendix B.)",
     ),
     Plate(
         "first-mlp-effects",

@@ -1,0 +1,126 @@
+"""A model whose circuit is known by construction: every stage must find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arithscope.experiments.localize import MLP, component_name
+from arithscope.experiments.samples import splits
+from arithscope.progress import Silent
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder
+from arithscope.study import run
+from tests.hand_built import ADDING_LAYER, LAYERS, MAX_OPERAND, OP1_HEAD, OP2_HEAD, copy_and_add
+
+SETTINGS = Settings(("+",), MAX_OPERAND)
+
+
+@pytest.fixture
+def results(adder_results: dict[str, Any]) -> dict[str, Any]:
+    return adder_results
+
+
+def test_it_adds(results: dict[str, Any]) -> None:
+    assert results["accuracy"].prompts.correct.all()
+
+
+def test_localize_finds_the_three_components(results: dict[str, Any]) -> None:
+    effects = results["localize"].effects
+    rows = effects[effects.measure == "log_ratio"].sort_values("value", ascending=False)
+    found = [(*row, position) for *row, position in rows[["layer", "head", "position"]].to_numpy()]
+    circuit = {(*OP1_HEAD, "last"), (*OP2_HEAD, "last"), (ADDING_LAYER, MLP, "last")}
+    assert set(found[:3]) == circuit
+    assert rows.value.iloc[2] > 100 * rows.value.iloc[3:].abs().max()
+    ranking = results["localize"].ranking("+", "probability")
+    assert {tuple(h) for h in ranking[["layer", "head"]].to_numpy()[:2]} == {OP1_HEAD, OP2_HEAD}
+    assert results["localize"].summary()["+"]["strongest_mlp"]["component"] == f"MLP{ADDING_LAYER} at last"
+
+
+def test_the_circuit_is_the_two_copying_heads(results: dict[str, Any]) -> None:
+    circuit = results["circuit"]
+    assert set(circuit.chosen("+")) == set(circuit.shared()) == {OP1_HEAD, OP2_HEAD}
+    summary = circuit.summary()["+"]
+    assert summary["heads"] == 2
+    assert set(summary["head_names"]) == {component_name(*OP1_HEAD), component_name(*OP2_HEAD)}
+    assert summary["faithfulness"]["value"] == pytest.approx(1, abs=1e-3)
+    assert summary["accuracy"]["value"] == 1
+    assert summary["p_answer"]["value"] == pytest.approx(0.905, abs=0.005)
+    # One of the two alone knows one operand; neither knows nothing.
+    curve = circuit.curve[circuit.curve.circuit == "found"].set_index(["measure", "size"]).value
+    assert curve["accuracy", 1] < 0.2
+    assert curve["faithfulness", 1] < 0.7
+    assert curve["faithfulness", 2] == pytest.approx(curve["faithfulness", 20], abs=1e-3)
+    # Two random heads out of 20 are the right two once in 190 draws.
+    assert summary["random_accuracy"]["value"] < 0.3
+    assert summary["random_faithfulness"]["value"] < 0.6
+
+
+def test_the_answer_appears_behind_the_adding_layer(results: dict[str, Any]) -> None:
+    probe = results["probe"]
+    assert probe.first_answer_layer == ADDING_LAYER
+    table = probe.table[probe.table.operator == "all"].set_index(["position", "layer"]).value
+    assert table["last"].loc[ADDING_LAYER:].min() > 0.8
+    assert table["last"].loc[: ADDING_LAYER - 1].max() < 0.3
+    for position in ("op1", "operator", "op2"):
+        assert table[position].max() < 0.3
+
+
+def test_the_heads_roles(results: dict[str, Any]) -> None:
+    heads = results["heads"]
+    roles = heads.roles.set_index(["layer", "head"])
+    assert roles.loc[OP1_HEAD].role == roles.loc[OP1_HEAD].reads == "op1"
+    assert roles.loc[OP2_HEAD].role == roles.loc[OP2_HEAD].reads == "op2"
+    assert (roles.share > 0.95).all()
+    assert (roles.acts_at == "last").all()
+    assert roles.shared.all()
+    # Each copies the token's own number, so cutting that position off changes nothing.
+    change = heads.isolation[heads.isolation.when == "change"]
+    assert np.abs(change.value).max() < 1e-3
+
+
+def test_the_first_mlp_is_not_needed(results: dict[str, Any]) -> None:
+    mlp0 = results["mlp0"]
+    assert ADDING_LAYER != 0
+    assert mlp0.enough == {"+": 0.0}
+    assert mlp0.summary()["+"]["faithfulness"]["value"] == pytest.approx(1, abs=1e-2)
+    assert mlp0.tuning.shape == (copy_and_add().sizes.neurons, MAX_OPERAND + 1)
+
+
+def test_discovery_and_evaluation_are_disjoint(results: dict[str, Any]) -> None:
+    split = splits(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
+    pairs = [set(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
+    assert not pairs[0] & pairs[1]
+    assert [len(p) for p in pairs] == [SETTINGS.sizes.discovery, SETTINGS.sizes.evaluation]
+    assert np.all(split.others.answer != split.discovery.answer)
+    used = results["localize"].prompts
+    assert used.op1.tolist() == split.discovery.op1.tolist()
+    assert used.other_answer.tolist() == split.others.answer.tolist()
+
+
+def test_every_operator_has_a_summary(results: dict[str, Any]) -> None:
+    for name in ("accuracy", "localize", "circuit", "probe", "heads", "mlp0"):
+        assert "+" in results[name].summary()
+
+
+def test_the_same_numbers_in_small_batches(
+    tmp_path: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows at a time instead of hundreds, and probes trained two layers at a time."""
+    for module, rows in {"experiments.samples": 20, "subject.replay": 100, "subject.sweep": 50}.items():
+        monkeypatch.setattr(f"arithscope.{module}.rows_that_fit", lambda *args, rows=rows, **options: rows)
+    monkeypatch.setattr("arithscope.experiments.probe._layers_together", lambda *args: [range(2), range(2, LAYERS)])
+    run(copy_and_add(), SETTINGS, tmp_path / "run", None, Silent())
+    for stage in STAGES:
+        ours = RunFolder(tmp_path / "run").read(stage.name, stage.result).summary()
+        assert _close(ours, results[stage.name].summary())
+
+
+def _close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
+    return a == pytest.approx(b, rel=1e-3, abs=1e-4) if isinstance(a, float) else a == b

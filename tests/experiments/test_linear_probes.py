@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from arithscope.experiments import linear_probes
+from arithscope.experiments.linear_probes import BATCH, EPOCHS, LEARNING_RATE, Examples, initial, steps, train
+from arithscope.experiments.probe import probe, read_states
+from arithscope.experiments.samples import SampleSizes, probe_split
+from arithscope.progress import Silent
+from arithscope.prompts import random_source, sample, square
+from tests.experiments.plain import pretended
+from tests.families import small
+
+WIDTH, ANSWERS, PROMPTS, TRAINING = 6, 5, 150, 100
+
+
+def some_examples() -> Examples:
+    """States in which the answer can be read off, more clearly the later the layer."""
+    generator = torch.Generator().manual_seed(0)
+    of_prompt = torch.randint(0, 60, (PROMPTS,), generator=generator)
+    answer_of_state = torch.randint(0, ANSWERS, (60,), generator=generator)
+    states = torch.randn(3, 60, WIDTH, generator=generator)
+    for layer in range(3):
+        states[layer, torch.arange(60), answer_of_state] += 4.0 * layer
+    return Examples(states, of_prompt, answer_of_state[of_prompt])
+
+
+def test_trained_together_equals_trained_alone_with_the_library() -> None:
+    """Each layer's probe as an nn.Linear with cross-entropy and Adam, on the same batches."""
+    examples = some_examples()
+    start = initial([0, 1, 2], WIDTH, ANSWERS, 7, "last")
+    calls: list[int] = []
+    found = train(start, examples, TRAINING, 7, "last", calls.append)
+    assert sum(calls) == 3 * steps(TRAINING)
+    for layer in range(3):
+        linear = nn.Linear(WIDTH, ANSWERS)
+        with torch.no_grad():
+            linear.weight.copy_(initial([layer], WIDTH, ANSWERS, 7, "last").matrix[0].T)
+            linear.bias.copy_(initial([layer], WIDTH, ANSWERS, 7, "last").bias[0, 0])
+        optimizer = torch.optim.Adam(linear.parameters(), lr=LEARNING_RATE)
+        for epoch in range(EPOCHS):
+            order = random_source(7, "probe order", "last", epoch).permutation(TRAINING)
+            for i in range(0, TRAINING, BATCH):
+                rows = order[i : i + BATCH]
+                x = torch.stack([examples.states[layer, examples.of_prompt[r]] for r in rows])
+                y = torch.tensor([int(examples.answer[r]) for r in rows])
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(linear(x), y).backward()
+                optimizer.step()
+        assert torch.allclose(found.matrix[layer], linear.weight.detach().T, atol=1e-5)
+        assert torch.allclose(found.bias[layer, 0], linear.bias.detach(), atol=1e-5)
+        right = found.right(examples, torch.arange(TRAINING, PROMPTS))[layer]
+        states, answers = examples[torch.arange(TRAINING, PROMPTS)]
+        assert torch.equal(right, linear(states[layer]).argmax(-1) == answers)
+
+
+def test_it_does_not_change_where_it_started() -> None:
+    start = initial([0], WIDTH, ANSWERS, 0, "op1")
+    before = start.matrix.clone()
+    train(start, Examples(torch.randn(1, 4, WIDTH), torch.arange(4), torch.arange(4)), 4, 0, "op1", lambda n: None)
+    assert torch.equal(start.matrix, before)
+
+
+def test_it_learns_what_can_be_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_probes, "LEARNING_RATE", 0.05)
+    examples = some_examples()
+    found = train(initial([0, 1, 2], WIDTH, ANSWERS, 0, "last"), examples, TRAINING, 0, "last", lambda n: None)
+    accuracy = found.right(examples, torch.arange(TRAINING, PROMPTS)).float().mean(1)
+    assert accuracy[2] > 0.95
+    assert accuracy[0] < accuracy[1] <= accuracy[2]
+
+
+@pytest.mark.parametrize("position", ["op1", "operator", "op2", "last"])
+@pytest.mark.parametrize("prefix", ["", "1+2=3=4+5=9="])
+def test_states_and_answers_belong_together(position: str, prefix: str) -> None:
+    """The state that an example holds for a prompt is that prompt's own, run alone."""
+    subject = small("gptj", prefix=prefix)
+    prompts = sample(square("+-*", 12), 60, random_source(0, "p"))
+    prompts = prompts[prompts.legal(subject.limit)]
+    layers = [0, 2]
+    examples = read_states(subject, prompts, position, layers)
+    assert len(examples) == len(prompts)
+    assert examples.states.shape[1] <= {"op1": 13, "operator": 39}.get(position, len(prompts))
+    for i in range(0, len(prompts), 7):
+        states, answer = examples[torch.tensor([i])]
+        output = subject.model(input_ids=subject.encode(prompts[[i]]), output_hidden_states=True)
+        at = subject.positions.named()[position]
+        # hidden_states[l + 1] is what layer l leaves; behind the last layer the library applies the final norm.
+        want = [output.hidden_states[1][0, at], output.hidden_states[3][0, at]]
+        found = [states[0, 0], subject.final_norm(states[1, 0])]
+        assert torch.allclose(found[0], want[0], atol=1e-5)
+        assert torch.allclose(found[1], want[1], atol=1e-5)
+        assert int(answer[0]) == prompts.answer[i]
+
+
+def test_the_split_is_80_to_20_without_overlap() -> None:
+    accuracy = pretended(small("llama", "sdpa"), "+-", 9)
+    prompts, training = probe_split(accuracy, SampleSizes(1, 1, 1, None), 0)
+    assert len(prompts) == len(accuracy.correct())
+    assert training == int(0.8 * len(prompts))
+    rows = set(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True))
+    assert len(rows) == len(prompts)
+    fewer, _ = probe_split(accuracy, SampleSizes(1, 1, 1, 30), 0)
+    assert len(fewer) == 30
+
+
+def test_derived_layers_and_chance() -> None:
+    subject = small("llama", "sdpa")
+    found = probe(subject, pretended(subject, "+-", 9), SampleSizes(1, 1, 1, None), 0, Silent())
+    last = found.table[(found.table.operator == "all") & (found.table.position == "last")].value.to_numpy()
+    assert last[found.best_layer] == last.max()
+    assert last[found.first_answer_layer] >= last.max() / 2
+    assert all(last[: found.first_answer_layer] < last.max() / 2)
+    assert set(found.chance) == {"all", "+", "-"}
+    rows = found.table[(found.table.position == "op1") & (found.table.layer == 0)].set_index("operator")
+    assert rows.n["all"] == rows.n["+"] + rows.n["-"]
+    pooled = (rows.value["+"] * rows.n["+"] + rows.value["-"] * rows.n["-"]) / rows.n["all"]
+    assert rows.value["all"] == pytest.approx(pooled)
+    assert not np.isnan(found.table.low).any()

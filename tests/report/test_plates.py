@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arithscope.figures.gallery import PLATES
+from arithscope.progress import Silent
+from arithscope.report import plates
+from arithscope.report.plates import draw_plates
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.store import RunWriter
+from arithscope.study import run
+from tests.families import small
+
+SMALL = Settings(("+", "-"), 5)
+
+
+def study(folder: Path, settings: Settings = SMALL) -> None:
+    run(small("llama", "sdpa"), settings, folder, ["accuracy"], Silent(), lambda f: draw_plates(f, Silent()))
+
+
+def index(folder: Path) -> dict[str, dict[str, str]]:
+    return json.loads((folder / "figures" / "index.json").read_text())
+
+
+def test_only_figures_whose_stages_are_there(tmp_path: Path) -> None:
+    study(tmp_path)
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {"accuracy.png", "accuracy.svg", "index.json"}
+    assert index(tmp_path)["accuracy"]["caption"] == PLATES[0].caption
+    assert "small llama" in (tmp_path / "figures" / "accuracy.svg").read_text()
+    assert (tmp_path / "figures" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    original = plates._draw
+
+    def counted(folder: Path, plate: plates.Plate, results: list[object], writer: RunWriter) -> object:
+        drawn.append(plate.name)
+        return original(folder, plate, results, writer)
+
+    monkeypatch.setattr(plates, "_draw", counted)
+    study(tmp_path)
+    study(tmp_path)
+    assert drawn == ["accuracy"]
+    study(tmp_path, replace(SMALL, max_operand=4))  # other numbers
+    assert len(drawn) == 2
+    (tmp_path / "figures" / "accuracy.svg").unlink()
+    study(tmp_path, replace(SMALL, max_operand=4))
+    assert len(drawn) == 3
+    (tmp_path / "figures" / "index.json").write_text("{")
+    study(tmp_path, replace(SMALL, max_operand=4))
+    assert len(drawn) == 4
+
+
+def test_every_figure_needs_known_stages_and_has_a_name_of_its_own() -> None:
+    known = {stage.name for stage in STAGES}
+    assert all(set(plate.needs) <= known for plate in PLATES)
+    assert len({plate.name for plate in PLATES}) == len(PLATES)
+    assert all(plate.title and plate.caption.endswith(".)") for plate in PLATES)
