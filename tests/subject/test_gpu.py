@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from arithscope.experiments.accuracy import accuracy
 from arithscope.progress import Silent
 from arithscope.prompts import legal_prompts, random_source, sample, square
+from arithscope.settings import Settings
+from arithscope.study import run
 from arithscope.subject.edits import capturing
 from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.replay import check_replay, record, replay_neurons
 from arithscope.subject.sweep import mean_activations
+from tests.hand_built import MAX_OPERAND
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 NAMES = pytest.mark.parametrize("name", ["tiny-llama", "tiny-pythia", "tiny-gptj"])
@@ -48,3 +54,24 @@ def test_means_and_accuracy(name: str) -> None:
 def test_half_precision_replays_within_its_noise(name: str, dtype: str) -> None:
     subject = load(name, options=LoadOptions(device="cuda", dtype=dtype))
     assert check_replay(subject, subject.encode(subject.encoder.examples())) < 0.1
+
+
+def test_all_stages_find_the_hand_built_circuit(
+    saved_adder: Path, adder_results: dict[str, Any], tmp_path: Path
+) -> None:
+    subject = load(str(saved_adder), options=LoadOptions(device="cuda"))
+    summary = run(subject, Settings(("+",), MAX_OPERAND), tmp_path, None, Silent()).summary
+    want = adder_results["circuit"].summary()["+"]
+    assert summary["circuit"]["+"]["head_names"] == want["head_names"]
+    for measure in ("faithfulness", "accuracy", "p_answer", "random_faithfulness"):
+        assert summary["circuit"]["+"][measure]["value"] == pytest.approx(want[measure]["value"], abs=1e-3)
+    assert summary["probe"]["all"]["first_answer_layer"] == adder_results["probe"].first_answer_layer
+    roles = {key: value for key, value in summary["heads"]["+"].items() if key.startswith("attend_to")}
+    assert roles == {k: v for k, v in adder_results["heads"].summary()["+"].items() if k.startswith("attend_to")}
+
+
+def test_all_stages_in_half_precision(tmp_path: Path) -> None:
+    subject = load("tiny-llama", options=LoadOptions(device="cuda", dtype="bfloat16"))
+    summary = run(subject, Settings(("+", "-"), 60), tmp_path, None, Silent()).summary
+    for operator in ("+", "-"):
+        assert summary["circuit"][operator]["faithfulness"]["value"] > 0.9

@@ -1,0 +1,151 @@
+"""How much faster the circuit stages are than the obvious way: three pieces of work, each computed twice in one process.
+
+    localize    every head and MLP patched at every position     plain: a full pass over all prompts for each
+    circuit     nested and random sets of heads, mean-ablated    plain: a full pass over all prompts for each set
+    probe       linear probes of all layers at one position      plain: one layer after the other
+
+Both ways give the same numbers, which is checked before anything is timed; medians of several runs in turn.
+
+    python benchmarks/circuit.py [--subject tiny-llama] [--prompts 100] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arithscope.experiments.ablation import Judging, ablated_scores, mean_ablation, nested_sets, score_reducer
+from arithscope.experiments.linear_probes import Examples, initial, train
+from arithscope.experiments.localize import component_effects, effect_reducer
+from arithscope.experiments.probe import read_states
+from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample
+from arithscope.subject.edits import Edit, capturing, edit, editing
+from arithscope.subject.load import LoadOptions, load
+from arithscope.subject.subject import Site, Subject
+from arithscope.subject.sweep import Means, mean_activations
+
+REPEATS = 3
+CIRCUITS, PROBE_PROMPTS, TRAINING = 100, 400, 320
+
+
+def silent(units: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Task:
+    subject: Subject
+    prompts: Prompts
+    others: Prompts
+    means: Means
+    sets: Tensor  # of heads to keep, [circuits, layers, heads]
+    examples: Examples
+
+    def localize(self) -> Tensor:
+        found = component_effects(self.subject, self.prompts, self.others, silent)
+        return torch.from_numpy(np.stack(list(found.values()), axis=-1))
+
+    @torch.no_grad()
+    def localize_plainly(self) -> Tensor:
+        subject, s = self.subject, self.subject.sizes
+        ids, named, layers = subject.encode(self.prompts), list(subject.positions.named().values()), range(s.layers)
+        with capturing(subject, heads=layers, neurons=layers) as seen:
+            subject.logits(subject.encode(self.others))
+        reduce, before = effect_reducer(subject, self.prompts, self.others, silent), subject.logits(ids)
+
+        def patched(site: Site, layer: int, which: list[int] | None, position: int) -> Tensor:
+            source = seen.heads[layer] if site is Site.HEADS else seen.neurons[layer]
+            values = source[:, position : position + 1]
+            with editing(subject, [edit(subject, site, layer, which, positions=position, values=values)], len(ids)):
+                return reduce(before, subject.logits(ids)[None])[0]
+
+        rows = [
+            torch.stack(
+                [
+                    *(patched(Site.HEADS, layer, [head], position) for head in range(s.heads)),
+                    patched(Site.NEURONS, layer, None, position),
+                ]
+            )
+            for position in named
+            for layer in layers
+        ]
+        return torch.stack(rows).view(len(named), s.layers, s.heads + 1, len(ids), -1).cpu()
+
+    def circuit(self) -> Tensor:
+        edits = mean_ablation(self.subject, self.means, self.sets)
+        return torch.from_numpy(ablated_scores(self.subject, self.prompts, edits, Judging(), silent))
+
+    @torch.no_grad()
+    def circuit_plainly(self) -> Tensor:
+        subject, ids = self.subject, self.subject.encode(self.prompts)
+        reduce = score_reducer(subject, self.prompts, Judging(), silent)
+        found = []
+        for kept in self.sets:
+            edits: list[Edit] = mean_ablation(subject, self.means, kept[None])
+            with editing(subject, edits, len(ids)):
+                logits = subject.logits(ids)
+            found.append(reduce(logits, logits[None])[0])
+        return torch.stack(found).cpu()
+
+    def probe(self, layers: range | None = None) -> Tensor:
+        layers = range(self.subject.sizes.layers) if layers is None else layers
+        some = Examples(self.examples.states[list(layers)], self.examples.of_prompt, self.examples.answer)
+        start = initial(layers, self.subject.sizes.width, self.subject.limit, 0, "last")
+        return train(start, some, TRAINING, 0, "last", silent).matrix.cpu()
+
+    def probe_plainly(self) -> Tensor:
+        return torch.cat([self.probe(range(layer, layer + 1)) for layer in range(self.subject.sizes.layers)])
+
+
+def prepare(subject: Subject, prompts: int) -> Task:
+    pool = legal_prompts("+-*/", 300, subject.limit)
+    chosen = sample(pool, prompts, random_source(0, "benchmark"))
+    others = counterfactuals(chosen, pool, random_source(0, "benchmark counterfactuals"))
+    s = subject.sizes
+    random = random_source(0, "benchmark heads")
+    orders = [random.permutation(s.layers * s.heads) for _ in range(10)]
+    sets = nested_sets(orders, np.linspace(0, s.layers * s.heads, CIRCUITS // 10).astype(int).tolist())
+    more = sample(pool, PROBE_PROMPTS, random_source(0, "benchmark probes"))
+    examples = read_states(subject, more, "last", range(s.layers))
+    return Task(
+        subject, chosen, others, mean_activations(subject, chosen), sets.unflatten(1, (s.layers, s.heads)), examples
+    )
+
+
+def seconds(function: Callable[[], Tensor]) -> float:
+    started = time.perf_counter()
+    function()  # its result is on the CPU, so the device has finished
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subject", default="tiny-llama")
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    subject = load(arguments.subject, options=LoadOptions(device=arguments.device))
+    print(f"{subject}\ntorch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
+    task = prepare(subject, arguments.prompts)
+    print(f"{'work':10} {'plain s':>9} {'arithscope s':>13} {'ratio':>7}")
+    for name, fast, plain in (
+        ("localize", task.localize, task.localize_plainly),
+        ("circuit", task.circuit, task.circuit_plainly),
+        ("probe", task.probe, task.probe_plainly),
+    ):
+        torch.testing.assert_close(fast().double(), plain().double(), rtol=1e-2, atol=1e-3)
+        timed = [(seconds(plain), seconds(fast)) for _ in range(REPEATS)]
+        slow, quick = (statistics.median(times) for times in zip(*timed, strict=True))
+        print(f"{name:10} {slow:9.2f} {quick:13.2f} {slow / quick:7.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.experiments.ablation import (
+    TOLERANCE,
+    Judging,
+    Yardstick,
+    curve_table,
+    nested_sets,
+    smallest_on_plateau,
+)
+from arithscope.experiments.circuit import EVERY_SIZE, head_counts
+from arithscope.experiments.heads import heads
+from arithscope.experiments.samples import PRESETS, SampleSizes, splits
+from arithscope.measures import Mean, faithfulness
+from arithscope.progress import Silent
+from tests.experiments.plain import pretended
+from tests.families import small
+from tests.hand_built import copy_and_add
+
+
+def curve(*values: float) -> list[dict[str, Mean]]:
+    return [{"faithfulness": Mean(v, v, v, 9)} for v in values]
+
+
+def test_the_smallest_circuit_on_the_plateau() -> None:
+    assert smallest_on_plateau(curve(0.0, 0.5, 0.97, 0.985, 0.97, 1.0)) == 3
+    assert smallest_on_plateau(curve(0.0, 0.9, 0.91, 0.90)) == 1  # the plateau is the best there is, not 1
+    assert smallest_on_plateau(curve(1.0, 1.0)) == 0
+    assert smallest_on_plateau(curve(np.nan, np.nan)) == 0
+    assert smallest_on_plateau(curve(np.nan, 0.2, 1.0)) == 2
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
+def test_no_smaller_circuit_is_as_good(values: list[float]) -> None:
+    chosen = smallest_on_plateau(curve(*values))
+    assert values[chosen] >= max(values) - TOLERANCE
+    assert all(v < max(values) - TOLERANCE for v in values[:chosen])
+
+
+@given(st.integers(1, 5000))
+def test_sizes_to_try(total: int) -> None:
+    counts = head_counts(total)
+    assert counts[0] == 0
+    assert counts[-1] == total
+    assert all(a < b for a, b in pairwise(counts))
+    assert set(range(min(total, EVERY_SIZE) + 1)) <= set(counts)
+    assert all(b <= 1.1 * a + 1 for a, b in pairwise(counts) if a > 0)
+    assert len(counts) < EVERY_SIZE + 60
+
+
+@given(st.integers(0, 1000), st.integers(1, 8))
+def test_nested_sets_against_a_loop(seed: int, size: int) -> None:
+    random = np.random.default_rng(seed)
+    orders = [random.permutation(size) for _ in range(3)]
+    counts = sorted(random.integers(0, size + 1, 4).tolist())
+    found = nested_sets(orders, counts)
+    assert found.shape == (3 * 4, size)
+    for i, order in enumerate(orders):
+        for j, n in enumerate(counts):
+            assert set(np.flatnonzero(found[i * 4 + j].numpy())) == set(order[:n].tolist())
+
+
+def test_measures_of_circuits_and_of_random_draws() -> None:
+    """Two prompts, two circuits, two draws, by hand."""
+    empty, model = np.array([0.0, 0.5]), np.array([1.0, 1.0])
+    scores = np.array([[[0.5, 0, 0.1], [1.0, 1, 0.9]], [[1.0, 1, 0.6], [1.0, 1, 0.8]]])  # nl, right, probability
+    scale = Yardstick(empty, model, Judging())
+    half, full = scale.measure(scores, np.random.default_rng(0))
+    assert half["faithfulness"].value == pytest.approx(0.75)
+    assert half["accuracy"].value == pytest.approx(0.5)
+    assert half["p_answer"].value == pytest.approx(0.5)
+    assert full["faithfulness"].value == pytest.approx(1.0)
+    [draws] = scale.measure_draws(scores[:, None], np.random.default_rng(0))
+    assert draws["faithfulness"] == Mean(0.875, 0.75, 1.0, 2)
+    assert draws["accuracy"].value == pytest.approx(0.75)
+    change = scale.change(scores[0], scores[1], np.random.default_rng(0))
+    assert change.value == pytest.approx(0.25)
+    by_means = Yardstick(empty, model, Judging(ratio_of_means=True)).measure(scores, np.random.default_rng(0))
+    assert by_means[0]["faithfulness"].value == pytest.approx((0.5 + 0.5) / (1.0 + 0.5))
+    assert (
+        by_means[0]["faithfulness"]
+        == faithfulness(scores[..., 0], empty, model, np.random.default_rng(0), ratio_of_means=True)[0]
+    )
+
+
+def test_both_curves_in_one_table() -> None:
+    means = [dict.fromkeys(("faithfulness", "accuracy", "p_answer"), Mean(v, 0, 1, 5)) for v in (0.1, 0.9)]
+    table = curve_table("+", [0, 3], means, means)
+    assert len(table) == 2 * 2 * 3
+    assert set(table.circuit) == {"found", "random"}
+    assert table[table["size"] == 3].value.eq(0.9).all()
+
+
+def test_a_circuit_of_mlps_alone_has_no_heads(adder_results: dict[str, Any]) -> None:
+    circuit = adder_results["circuit"]
+    circuit = replace(circuit, heads=circuit.heads.assign(in_circuit=False))
+    earlier = adder_results["accuracy"], adder_results["means"], circuit
+    found = heads(copy_and_add(), *earlier, PRESETS["quick"], 0, Judging(), Silent())
+    assert len(found.roles) == len(found.patterns) == len(found.isolation) == 0
+    assert found.summary() == {}
+
+
+def test_samples_shrink_together_and_stay_disjoint() -> None:
+    accuracy = pretended(small("llama", "sdpa"), "+-", 5)
+    for wanted in (SampleSizes(4, 6, 2, None), SampleSizes(1000, 1000, 2, None)):
+        for operator, split in splits(accuracy, wanted, 3).items():
+            keys = [list(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
+            assert not set(keys[0]) & set(keys[1])
+            available = len(accuracy.correct(operator))
+            assert len(keys[0]) == min(wanted.discovery, available // 2)
+            assert np.all(split.others.answer != split.discovery.answer)
+    assert set(split.others.operator.tolist()) == {0, 1}  # counterfactuals come from all operators
