@@ -62,6 +62,9 @@ def test_effect_stays_finite_where_probabilities_underflow() -> None:
     after = torch.tensor([[0.0, -119.0, 0.0]])
     value = effect(before, after, torch.tensor([0]), torch.tensor([1]))
     assert float(value) == pytest.approx(0.5 * (np.e - 1), rel=1e-4)
+    certain = torch.tensor([[0.0, -200.0, -200.0]])
+    opposite = torch.tensor([[-200.0, 0.0, -200.0]])
+    assert 1e30 < float(effect(certain, opposite, torch.tensor([0]), torch.tensor([1]))) < 1e36
 
 
 @given(seeds)

@@ -24,6 +24,7 @@ def _at(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 EFFECTS = ("probability", "log_ratio", "logit")
+LARGEST = 80.0  # of a log-ratio whose exponential is taken: e⁸⁰ and a sum of many such still fit into float32
 
 
 def effects(
@@ -39,7 +40,7 @@ def effects(
         ½ · [ (P*(r′) − P(r′)) / P(r′)  +  (P(r) − P*(r)) / P*(r) ]
 
     At least −1, and unbounded above. Computed from log-probabilities, so that it stays finite where a probability
-    underflows: P*/P = exp(log P* − log P).
+    underflows: P*/P = exp(log P* − log P), cut off at e⁸⁰.
 
     log_ratio: the same question on a scale that no single prompt can dominate,
 
@@ -61,7 +62,7 @@ def effects(
     mean, mean_after = before.mean(-1), after.mean(-1)
     rise, fall = (r2_after - mean_after) - (r2 - mean), (r - mean) - (r_after - mean_after)
     return {
-        "probability": 0.5 * (torch.expm1(gain) + torch.expm1(loss)),
+        "probability": 0.5 * (torch.expm1(gain.clamp(max=LARGEST)) + torch.expm1(loss.clamp(max=LARGEST))),
         "log_ratio": 0.5 * (gain + loss),
         "logit": 0.5 * (rise / (r2 - mean).abs() + fall / (r_after - mean_after).abs()),
     }

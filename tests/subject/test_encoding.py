@@ -10,6 +10,7 @@ from arithscope.prompts import Prompts, Template, square
 from arithscope.subject.encoding import Positions, PromptEncoder
 from arithscope.subject.fresh import number_tokenizer
 from tests import tokenizers_for_tests as made
+from tests.families import small
 
 SPACED = Template("{op1} {operator} {op2} = ", prefix="1 + 2 = 3\n")
 
@@ -109,3 +110,11 @@ def test_a_missing_operator_is_named() -> None:
 def test_a_template_the_tokenizer_does_not_know() -> None:
     with pytest.raises(UserError, match="does not know every character"):
         PromptEncoder(number_tokenizer(20), Template("{op1} {operator} {op2} ="))
+
+
+def test_every_position_has_a_label_of_its_own() -> None:
+    assert small("llama").encoder.labels == ("<bos>", "op1", "operator", "op2", "last")
+    labels = small("llama", prefix="1+2=3=4+5=9=").encoder.labels
+    assert labels[:5] == ("<bos>", "1", "+:2", "2", "=:4")
+    assert labels[-4:] == ("op1", "operator", "op2", "last")
+    assert len(set(labels)) == len(labels)

@@ -28,7 +28,7 @@ FOUND, RANDOM = "found", "random"
 
 @dataclass(frozen=True)
 class Judging:
-    """How NL and faithfulness are taken; the defaults are SPEC's."""
+    """How NL and faithfulness are taken: from centred logits, and as a mean of the prompts' ratios, unless said otherwise."""
 
     centre: bool = True
     ratio_of_means: bool = False

@@ -108,7 +108,8 @@ def circuit(
             heads.append(_head_table(operator, ranking, counts[chosen]))
             measured[operator] = {**ours[chosen], **{f"random_{m}": mean for m, mean in theirs[chosen].items()}}
             left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
-    return Circuit(pd.concat(curves), pd.concat(heads), table_of(measured), left_out)
+    curve, ranked = (pd.concat(tables, ignore_index=True) for tables in (curves, heads))
+    return Circuit(curve, ranked, table_of(measured), left_out)
 
 
 def head_counts(total: int) -> list[int]:

@@ -51,7 +51,7 @@ class Heads:
     def foremost(self, most: int) -> pd.DataFrame:
         """At most so many rows of `roles`, all or none of each head: heads shared by all operators before others, and then
         those that rank higher in some operator's circuit. Rows keep their order; their index is that of `patterns`."""
-        roles = self.roles.reset_index(drop=True)
+        roles = self.roles
         ranked = roles.assign(rank=roles.groupby("operator").cumcount())
         heads = ranked.groupby(["layer", "head"]).agg(
             shared=("shared", "any"), rank=("rank", "min"), rows=("rank", "size")
@@ -102,15 +102,18 @@ def heads(
             edits = mean_ablation(subject, mean_values, keep)
             scale = yardstick(subject, mean_values, prompts, judging)
             before = ablated_scores(subject, prompts, edits, judging, lambda n: None)[0]
-            for (layer, head), attended in zip(chosen, found[:, -1].argmax(-1), strict=True):
-                after = _isolated_scores(subject, prompts, edits, layer, int(attended), judging)
+            isolated: dict[tuple[int, int], NDArray[np.float64]] = {}  # the same for heads of a layer that look alike
+            for (layer, head), attended in zip(chosen, found[:, -1].argmax(-1).tolist(), strict=True):
+                if (layer, attended) not in isolated:
+                    after = _isolated_scores(subject, prompts, edits, layer, attended, judging)
+                    isolated[layer, attended] = before if after is None else after
                 random = random_source(seed, "heads", operator, layer, head)
-                rows = _compare(scale, before, before if after is None else after, random)
+                rows = _compare(scale, before, isolated[layer, attended], random)
                 isolation.append(rows.assign(operator=operator, layer=layer, head=head))
                 advance(1)
     columns = ["operator", "layer", "head", "when", "measure", "value", "low", "high", "n"]
-    table = pd.concat(isolation)[columns] if isolation else pd.DataFrame(columns=columns)
-    return Heads(pd.concat(roles), np.concatenate(patterns), table, list(subject.encoder.labels))
+    table = pd.concat(isolation, ignore_index=True)[columns] if isolation else pd.DataFrame(columns=columns)
+    return Heads(pd.concat(roles, ignore_index=True), np.concatenate(patterns), table, list(subject.encoder.labels))
 
 
 @torch.no_grad()

@@ -72,14 +72,14 @@ def localize(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int
         progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
     s = subject.sizes
     per_prompt = s.layers * (s.heads + 1) * len(subject.positions.named())
-    effects, prompts = [], []
+    tables, prompts = [], []
     with progress.task("localize", per_prompt * sum(len(split.discovery) for split in samples.values())) as advance:
         for operator, split in samples.items():
             found = component_effects(subject, split.discovery, split.others, advance)
             random = random_source(seed, "localize", operator)
-            effects += [_table(subject, operator, measure, found[measure], random) for measure in EFFECTS]
+            tables += [_table(subject, operator, measure, found[measure], random) for measure in EFFECTS]
             prompts.append(_prompt_table(operator, split.discovery, split.others))
-    return Localize(pd.concat(effects, ignore_index=True), pd.concat(prompts, ignore_index=True))
+    return Localize(pd.concat(tables, ignore_index=True), pd.concat(prompts, ignore_index=True))
 
 
 def component_effects(

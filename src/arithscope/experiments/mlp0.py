@@ -52,9 +52,7 @@ class Mlp0:
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
         """Neurons, the strongest first, by their effect averaged over positions."""
-        e = self.effects
-        rows = e[(e.operator == operator) & (e.measure == measure) & (e.position == ALL_POSITIONS)]
-        return rows.sort_values(["value", "neuron"], ascending=[False, True]).neuron.to_numpy()
+        return _strongest(self.effects[self.effects.operator == operator], measure)
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = by_operator(self.table)
@@ -90,9 +88,9 @@ def mlp0(
             random = random_source(seed, "mlp0", operator)
             some = slice(0, sizes.neuron_effects)
             found = neuron_effects(subject, split.discovery[some], split.others[some], advance)
-            effects += [_effect_table(operator, name, found[..., i], random) for i, name in enumerate(EFFECTS)]
-            score = found[..., list(EFFECTS).index(effect)].mean(axis=(0, 2))
-            orders = [np.argsort(-score, kind="stable"), *(random.permutation(size) for _ in range(sizes.draws))]
+            table = pd.concat([_effect_table(operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)])
+            effects.append(table)
+            orders = [_strongest(table, effect), *(random.permutation(size) for _ in range(sizes.draws))]
             heads = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads)
             edits = mean_ablation(subject, mean_values, heads, {0: nested_sets(orders, counts)})
             ours, theirs = compare_with_random(
@@ -108,7 +106,8 @@ def mlp0(
                 "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
             }
     tuning = number_tuning(subject, max_operand)
-    return Mlp0(pd.concat(effects), pd.concat(curves), table_of(measured), tuning, enough)
+    ranked, curve = (pd.concat(tables, ignore_index=True) for tables in (effects, curves))
+    return Mlp0(ranked, curve, table_of(measured), tuning, enough)
 
 
 def neuron_effects(
@@ -141,6 +140,11 @@ def number_tuning(subject: Subject, max_operand: int) -> NDArray[np.float32]:
             subject.logits(subject.encode(batch))
         found.append(seen.neurons[0])
     return torch.cat(found).T.contiguous().numpy()
+
+
+def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
+    rows = effects[(effects.measure == measure) & (effects.position == ALL_POSITIONS)]
+    return rows.sort_values(["value", "neuron"], ascending=[False, True]).neuron.to_numpy()
 
 
 def _effect_table(

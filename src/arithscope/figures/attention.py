@@ -23,7 +23,7 @@ PRECEDING = "before op1"  # BOS and a prefix, taken together
 @styled
 def attention_patterns(heads: Heads) -> Figure:
     """The mean attention of circuit heads, from each position (row) to each position (column)."""
-    groups: list[Any] = list(heads.roles.reset_index(drop=True).groupby(["layer", "head"]))
+    groups: list[Any] = list(heads.roles.groupby(["layer", "head"]))
     shown = sorted(groups, key=lambda group: (-len(group[1]), group[0]))[:MOST_PANELS]
     rows, columns = grid_shape(len(shown), 4)
     figure, axes = new_figure(2.6 * columns + 0.8, 2.5 * rows + 1.3, rows, columns)

@@ -80,9 +80,13 @@ class PromptEncoder:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each position of a prompt is called: its name if it has one, else its token."""
+        """What each position of a prompt is called: its name if it has one, else its token, numbered if it occurs again."""
         names = {index: name for name, index in self.positions.named().items()}
-        return tuple(names.get(i, token) for i, token in enumerate(self.tokens(self._frame)))
+        tokens = [token for i, token in enumerate(self.tokens(self._frame)) if i not in names]
+        numbered = (
+            f"{token}:{i}" if tokens.count(token) > 1 else token for i, token in enumerate(self.tokens(self._frame))
+        )
+        return tuple(names.get(i, label) for i, label in enumerate(numbered))
 
     @property
     def operators(self) -> tuple[str, ...]:
