@@ -147,3 +147,17 @@ def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert call("run", file, *asked, "--out", tmp_path / name) == 0
         found[name] = json.loads((tmp_path / name / "summary.json").read_text())["accuracy"]["+"]["accuracy"]["value"]
     assert found["spaced"] > found["bare"] > found["no examples"]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.skipif("ARITHSCOPE_GGUF" not in os.environ, reason="ARITHSCOPE_GGUF names no file")
+def test_every_stage_of_a_real_gguf_model(tmp_path: Path) -> None:
+    """A minute on a GPU, half an hour on two cores. One head brings op1 to the last position, others bring op2."""
+    shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
+    asked = ("--max-operand", "9", "--operators", "+", "--template", "{op1} {operator} {op2} = ", "--prefix", shots)
+    assert call("run", os.environ["ARITHSCOPE_GGUF"], *asked, "--out", tmp_path / "run") == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["circuit"]["+"]["faithfulness"]["value"] > 0.9
+    assert "L20H8" in summary["heads"]["+"]["attend_to_op1"]
+    assert "L14H2" in summary["heads"]["+"]["attend_to_op2"]

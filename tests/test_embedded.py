@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from arithscope.errors import UserError
 from arithscope.experiments.accuracy import accuracy
 from arithscope.progress import Silent
 from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
+from arithscope.settings import Settings
+from arithscope.study import run
 from arithscope.subject.embedded import DEFAULT, FOLDER, checkpoints, embedded_folder, embedded_names
 from arithscope.subject.load import load
 from arithscope.subject.subject import Subject
@@ -98,3 +101,21 @@ def test_unknown_checkpoints() -> None:
         embedded_folder("tiny-pythia", "step-7")
     with pytest.raises(UserError, match="it has: none"):
         load("tiny-llama@step-00000")
+
+
+@pytest.mark.slow
+@subjects
+def test_every_stage_of_the_circuit(name: str, tmp_path: Path) -> None:
+    """tiny-llama's circuits are small and far better than random ones; in the other two nearly every head takes part."""
+    subject = load(name)
+    summary = run(subject, Settings(), tmp_path, None, Silent()).summary
+    all_heads = subject.sizes.layers * subject.sizes.heads
+    for operator in OPERATORS:
+        found = summary["circuit"][operator]
+        assert found["faithfulness"]["value"] >= 0.9
+        if name == "tiny-llama":
+            assert found["heads"] < all_heads / 2
+            assert found["faithfulness"]["low"] > found["random_faithfulness"]["high"]
+            assert found["accuracy"]["low"] > found["random_accuracy"]["high"]
+    assert summary["probe"]["all"]["best_layer"] == subject.sizes.layers - 1
+    assert summary["probe"]["all"]["best_accuracy"]["value"] > 2 * summary["probe"]["all"]["chance"]

@@ -77,6 +77,20 @@ def log_ratio(before: Tensor, after: Tensor, answer: int, other: int) -> float:
     return float(0.5 * (torch.log(q[other] / p[other]) + torch.log(p[answer] / q[answer])))
 
 
+def patched_effects(
+    subject: Subject, prompts: Prompts, others: Prompts, module: Any, position: int, entries: slice
+) -> tuple[list[float], list[float]]:
+    """The effect, by probability and as log-ratio, of patching some entries at a position, prompt by prompt."""
+    found = []
+    for i in range(len(prompts)):
+        prompt, other = prompts[[i]], others[[i]]
+        value = activation(subject, other, module)[position, entries]
+        both = logits(subject, prompt), logits(subject, prompt, [(module, position, entries, value)])
+        answers = int(subject.answers(prompt)), int(subject.answers(other))
+        found.append((effect(*both, *answers), log_ratio(*both, *answers)))
+    return [e for e, _ in found], [r for _, r in found]
+
+
 def normalized_logit(z: Tensor, answer: int) -> float:
     z = z - z.mean()
     return float(z[answer] / z.max())

@@ -38,15 +38,9 @@ def test_effects_of_all_components_at_all_positions(family: str, attention: str,
                 for head in [*range(s.heads), MLP]:
                     module = plain.mlp_module(subject, layer) if head == MLP else plain.heads_module(subject, layer)
                     entries = slice(None) if head == MLP else plain.head_entries(subject, head)
-                    effects, ratios = [], []
-                    for i in range(len(split.discovery)):
-                        prompt, other = split.discovery[[i]], split.others[[i]]
-                        value = plain.activation(subject, other, module)[position, entries]
-                        before = plain.logits(subject, prompt)
-                        after = plain.logits(subject, prompt, [(module, position, entries, value)])
-                        answers = int(subject.answers(prompt)), int(subject.answers(other))
-                        effects.append(plain.effect(before, after, *answers))
-                        ratios.append(plain.log_ratio(before, after, *answers))
+                    effects, ratios = plain.patched_effects(
+                        subject, split.discovery, split.others, module, position, entries
+                    )
                     for measure, values in (("probability", effects), ("log_ratio", ratios)):
                         row = table.loc[(operator, measure, name, layer, head)]
                         assert row.value == pytest.approx(np.mean(values), rel=2e-3, abs=2e-5)
@@ -93,14 +87,10 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     for neuron in range(0, subject.sizes.neurons, 5):
         entries, by_position = slice(neuron, neuron + 1), []
         for name in POSITIONS:
-            position, values = subject.positions.named()[name], []
-            for i in range(SIZES.neuron_effects):
-                prompt, other = split.discovery[[i]], split.others[[i]]
-                value = plain.activation(subject, other, module)[position, entries]
-                before = plain.logits(subject, prompt)
-                after = plain.logits(subject, prompt, [(module, position, entries, value)])
-                answers = int(subject.answers(prompt)), int(subject.answers(other))
-                values.append(plain.effect(before, after, *answers))
+            position, some = subject.positions.named()[name], slice(0, SIZES.neuron_effects)
+            values, _ = plain.patched_effects(
+                subject, split.discovery[some], split.others[some], module, position, entries
+            )
             by_position.append(np.mean(values))
             assert table.loc[("probability", name, neuron)].value == pytest.approx(by_position[-1], rel=5e-3, abs=2e-5)
         averages.append(np.mean(by_position))
