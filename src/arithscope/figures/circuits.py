@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from arithscope.experiments.ablation import FOUND, RANDOM
@@ -21,7 +20,7 @@ HEADS_A_LINE, MOST_NAMES = 6, 24  # in the table
 @styled
 def faithfulness_by_heads(circuit: Circuit) -> Figure:
     """Faithfulness, accuracy and mean probability of the answer against the number of heads, beside random heads."""
-    figure, [panels] = new_figure(10, 3.9, 1, len(MEASURE_NAMES))
+    figure, [panels] = new_figure(11, 3.9, 1, len(MEASURE_NAMES))
     largest = int(circuit.curve["size"].max())
     for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
         rows = circuit.curve[circuit.curve.measure == measure]
@@ -39,14 +38,10 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
         if largest > 64:
             axes.set_xscale("symlog", linthresh=16)
             axes.set_xlim(0, largest * 1.1)
-    _legend(panels[0])
+    panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
+    panels[0].plot([], [], color="grey", linestyle=":", label="random heads")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     return figure
-
-
-def _legend(axes: Axes) -> None:
-    axes.plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
-    axes.plot([], [], color="grey", linestyle=":", label="random heads")
-    axes.legend(loc="lower right")
 
 
 @styled

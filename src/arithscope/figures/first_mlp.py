@@ -42,7 +42,7 @@ def first_mlp_effects(mlp0: Mlp0) -> Figure:
 @styled
 def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
     """What the circuit keeps when only a share of the first MLP's neurons is kept, beside random neurons."""
-    figure, [panels] = new_figure(10, 3.8, 1, len(MEASURE_NAMES))
+    figure, [panels] = new_figure(11, 3.8, 1, len(MEASURE_NAMES))
     for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
         rows = mlp0.curve[mlp0.curve.measure == measure]
         for operator in rows.operator.unique():
@@ -58,7 +58,7 @@ def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
         axes.set_ylabel(name)
         axes.set_ylim(min(-0.05, rows.value.min() - 0.05), 1.05)
     panels[0].plot([], [], ":", color="grey", label="random neurons")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
