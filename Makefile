@@ -29,6 +29,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/circuit.py
 
 clean:
 	rm -rf $(VENV) runs trained

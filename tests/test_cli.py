@@ -153,7 +153,7 @@ def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.slow
 @pytest.mark.skipif("ARITHSCOPE_GGUF" not in os.environ, reason="ARITHSCOPE_GGUF names no file")
 def test_every_stage_of_a_real_gguf_model(tmp_path: Path) -> None:
-    """A minute on a GPU, half an hour on two cores. One head brings op1 to the last position, others bring op2."""
+    """A quarter of an hour on two cores. One head brings op1 to the last position, others bring op2."""
     shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
     asked = ("--max-operand", "9", "--operators", "+", "--template", "{op1} {operator} {op2} = ", "--prefix", shots)
     assert call("run", os.environ["ARITHSCOPE_GGUF"], *asked, "--out", tmp_path / "run") == 0
