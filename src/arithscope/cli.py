@@ -70,7 +70,9 @@ def run(
     effect: Annotated[
         str, typer.Option(help="What ranks components: probability (the paper's), log_ratio or logit.")
     ] = "probability",
-    uncentred: Annotated[bool, typer.Option("--uncentred", help="Normalised logits of raw logits.")] = False,
+    uncentred: Annotated[
+        bool, typer.Option("--uncentred", help="Take NL from logits as they are, not centred.")
+    ] = False,
     ratio_of_means: Annotated[
         bool, typer.Option("--ratio-of-means", help="Faithfulness as a ratio of means, not a mean of ratios.")
     ] = False,

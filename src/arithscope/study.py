@@ -1,4 +1,4 @@
-"""A study: which experiment needs which, and running them in order into a run folder, each only if it must be."""
+"""A study: running stages in order into a run folder, each only if it must be."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 from arithscope import __version__
 from arithscope.errors import UserError
+from arithscope.experiments.result import Result
 from arithscope.progress import Progress
 from arithscope.settings import Settings
 from arithscope.stages import STAGES, Stage
@@ -63,20 +64,26 @@ def run(
             if folder.is_done(stage.name):
                 progress.note(f"{stage.name}: nothing has changed, so it is not run again")
                 results[stage.name] = folder.read(stage.name, stage.result)
-                after_stage(folder)
-                continue
-            folder.start(stage.name)
-            started = time.monotonic()
-            try:
-                inputs = {name: results[name] for name in stage.needs}
-                result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress)
-            except BaseException as error:
-                folder.fail(stage.name, type(error).__name__)
-                raise
-            folder.write(stage.name, result, time.monotonic() - started)
-            results[stage.name] = result
+            else:
+                results[stage.name] = _compute(stage, subject, settings, results, folder, progress)
             after_stage(folder)
         return folder
+
+
+def _compute(
+    stage: Stage, subject: Subject, settings: Settings, results: dict[str, Any], folder: RunWriter, progress: Progress
+) -> Result:
+    """Compute a stage from earlier results and store it."""
+    folder.start(stage.name)
+    started = time.monotonic()
+    try:
+        inputs = {name: results[name] for name in stage.needs}
+        result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress)
+    except BaseException as error:
+        folder.fail(stage.name, type(error).__name__)
+        raise
+    folder.write(stage.name, result, time.monotonic() - started)
+    return result
 
 
 def describe_subject(subject: Subject) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from arithscope.subject.replay import Reduce, record, replay
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import Means
 
-SCORES = ("nl", "accuracy", "p_answer")  # what is kept of a prompt's logits
 MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
 TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
 FOUND, RANDOM = "found", "random"
@@ -54,7 +53,7 @@ def mean_ablation(
 def ablated_scores(
     subject: Subject, prompts: Prompts, edits: Sequence[Edit], judging: Judging, advance: Callable[[int], None]
 ) -> NDArray[np.float64]:
-    """The SCORES of every prompt under every variant: [variants, prompts, scores]."""
+    """NL, whether it is right, and P(answer), for every prompt under every variant: [variants, prompts, scores]."""
     first, found = subject.positions.op1, []
     for _, batch in batches(subject, prompts, first):
         reduce = score_reducer(subject, batch, judging, advance)

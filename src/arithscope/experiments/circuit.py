@@ -47,9 +47,13 @@ class Circuit:
     def operators(self) -> list[str]:
         return [str(o) for o in self.heads.operator.unique()]
 
+    def kept(self, operator: str) -> pd.DataFrame:
+        """The rows of `heads` that are in an operator's circuit, the strongest first."""
+        return self.heads[(self.heads.operator == operator) & self.heads.in_circuit]
+
     def chosen(self, operator: str) -> list[tuple[int, int]]:
-        """The circuit's heads as (layer, head), the strongest first."""
-        rows = self.heads[(self.heads.operator == operator) & self.heads.in_circuit]
+        """The same as (layer, head)."""
+        rows = self.kept(operator)
         return [(int(layer), int(head)) for layer, head in zip(rows.layer, rows["head"], strict=True)]
 
     def shared(self) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.result import mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, random_source
@@ -72,8 +73,10 @@ class Heads:
             changes = self.isolation[(self.isolation.operator == operator) & (self.isolation.when == CHANGE)]
             if changes.value.notna().any():
                 worst = changes.iloc[int(changes.value.argmin())]
-                figures = {k: worst[k] for k in ("value", "low", "high", "n")}
-                named["worst_isolation"] = {**figures, "component": component_name(worst.layer, worst["head"])}
+                named["worst_isolation"] = {
+                    **mean_entry(worst),
+                    "component": component_name(worst.layer, worst["head"]),
+                }
             out[str(operator)] = named
         return out
 
@@ -131,7 +134,7 @@ def attention_patterns(subject: Subject, prompts: Prompts, heads: Sequence[tuple
 
 
 def _roles(subject: Subject, circuit: Circuit, operator: str, patterns: NDArray[np.float32]) -> pd.DataFrame:
-    table = circuit.heads[(circuit.heads.operator == operator) & circuit.heads.in_circuit]
+    table = circuit.kept(operator)
     labels, named = np.array(subject.encoder.labels), subject.positions.named()
     shared, each = set(circuit.shared()), np.arange(len(patterns))
     from_last = patterns[:, -1]

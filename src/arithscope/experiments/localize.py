@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.result import mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.measures import EFFECTS, bootstrap_means, effects
 from arithscope.progress import Progress
@@ -62,7 +63,7 @@ def component_name(layer: int, head: int) -> str:
 def _headline(rows: pd.DataFrame) -> dict[str, Any]:
     best = rows.iloc[int(rows.value.argmax())]
     name = f"{component_name(best.layer, best['head'])} at {best.position}"
-    return {**{k: best[k] for k in ("value", "low", "high", "n", "median")}, "component": name}
+    return {**mean_entry(best), "median": best["median"], "component": name}
 
 
 def localize(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress) -> Localize:
@@ -136,10 +137,15 @@ def _table(
             "layer": layer.astype(np.int32),
             "head": np.where(head == components - 1, MLP, head).astype(np.int32),
             "measure": measure,
-            **pd.DataFrame([asdict(mean) for mean in bootstrap_means(flat, random)]),
-            "median": np.median(flat, axis=1),
+            **effect_statistics(flat, random),
         }
     )
+
+
+def effect_statistics(values: NDArray[np.float64], random: np.random.Generator) -> pd.DataFrame:
+    """For each row of [rows, prompts] the mean with its interval, and the median: value, low, high, n, median."""
+    means = pd.DataFrame([asdict(mean) for mean in bootstrap_means(values, random)])
+    return means.assign(median=np.median(values, axis=1))
 
 
 def _prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ from arithscope.experiments.ablation import (
 )
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.localize import effect_reducer
+from arithscope.experiments.localize import effect_reducer, effect_statistics
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.result import by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.measures import EFFECTS, Mean, bootstrap_means
+from arithscope.measures import EFFECTS, Mean
 from arithscope.progress import Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing
@@ -160,7 +160,6 @@ def _effect_table(
             "position": np.repeat([*POSITIONS, ALL_POSITIONS], neurons),
             "neuron": np.tile(np.arange(neurons, dtype=np.int32), positions),
             "measure": measure,
-            **pd.DataFrame([asdict(mean) for mean in bootstrap_means(flat, random)]),
-            "median": np.median(flat, axis=1),
+            **effect_statistics(flat, random),
         }
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.linear_probes import Examples, initial, steps, train
+from arithscope.experiments.result import mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, probe_split
 from arithscope.measures import bootstrap_mean
 from arithscope.progress import Progress
@@ -41,8 +42,7 @@ class Probe:
         rows = self.table[(self.table.position == "last") & (self.table.layer == self.best_layer)]
         out: dict[str, Any] = {}
         for row in rows.to_dict("records"):
-            best = {k: row[k] for k in ("value", "low", "high", "n")}
-            out[str(row["operator"])] = {"best_accuracy": best, "chance": self.chance[str(row["operator"])]}
+            out[str(row["operator"])] = {"best_accuracy": mean_entry(row), "chance": self.chance[str(row["operator"])]}
         out[ALL] |= {"best_layer": self.best_layer, "first_answer_layer": self.first_answer_layer}
         return out
 

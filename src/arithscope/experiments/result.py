@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Protocol
 
 import pandas as pd
@@ -18,6 +18,11 @@ class Result(Protocol):
 
     def summary(self) -> dict[str, Any]:
         """Headline numbers by operator: means as {value, low, high, n}, or plain values."""
+
+
+def mean_entry(row: Any) -> dict[str, Any]:
+    """The columns of a table's row that make up a mean: value, low, high, n."""
+    return {field.name: row[field.name] for field in fields(Mean)}
 
 
 def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:

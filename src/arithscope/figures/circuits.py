@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from arithscope.experiments.ablation import FOUND, RANDOM
@@ -20,28 +22,46 @@ HEADS_A_LINE, MOST_NAMES = 6, 24  # in the table
 @styled
 def faithfulness_by_heads(circuit: Circuit) -> Figure:
     """Faithfulness, accuracy and mean probability of the answer against the number of heads, beside random heads."""
-    figure, [panels] = new_figure(11, 3.9, 1, len(MEASURE_NAMES))
+    figure, panels = curves_beside_random(
+        circuit.curve, circuit.curve["size"], "heads in the circuit (beside all MLPs)"
+    )
     largest = int(circuit.curve["size"].max())
-    for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
-        rows = circuit.curve[circuit.curve.measure == measure]
+    found = circuit.curve[circuit.curve.circuit == FOUND]
+    for axes, measure in zip(panels, MEASURE_NAMES, strict=True):
         for operator in circuit.operators:
-            mine = rows[rows.operator == operator]
-            found, random = (mine[mine.circuit == c] for c in (FOUND, RANDOM))
+            rows = found[(found.measure == measure) & (found.operator == operator)]
+            chosen = rows[rows["size"] == len(circuit.chosen(operator))]
             colour = OPERATOR_COLOURS[operator]
-            line_with_band(axes, found["size"], found, color=colour, label=SIGNS[operator])
-            axes.plot(random["size"], random.value, color=colour, linestyle=":", linewidth=1)
-            chosen = found[found["size"] == len(circuit.chosen(operator))]
             axes.plot(chosen["size"], chosen.value, "o", color=colour, markersize=6, markeredgecolor="black")
-        axes.set_xlabel("heads in the circuit (beside all MLPs)")
-        axes.set_ylabel(name)
-        axes.set_ylim(-0.05 if measure != "faithfulness" else min(-0.05, rows.value.min() - 0.05), 1.05)
         if largest > 64:
             axes.set_xscale("symlog", linthresh=16)
             axes.set_xlim(0, largest * 1.1)
     panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
-    panels[0].plot([], [], color="grey", linestyle=":", label="random heads")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    legend_beside(figure, panels[0], "random heads")
     return figure
+
+
+def curves_beside_random(curve: pd.DataFrame, x: pd.Series[Any], label: str, **options: Any) -> tuple[Figure, Any]:
+    """A panel for each measure: a line with its interval for each operator, and dotted the random circuits as large."""
+    figure, [panels] = new_figure(11, 3.9, 1, len(MEASURE_NAMES))
+    for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
+        rows = curve[curve.measure == measure]
+        for operator in rows.operator.unique():
+            mine = rows[rows.operator == operator]
+            found, random = (mine[mine.circuit == c] for c in (FOUND, RANDOM))
+            colour = OPERATOR_COLOURS[str(operator)]
+            line_with_band(axes, x[found.index], found, color=colour, label=SIGNS[str(operator)], **options)
+            axes.plot(x[random.index], random.value, color=colour, linestyle=":", linewidth=1)
+        axes.set_xlabel(label)
+        axes.set_ylabel(name)
+        axes.set_ylim(min(-0.05, rows.value.min() - 0.05), 1.05)
+    return figure, panels
+
+
+def legend_beside(figure: Figure, axes: Axes, random: str) -> None:
+    """A legend to the right of all panels, with an entry for the dotted lines."""
+    axes.plot([], [], color="grey", linestyle=":", label=random)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 @styled

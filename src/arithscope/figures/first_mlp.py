@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from arithscope.experiments.ablation import FOUND, RANDOM
 from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, Mlp0
-from arithscope.figures.circuits import MEASURE_NAMES
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, hide_unused, line_with_band, log_floor, new_figure, styled
+from arithscope.figures.circuits import curves_beside_random, legend_beside
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, hide_unused, log_floor, new_figure, styled
 
 MOST_NEURONS = 9
 
@@ -42,23 +41,12 @@ def first_mlp_effects(mlp0: Mlp0) -> Figure:
 @styled
 def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
     """What the circuit keeps when only a share of the first MLP's neurons is kept, beside random neurons."""
-    figure, [panels] = new_figure(11, 3.8, 1, len(MEASURE_NAMES))
-    for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
-        rows = mlp0.curve[mlp0.curve.measure == measure]
-        for operator in rows.operator.unique():
-            mine = rows[rows.operator == operator]
-            found, random = (mine[mine.circuit == c] for c in (FOUND, RANDOM))
-            colour = OPERATOR_COLOURS[str(operator)]
-            line_with_band(axes, 100 * found.share, found, color=colour, label=SIGNS[str(operator)], marker=".")
-            axes.plot(100 * random.share, random.value, color=colour, linestyle=":", linewidth=1)
+    figure, panels = curves_beside_random(mlp0.curve, 100 * mlp0.curve.share, "first-MLP neurons kept (%)", marker=".")
+    for axes in panels:
         axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 150)
         axes.set_xticks([0, 1, 5, 10, 50, 100], ["0", "1", "5", "10", "50", "100"])
-        axes.set_xlabel("first-MLP neurons kept (%)")
-        axes.set_ylabel(name)
-        axes.set_ylim(min(-0.05, rows.value.min() - 0.05), 1.05)
-    panels[0].plot([], [], ":", color="grey", label="random neurons")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    legend_beside(figure, panels[0], "random neurons")
     return figure
 
 

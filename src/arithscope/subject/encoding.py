@@ -82,10 +82,9 @@ class PromptEncoder:
     def labels(self) -> tuple[str, ...]:
         """What each position of a prompt is called: its name if it has one, else its token, numbered if it occurs again."""
         names = {index: name for name, index in self.positions.named().items()}
-        tokens = [token for i, token in enumerate(self.tokens(self._frame)) if i not in names]
-        numbered = (
-            f"{token}:{i}" if tokens.count(token) > 1 else token for i, token in enumerate(self.tokens(self._frame))
-        )
+        tokens = self.tokens(self._frame)
+        unnamed = [token for i, token in enumerate(tokens) if i not in names]
+        numbered = (f"{token}:{i}" if unnamed.count(token) > 1 else token for i, token in enumerate(tokens))
         return tuple(names.get(i, label) for i, label in enumerate(numbered))
 
     @property
