@@ -13,7 +13,7 @@ LEVELS: list[set[str]] = [
     {"errors", "__init__"},
     {"files", "progress"},
     {"prompts"},
-    {"measures"},
+    {"measures", "heuristics"},
     {"subject"},
     {"training"},
     {"experiments"},

@@ -1,0 +1,165 @@
+"""Which matches can be trusted: how likely a neuron without a rule would do as well.
+
+A neuron without a rule is one whose activations are permuted over prompts. Its value vector stays as it is: for a direct
+heuristic the activation must add something to it. How surprising an overlap is then, is its *beyond*: −log₁₀ of the
+probability of as much overlap, or more,
+
+    indirect   in a random order of prompts, whatever the neuron: the hypergeometric evidence itself
+    direct     when this neuron's activations are permuted. A few dozen permutations say how much overlap the value vector
+               alone brings on average; the prompts beyond that are as improbable as in a binomial distribution of that mean
+
+The largest *beyond* of all heuristics of a class is compared with what permuted neurons show. That gives the probability p
+that a class shows as much by chance, doubled as there are two classes; and the p of all neurons give the false-discovery rate
+(Benjamini and Hochberg): the share of neurons, among those with no larger p, that must be expected there by chance.
+
+Why not take the hypergeometric evidence for direct heuristics too? Real value vectors favour some large set of results, so
+permuted activations reach evidence in the hundreds there, and a perfect match of a small set (100 for 30 prompts) drowns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.heuristics.catalogue import Catalogue
+from arithscope.heuristics.kinds import MultiResult
+from arithscope.heuristics.matching import order, overlaps
+from arithscope.heuristics.multi_result import MultiResults, multi_results, occurrences, ranks_by_result
+from arithscope.heuristics.tails import LN10
+
+LEVEL = 0.05  # of the false-discovery rate
+INDIRECT_DRAWS = 1000  # random orders, for all neurons of an operator
+CLASSES, SIGNS = 2, 2
+
+Floats = NDArray[np.float64]
+
+
+def beyond(
+    overlap: Int[Tensor, "*rows sets"], size: Int[Tensor, "*#rows sets"], expected: Float[Tensor, "*#rows sets"]
+) -> Float[Tensor, "*rows sets"]:
+    """−log₁₀ of (a tight bound, by Chernoff, of) the probability of so much overlap where so much is expected.
+
+        k · KL(x/k ‖ μ/k) / ln 10    for an overlap x of k with x > μ, else 0
+
+    0 for what is expected; grows with every prompt beyond it, and the faster the smaller a share of the set was expected.
+    """
+    k, x = size.double(), overlap.double()
+    mean = torch.minimum(expected.double(), k)
+    information = torch.xlogy(x, x / mean.clamp(min=1e-300)) + torch.xlogy(
+        k - x, (k - x) / (k - mean).clamp(min=1e-300)
+    )
+    return torch.where(x > mean, information / LN10, torch.zeros_like(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Overlaps:
+    """Of sets of `size` prompts with a neuron's foremost: how many there are, how many its value vector alone leads to
+    expect, and what is beyond that."""
+
+    size: Int[Tensor, " sets"]
+    overlap: Int[Tensor, " sets"]
+    expected: Float[Tensor, " sets"]
+    beyond: Float[Tensor, " sets"]
+
+
+@dataclass(frozen=True, eq=False)
+class Direct:
+    """What direct heuristics make of one neuron: the catalogue's, its multi-result heuristic, if there is one, and the most
+    that each permutation of its activations shows."""
+
+    catalogued: Overlaps
+    several: tuple[MultiResult, Overlaps] | None
+    null: Float[Tensor, " draws"]
+
+
+def direct(
+    activations: Float[Tensor, " prompts"],
+    logits: Float[Tensor, " prompts"],
+    catalogue: Catalogue,
+    draws: int,
+    random: np.random.Generator,
+    rows: int,
+) -> Direct:
+    """Match a neuron, and the same neuron with its activations permuted, `rows` orders at a time.
+
+    Prompts are in random order, so to move activations round by a random number of places is to permute them at random.
+    """
+    shifts = [0, *random.integers(1, max(len(activations), 2), draws).tolist()]
+    side, divided = catalogue.direct, catalogue.operator == "/"
+    found, sets, ranks = [], [], []
+    for start in range(0, len(shifts), rows):
+        permuted = torch.stack([activations.roll(shift) for shift in shifts[start : start + rows]])
+        ordered = order(permuted * logits)
+        found.append(overlaps(ordered, side))
+        if divided:
+            ranks.append(ranks_by_result(ordered, catalogue))
+            sets.append(multi_results(ordered, ranks[-1], catalogue))
+    overlap = torch.cat(found)
+    expected = _expected(overlap, side.sizes, len(catalogue))
+    most = beyond(overlap, side.sizes, expected)
+    null, several = most[1:].amax(1), None
+    if divided:
+        every = MultiResults(*(torch.cat(x) for x in zip(*(vars(one).values() for one in sets), strict=True)))
+        crossed = torch.cat([occurrences(some, every, catalogue) for some in ranks])
+        mean = _expected(crossed, every.size, len(catalogue)).diagonal()
+        above = beyond(every.overlap, every.size, mean).masked_fill(~every.found, 0.0)
+        null = torch.maximum(null, above[1:])
+        if every.found[0]:
+            several = (
+                every.heuristic(0, catalogue),
+                Overlaps(*(x[:1] for x in (every.size, every.overlap, mean, above))),
+            )
+    return Direct(Overlaps(side.sizes, overlap[0], expected[0], most[0]), several, null)
+
+
+def _expected(
+    overlap: Int[Tensor, "orders sets"], size: Int[Tensor, " sets"], total: int
+) -> Float[Tensor, "orders sets"]:
+    """For each order the mean overlap in the others: the neuron's own among them, so that it is treated like any permutation.
+
+    One more order is counted in, with half a prompt more than chance, so that no overlap is held to be next to impossible
+    because a few permutations did not show it.
+    """
+    x = overlap.double()
+    return (x.sum(0) - x + size.double() ** 2 / total + 0.5) / len(x)
+
+
+def indirect_null(catalogue: Catalogue, random: np.random.Generator, rows: int) -> Float[Tensor, " draws"]:
+    """The most evidence for an indirect heuristic, of either sign, when prompts are in random order; `rows` at a time."""
+    n, side = len(catalogue), catalogue.indirect
+    found = []
+    for start in range(0, INDIRECT_DRAWS, rows):
+        size = min(rows, INDIRECT_DRAWS - start)
+        ordered = torch.from_numpy(np.stack([random.permutation(n) for _ in range(size)])).to(catalogue.cells.device)
+        both = torch.maximum(overlaps(ordered, side), overlaps(ordered.flip(1), side))
+        found.append(side.evidence(both).amax(1))
+    return torch.cat(found)
+
+
+def chance_of(most: Floats, null: Floats, tries: int) -> Floats:
+    """P(as much by chance): counted in the null; where that does not reach, at most the sum of the probabilities of all
+    heuristics that were tried."""
+    exceeding = len(null) - np.searchsorted(np.sort(null), most, side="left")
+    counted = (1 + exceeding) / (1 + len(null))
+    bound = np.minimum(tries * 10.0**-most, 1.0)
+    return np.where(exceeding > 0, counted, np.minimum(counted, bound))
+
+
+def false_discovery_rate(p: Floats, of_neurons: Floats) -> Floats:
+    """The rate at which neurons would be taken for real by chance if all with a p as small as each of `p` were taken.
+
+        min over t ≥ p of  t · m / |{neurons with p ≤ t}|
+
+    with the m neurons' own p; at most 1.
+    """
+    ranked = np.sort(of_neurons)
+    m = len(ranked)
+    rate = np.append(np.minimum.accumulate((ranked * m / np.arange(1, m + 1))[::-1])[::-1], 1.0)
+    below = np.searchsorted(ranked, p, side="right")
+    here = np.where(below > 0, p * m / np.maximum(below, 1), 1.0)
+    return np.minimum(np.minimum(here, rate[below]), 1.0)

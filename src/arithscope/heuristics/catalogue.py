@@ -1,0 +1,165 @@
+"""The legal prompts of one operator, and heuristics as sets of them, coded so that overlaps can be counted fast.
+
+Heuristics that look at the same thing share a *variable*: a number for each prompt (op1, say), such that every heuristic of the
+variable holds for all prompts with the same number, or for none of them. A heuristic is then a set of the variable's numbers.
+
+Prompts are kept in a fixed random order. Where two prompts have the same activation, the earlier one comes first: ties are
+broken by a fixed rule that favours no heuristic. (With prompts in the order of their operands, a neuron that never fires
+would look like a perfect detector of small numbers.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.heuristics.kinds import BOTH, Bools, Heuristic, Identical, Ints, Modulo, Range, numbers_of
+from arithscope.heuristics.tails import evidences
+from arithscope.heuristics.vocabulary import vocabulary
+from arithscope.prompts import Prompts, legal_prompts, random_source
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A number 0…size−1 for each prompt, and the heuristics that depend on nothing else.
+
+    holds    which heuristics hold for which numbers
+    cuts     the distinct sizes k of the heuristics, ascending
+    entries  of the table [size, cuts] that says how often each number occurs among the k foremost prompts: those whose sum is a
+             heuristic's overlap, heuristic after heuristic; `ends` says where in this list each heuristic's entries end
+    """
+
+    name: str
+    values: Int[Tensor, " prompts"]
+    holds: Bool[Tensor, "heuristics size"]
+    cuts: Int[Tensor, " cuts"]
+    entries: Int[Tensor, " entries"]
+    ends: Int[Tensor, " heuristics"]
+
+    @property
+    def size(self) -> int:
+        return self.holds.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The heuristics of a class, direct or indirect, in the order of its variables, with their sizes k and the evidence for
+    every possible overlap: that of heuristic h and overlap x is at `table[start[h] + x]`."""
+
+    heuristics: list[Heuristic]
+    sizes: Int[Tensor, " heuristics"]
+    variables: list[Variable]
+    table: Tensor
+    start: Int[Tensor, " heuristics"]
+    total: int  # prompts
+
+    @property
+    def chance(self) -> Float[Tensor, " heuristics"]:
+        """The overlap that a random order brings on average."""
+        return self.sizes.double() ** 2 / self.total
+
+    def evidence(self, overlaps: Int[Tensor, "*rows heuristics"]) -> Tensor:
+        return self.table[overlaps.long() + self.start]
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    operator: str
+    prompts: Prompts  # legal, in the order that breaks ties
+    cells: Int[Tensor, " prompts"]  # where each is in the flattened operand square
+    results: Int[Tensor, " results"]  # the answers that occur, ascending
+    codes: Int[Tensor, " prompts"]  # of each prompt the index of its answer in `results`
+    result_sizes: Int[Tensor, " results"]  # how many prompts have each
+    indirect: Side
+    direct: Side
+
+    @property
+    def answers(self) -> Int[Tensor, " prompts"]:
+        return self.results[self.codes]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def catalogue(
+    operator: str, max_operand: int, limit: int, both_operands: bool = False, device: str | torch.device = "cpu"
+) -> Catalogue:
+    """All heuristics of an operator. Those that hold for no legal prompt, or for all of them, say nothing and are dropped."""
+    prompts = legal_prompts(operator, max_operand, limit)
+    prompts = prompts[random_source(0, "ties", operator).permutation(len(prompts))]
+    candidates = vocabulary(operator, max_operand, int(prompts.answer.max(initial=0)), both_operands)
+    sides = [_side(prompts, [h for h in candidates if h.direct is direct], device) for direct in (False, True)]
+    cells = prompts.op1 * (max_operand + 1) + prompts.op2
+    results = np.unique(prompts.answer, return_inverse=True, return_counts=True)
+    places, values, codes, sizes = (torch.from_numpy(x).to(device) for x in (cells, *results))
+    return Catalogue(operator, prompts, places, values, codes, sizes, *sides)
+
+
+def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch.device) -> Side:
+    groups: dict[str, list[Heuristic]] = {}
+    for h in heuristics:
+        groups.setdefault(_looks_at(h), []).append(h)
+    kept: list[Heuristic] = []
+    sizes: list[NDArray[np.int64]] = []
+    variables = []
+    for name, group in groups.items():
+        values, members = _coded(prompts, group)
+        k = members @ np.bincount(values, minlength=members.shape[1])
+        says = np.flatnonzero((k > 0) & (k < len(prompts)))
+        if len(says) == 0:
+            continue
+        cuts, cut = np.unique(k[says], return_inverse=True)
+        heuristic, value = members[says].nonzero()
+        entries = value * len(cuts) + cut[heuristic]
+        parts = (values, members[says], cuts, entries, members[says].sum(1).cumsum())
+        variables.append(Variable(name, *(torch.from_numpy(x).to(device) for x in parts)))
+        kept += [group[i] for i in says]
+        sizes.append(k[says])
+    k = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
+    distinct, which = np.unique(k, return_inverse=True)
+    starts = np.cumsum([0, *(distinct + 1)])
+    table = np.concatenate([np.zeros(0), *(evidences(len(prompts), int(one)) for one in distinct)])
+    return Side(
+        kept,
+        torch.from_numpy(k).to(device),
+        variables,
+        torch.from_numpy(table).to(device),
+        torch.from_numpy(starts[which] if len(k) else k).to(device),
+        len(prompts),
+    )
+
+
+def _looks_at(heuristic: Heuristic) -> str:
+    """The name of the variable that a heuristic depends on."""
+    if isinstance(heuristic, Identical):
+        return str(heuristic)
+    if heuristic.on != BOTH:
+        return heuristic.on
+    return f"{BOTH} mod {heuristic.divisor}" if isinstance(heuristic, Modulo) else f"{BOTH} in ranges"
+
+
+def _coded(prompts: Prompts, heuristics: Sequence[Heuristic]) -> tuple[Ints, Bools]:
+    """Numbers of the prompts, and which heuristics hold for which number, read off one prompt of each number."""
+    _, example, values = np.unique(_labels(prompts, heuristics), return_index=True, return_inverse=True)
+    return values, np.stack([h.holds(prompts[example]) for h in heuristics])
+
+
+def _labels(prompts: Prompts, heuristics: Sequence[Heuristic]) -> Ints:
+    """Numbers, not yet consecutive, that tell apart what the heuristics (all of one variable) tell apart."""
+    first = heuristics[0]
+    if isinstance(first, Identical):
+        return (prompts.op1 == prompts.op2).astype(np.int64)
+    if first.on != BOTH:
+        return numbers_of(prompts, first.on)
+    if isinstance(first, Modulo):
+        a, b = prompts.op1 % first.divisor, prompts.op2 % first.divisor
+        return np.where(a == b, a, first.divisor)
+    edges = np.unique([edge for h in heuristics if isinstance(h, Range) for edge in (h.low, h.high + 1)])
+    a, b = (np.searchsorted(edges, x, side="right") for x in (prompts.op1, prompts.op2))
+    return np.where((a == 0) | (b == 0), 0, a * (len(edges) + 1) + b)

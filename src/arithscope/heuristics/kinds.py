@@ -1,0 +1,161 @@
+"""The vocabulary of rules. A heuristic is a value that says which prompts it holds for, and has one text form:
+
+    op1 in [100, 200]     range           op1, op2 or result lies in a closed interval
+    result mod 5 = 2      modulo          … leaves this remainder
+    result ~ .64          pattern         … has these digits, padded to three with zeros; a dot is any digit
+    op1 = op2             identical
+    result in {1, 7, 8}   multi-result    the result is one of two to four
+
+Range and modulo may also be about both operands at once, written `op1, op2 in [0, 10]` and `op1, op2 mod 2 = 0`.
+Heuristics about the result are *direct*, those about operands *indirect*.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arithscope.prompts import Prompts
+
+OP1, OP2, RESULT = VARIABLES = ("op1", "op2", "result")
+BOTH = "op1, op2"
+PLACES = (*VARIABLES, BOTH)  # what a range or a congruence can be about
+DIGITS = 3
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _OnNumbers:
+    """A rule about one number of the prompt, or about both operands: each has to satisfy it."""
+
+    on: str
+
+    @property
+    def direct(self) -> bool:
+        return self.on == RESULT
+
+    def __post_init__(self) -> None:
+        if self.on not in PLACES:
+            raise ValueError(f"a heuristic is about {', '.join(VARIABLES)} or both operands, not {self.on!r}")
+
+    def admits(self, numbers: Ints) -> Bools:
+        """Which numbers satisfy the rule."""
+        raise NotImplementedError
+
+    def holds(self, prompts: Prompts) -> Bools:
+        if self.on == BOTH:
+            return self.admits(prompts.op1) & self.admits(prompts.op2)
+        return self.admits(numbers_of(prompts, self.on))
+
+
+@dataclass(frozen=True)
+class Range(_OnNumbers):
+    low: int
+    high: int
+    kind: ClassVar[str] = "range"
+
+    def __str__(self) -> str:
+        return f"{self.on} in [{self.low}, {self.high}]"
+
+    def admits(self, numbers: Ints) -> Bools:
+        return (numbers >= self.low) & (numbers <= self.high)
+
+
+@dataclass(frozen=True)
+class Modulo(_OnNumbers):
+    divisor: int
+    remainder: int
+    kind: ClassVar[str] = "modulo"
+
+    def __str__(self) -> str:
+        return f"{self.on} mod {self.divisor} = {self.remainder}"
+
+    def admits(self, numbers: Ints) -> Bools:
+        return numbers % self.divisor == self.remainder
+
+
+@dataclass(frozen=True)
+class Pattern(_OnNumbers):
+    template: str
+    kind: ClassVar[str] = "pattern"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"[0-9.]{3}", self.template) or self.template == "..." or self.on == BOTH:
+            raise ValueError(f"{self.template!r} on {self.on} is no pattern of three digits, not all of them free")
+
+    def __str__(self) -> str:
+        return f"{self.on} ~ {self.template}"
+
+    def admits(self, numbers: Ints) -> Bools:
+        fits = (numbers >= 0) & (numbers < 10**DIGITS)
+        for place, digit in enumerate(reversed(self.template)):
+            if digit != ".":
+                fits &= numbers // 10**place % 10 == int(digit)
+        return fits
+
+
+@dataclass(frozen=True)
+class Identical:
+    kind: ClassVar[str] = "identical"
+    on: ClassVar[str] = BOTH
+    direct: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return "op1 = op2"
+
+    def holds(self, prompts: Prompts) -> Bools:
+        return prompts.op1 == prompts.op2
+
+
+@dataclass(frozen=True)
+class MultiResult:
+    results: tuple[int, ...]  # in ascending order
+    kind: ClassVar[str] = "multi-result"
+    on: ClassVar[str] = RESULT
+    direct: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", tuple(sorted(set(self.results))))
+        if not 2 <= len(self.results) <= 4:
+            raise ValueError(f"a multi-result heuristic has two to four results, not {self.results}")
+
+    def __str__(self) -> str:
+        return f"result in {{{', '.join(map(str, self.results))}}}"
+
+    def admits(self, numbers: Ints) -> Bools:
+        return np.isin(numbers, self.results)
+
+    def holds(self, prompts: Prompts) -> Bools:
+        return self.admits(prompts.answer)
+
+
+Heuristic = Range | Modulo | Pattern | Identical | MultiResult
+KINDS: tuple[type[Heuristic], ...] = (Range, Modulo, Pattern, Identical, MultiResult)
+
+_PLACE, _NUMBER = r"(op1, op2|op1|op2|result)", r"(0|[1-9]\d*)"
+
+
+def parse(text: str) -> Heuristic:
+    """The heuristic that is written so; the opposite of `str`."""
+    if found := re.fullmatch(rf"{_PLACE} in \[{_NUMBER}, {_NUMBER}\]", text):
+        return Range(found[1], int(found[2]), int(found[3]))
+    if found := re.fullmatch(rf"{_PLACE} mod {_NUMBER} = {_NUMBER}", text):
+        return Modulo(found[1], int(found[2]), int(found[3]))
+    if found := re.fullmatch(r"(op1|op2|result) ~ ([0-9.]{3})", text):
+        return Pattern(found[1], found[2])
+    if text == str(Identical()):
+        return Identical()
+    if found := re.fullmatch(rf"result in \{{({_NUMBER}(?:, {_NUMBER}){{1,3}})\}}", text):
+        return MultiResult(tuple(int(n) for n in found[1].split(", ")))
+    raise ValueError(f"{text!r} is not a heuristic; examples are 'op1 in [100, 200]' and 'result mod 5 = 2'")
+
+
+def numbers_of(prompts: Prompts, on: str) -> Ints:
+    return prompts.answer if on == RESULT else getattr(prompts, on)

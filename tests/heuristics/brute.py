@@ -1,0 +1,90 @@
+"""Matching once more, slow and obvious: Python sets, one neuron and one heuristic at a time, each rule written out anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+
+Prompt = tuple[int, int]
+
+
+def answer(operator: str, a: int, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else -1}[operator]
+
+
+def legal(operator: str, max_operand: int, limit: int) -> list[Prompt]:
+    numbers = range(max_operand + 1)
+    return [
+        (a, b)
+        for a in numbers
+        for b in numbers
+        if not (operator == "/" and b == 0) and 0 <= answer(operator, a, b) < limit
+    ]
+
+
+def rule(text: str) -> Callable[[int, int, int], bool]:
+    """What the text of a heuristic says of op1, op2 and the result, read as a person would."""
+    if text == "op1 = op2":
+        return lambda a, b, r: a == b
+    if text.startswith("op1, op2 "):
+        one, two = (rule(text.replace("op1, op2", on)) for on in ("op1", "op2"))
+        return lambda a, b, r: one(a, b, r) and two(a, b, r)
+    on, rest = text.split(" ", 1)
+    place = ("op1", "op2", "result").index(on)
+    if found := re.fullmatch(r"in \[(\d+), (\d+)\]", rest):
+        low, high = int(found[1]), int(found[2])
+        return lambda *numbers: low <= numbers[place] <= high
+    if found := re.fullmatch(r"mod (\d+) = (\d+)", rest):
+        n, m = int(found[1]), int(found[2])
+        return lambda *numbers: numbers[place] % n == m
+    if found := re.fullmatch(r"~ (...)", rest):
+        expression = re.compile(found[1])
+        return lambda *numbers: expression.fullmatch(f"{numbers[place]:03d}") is not None
+    if found := re.fullmatch(r"in \{(.*)\}", rest):
+        results = [int(x) for x in found[1].split(", ")]
+        return lambda *numbers: numbers[place] in results
+    raise AssertionError(text)
+
+
+def members(text: str, operator: str, prompts: Sequence[Prompt]) -> set[Prompt]:
+    holds = rule(text)
+    return {p for p in prompts if holds(*p, answer(operator, *p))}
+
+
+def top(values: dict[Prompt, float], k: int, tie_order: dict[Prompt, int]) -> set[Prompt]:
+    return set(sorted(values, key=lambda p: (-values[p], tie_order[p]))[:k])
+
+
+def overlap(
+    text: str, operator: str, values: dict[Prompt, float], tie_order: dict[Prompt, int], *, both_signs: bool
+) -> tuple[int, int]:
+    """|H ∩ top-k| and k; for indirect heuristics the better of both signs."""
+    set_ = members(text, operator, list(values))
+    k = len(set_)
+    best = len(set_ & top(values, k, tie_order))
+    if both_signs:
+        best = max(best, len(set_ & top({p: -v for p, v in values.items()}, k, tie_order)))
+    return best, k
+
+
+def tail(total: int, k: int, x: int) -> Fraction:
+    """P(X ≥ x), exactly."""
+    ways = sum(comb(k, i) * comb(total - k, k - i) for i in range(x, k + 1))
+    return Fraction(ways, comb(total, k))
+
+
+def smallest_accounting_set(results: Sequence[int], everything: Sequence[int]) -> tuple[int, ...] | None:
+    """The smallest set of results that at least 95 % of a list have; of equally small ones the one that most have, then the
+    one with smaller results. By trying all sets of up to four."""
+    for size in range(1, 5):
+        fitting = []
+        for chosen in combinations(sorted(set(everything)), size):
+            covered = sum(r in chosen for r in results)
+            if 100 * covered >= 95 * len(results):
+                fitting.append((-covered, chosen))
+        if fitting:
+            return min(fitting)[1]
+    return None

@@ -1,0 +1,144 @@
+"""Can matches be trusted? Noise must not be classified, planted rules must be found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.special import gammaln, logsumexp
+
+from arithscope.heuristics.calibration import LEVEL, beyond, chance_of, direct, false_discovery_rate
+from arithscope.heuristics.catalogue import catalogue
+from arithscope.heuristics.kinds import parse
+from arithscope.heuristics.matching import order
+from arithscope.heuristics.one_operand import DRAWS, permutations, remaining_scores
+from arithscope.prompts import OPERATORS
+from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
+
+operators = pytest.mark.parametrize("operator", OPERATORS)
+# The full square takes minutes. With operands up to 100 all is the same but smaller.
+squares = pytest.mark.parametrize("max_operand", [100, pytest.param(300, marks=pytest.mark.slow)])
+PERMUTATIONS = 12
+
+
+@squares
+@operators
+@pytest.mark.parametrize("value_vectors", ["none", "real"])
+def test_noise_is_not_classified(operator: str, max_operand: int, value_vectors: str) -> None:
+    sets = catalogue(operator, max_operand, LIMIT)
+    neurons = noise(500, max_operand, real_value_vectors() if value_vectors == "real" else None)
+    found = classified(neurons, sets, PERMUTATIONS)
+    raw, calibrated = shares(found, len(neurons))
+    assert calibrated <= 0.05
+    if operator == "*" or value_vectors == "real":
+        assert raw > 0.9  # what the raw score alone says of noise
+    # p is what it claims to be: uniform, or larger.
+    for level in (0.01, 0.05, 0.2):
+        assert (found.neurons.p <= level).mean() <= level + 3 * np.sqrt(level / 500)
+
+
+@squares
+@operators
+def test_planted_rules_are_found(operator: str, max_operand: int) -> None:
+    found = recall(catalogue(operator, max_operand, LIMIT), max_operand, strength=5, of_each=20, draws=PERMUTATIONS)
+    assert min(found.values()) >= 0.95, found
+
+
+@given(st.lists(st.floats(1e-6, 1), min_size=1, max_size=60))
+def test_false_discovery_rate_is_the_step_up_procedure(p: list[float]) -> None:
+    """A neuron's rate is at most LEVEL exactly if Benjamini and Hochberg reject it."""
+    ordered = sorted(p)
+    passed = [i for i, x in enumerate(ordered, 1) if x <= LEVEL * i / len(p)]
+    rejected = [x <= ordered[max(passed) - 1] if passed else False for x in p]
+    rate = false_discovery_rate(np.array(p), np.array(p))
+    assert ((rate <= LEVEL * (1 + 1e-12)) == rejected).all()
+    assert (rate >= np.array(p) * (1 - 1e-12)).all()
+    assert (rate <= 1).all()
+
+
+def test_a_worse_heuristic_of_a_neuron_has_a_worse_rate() -> None:
+    neurons = np.array([1e-6, 1e-4, 0.02, 0.5, 0.9])
+    rate = false_discovery_rate(np.array([1e-6, 1e-4, 1e-3, 0.02, 0.03, 1.0]), neurons)
+    assert np.all(np.diff(rate) >= 0)
+    assert rate[2] == pytest.approx(min(1e-3 * 5 / 2, 0.02 * 5 / 3))
+
+
+def test_chance_counts_and_then_bounds() -> None:
+    null = np.arange(1.0, 100.0)
+    p = chance_of(np.array([0.0, 50.0, 99.0, 99.5, 2000.0]), null, tries=20)
+    assert p == pytest.approx([1.0, 51 / 100, 2 / 100, 20 * 10**-99.5, 0.0])
+    assert chance_of(np.array([1.5]), np.array([1.0]), tries=1000)[0] == 0.5
+
+
+@given(st.integers(1, 400), st.floats(1e-6, 1 - 1e-6), st.floats(0, 1))
+def test_beyond_bounds_the_binomial_tail(k: int, share: float, above: float) -> None:
+    mean = share * k
+    x = min(k, int(np.ceil(mean + above * (k - mean))))
+    [found] = beyond(torch.tensor([x]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)).tolist()
+    terms = np.arange(x, k + 1)
+    pmf = (
+        gammaln(k + 1)
+        - gammaln(terms + 1)
+        - gammaln(k - terms + 1)
+        + terms * np.log(share)
+        + (k - terms) * np.log1p(-share)
+    )
+    tail = -logsumexp(pmf) / np.log(10)
+    assert 0 <= found <= tail + 1e-6
+    assert tail - found < 0.5 + np.log10(2 * k + 2)  # and the bound is tight
+    assert beyond(torch.tensor([int(mean)]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)).tolist() == [
+        0.0
+    ]
+
+
+@operators
+def test_expectations_come_from_the_other_orders(operator: str) -> None:
+    """Every permutation once more by hand, with plain sorting and counting."""
+    sets, draws = catalogue(operator, 20, 1000), 5
+    random = np.random.default_rng(3)
+    activations, logits = (torch.from_numpy(random.standard_normal(len(sets))).float() for _ in range(2))
+    found = direct(activations, logits, sets, draws, np.random.default_rng(7), rows=2)
+    assert len(found.null) == draws
+    shifts = [0, *np.random.default_rng(7).integers(1, len(sets), draws)]
+    members = np.stack([h.holds(sets.prompts) for h in sets.direct.heuristics])
+    overlap = np.empty((draws + 1, len(members)))
+    for i, shift in enumerate(shifts):
+        moved = np.array([float(activations[(j - shift) % len(sets)]) for j in range(len(sets))], dtype=np.float32)
+        ranked = np.argsort(-(moved * logits.numpy()), kind="stable")
+        overlap[i] = [m[ranked[: m.sum()]].sum() for m in members]
+    size = members.sum(1)
+    chance = size**2 / len(sets)
+    assert found.catalogued.overlap.tolist() == overlap[0].tolist()
+    for i in range(draws + 1):
+        expected = (np.delete(overlap, i, axis=0).sum(0) + chance + 0.5) / (draws + 1)
+        most = beyond(*(torch.from_numpy(x) for x in (overlap[i], size, expected)))
+        if i == 0:
+            assert found.catalogued.expected.numpy() == pytest.approx(expected)
+            assert found.catalogued.beyond.numpy() == pytest.approx(most.numpy())
+        elif operator != "/":  # where there are multi-result heuristics too
+            assert float(found.null[i - 1]) == pytest.approx(float(most.max()))
+
+
+def test_one_operand_or_two() -> None:
+    """`op1 in …` seen as a range of results takes op1 only; a true range of results takes both."""
+    sets, random = catalogue("+", 60, LIMIT), np.random.default_rng(0)
+    permuted = permutations(sets, 0)
+    assert permuted.shape == (2, DRAWS, len(sets))
+    for kind, kept in enumerate((sets.prompts.op2, sets.prompts.op1)):
+        for draw in permuted[kind].numpy():
+            assert sorted(draw.tolist()) == list(range(len(sets)))
+            assert (kept[draw] == kept).all()
+    rule = parse("result in [80, 110]")
+    members = torch.from_numpy(rule.holds(sets.prompts))
+
+    def takes_two(pattern: NDArray[np.float64]) -> bool:
+        noisy = torch.from_numpy(pattern + 0.1 * random.standard_normal(len(sets))).float()
+        left = remaining_scores(noisy, torch.ones(len(sets)), [rule], sets, permuted)
+        return float(members[order(noisy[None])[0, : int(members.sum())]].double().mean()) > float(left.max())
+
+    assert all(takes_two(rule.holds(sets.prompts)) for _ in range(20))
+    for one in (sets.prompts.op1, sets.prompts.op2):
+        assert np.mean([takes_two(one / 30 - 1) for _ in range(60)]) < 0.17  # 0.05 by chance

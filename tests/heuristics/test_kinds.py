@@ -1,0 +1,99 @@
+"""Heuristics as values: what they hold for, and their text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.heuristics.kinds import (
+    PLACES,
+    VARIABLES,
+    Heuristic,
+    Identical,
+    Modulo,
+    MultiResult,
+    Pattern,
+    Range,
+    parse,
+)
+from arithscope.heuristics.vocabulary import vocabulary
+from arithscope.prompts import OPERATORS, Prompts
+from tests.heuristics import brute
+
+numbers = st.integers(0, 1200)
+templates = st.text("0123456789.", min_size=3, max_size=3).filter(lambda t: t != "...")
+heuristics = st.one_of(
+    st.builds(Range, st.sampled_from(PLACES), numbers, numbers),
+    st.builds(Modulo, st.sampled_from(PLACES), st.integers(2, 20), st.integers(0, 19)),
+    st.builds(Pattern, st.sampled_from(VARIABLES), templates),
+    st.just(Identical()),
+    st.builds(MultiResult, st.sets(numbers, min_size=2, max_size=4).map(tuple)),
+)
+
+
+@given(heuristics)
+def test_text_goes_both_ways(heuristic: Heuristic) -> None:
+    assert parse(str(heuristic)) == heuristic
+    assert str(parse(str(heuristic))) == str(heuristic)
+
+
+def test_canonical_forms() -> None:
+    for text in (
+        "op1 in [100, 200]",
+        "result mod 5 = 2",
+        "result ~ .64",
+        "op1 = op2",
+        "result in {1, 2, 7, 8}",
+        "op1, op2 in [0, 10]",
+        "op1, op2 mod 2 = 0",
+    ):
+        assert str(parse(text)) == text
+    assert str(MultiResult((8, 1, 8))) == "result in {1, 8}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "op3 in [1, 2]", "op1 in [1,2]", "op1 in [01, 2]", "op1 ~ 12", "op1 ~ ...", "result in {1}", "op2 in {1, 2}",
+     "op1 mod 5 = 2 ", "result in {1, 2, 3, 4, 5}", "op1, op2 ~ 1.."],
+)  # fmt: skip
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"heuristic|pattern"):
+        parse(text)
+
+
+@given(heuristics, st.sampled_from(range(4)), st.lists(st.tuples(numbers, st.integers(1, 1200)), min_size=1))
+def test_holds_for_what_the_text_says(heuristic: Heuristic, operator: int, pairs: list[tuple[int, int]]) -> None:
+    a, b = (np.array(x) for x in zip(*pairs, strict=True))
+    prompts = Prompts(a, np.full(len(a), operator), b)
+    prompts = prompts[(prompts.answer >= 0) & (prompts.answer < 1000)]
+    prompts = prompts[(prompts.op1 < 1000) & (prompts.op2 < 1000)]
+    rows = zip(prompts.op1.tolist(), prompts.op2.tolist(), prompts.answer.tolist(), strict=True)
+    assert heuristic.holds(prompts).tolist() == [brute.rule(str(heuristic))(*row) for row in rows]
+
+
+def test_the_vocabulary_is_the_papers() -> None:
+    texts = {o: [str(h) for h in vocabulary(o, 300, {"+": 600, "-": 300, "*": 999, "/": 300}[o])] for o in OPERATORS}
+    for o in OPERATORS:
+        assert len(set(texts[o])) == len(texts[o])
+        assert "op1 = op2" in texts[o]
+        for on in VARIABLES:
+            assert sum(t.startswith(f"{on} ~ ") for t in texts[o]) == 11**3 - 1
+            assert sum(t.startswith(f"{on} mod ") for t in texts[o]) == 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 11 + 13 + 15
+    # Lengths 10 and 30 start every 10, 50 every 16, 100 every 33, below the largest value.
+    starts = [t for t in texts["+"] if t.startswith("op1 in [")]
+    assert len(starts) == 30 + 30 + 19 + 10
+    assert "op1 in [290, 300]" in starts
+    assert "op1 in [297, 397]" in starts
+    assert "op1 in [300, 310]" not in starts
+    assert sum(t.startswith("result in [") for t in texts["+"]) == 60 + 60 + 38 + 19
+    assert sum(t.startswith("result in [") for t in texts["*"]) == 100 + 100 + 63 + 31
+    # Results of a division: length 2 every 2, 10 every 10, 100 every 33.
+    assert sum(t.startswith("result in [") for t in texts["/"]) == 150 + 30 + 10
+    assert "result in [4, 6]" in texts["/"]
+    assert "op1 in [30, 60]" in texts["/"]
+    more = [str(h) for h in vocabulary("+", 300, 600, both_operands=True)]
+    assert set(more) - set(texts["+"]) == {
+        t.replace("op1 ", "op1, op2 ", 1) for t in texts["+"] if "op1 in" in t or "op1 mod" in t
+    }

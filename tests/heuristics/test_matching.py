@@ -1,0 +1,211 @@
+"""Counting against Python sets: every kind of heuristic, every operator, random and tied patterns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from arithscope.heuristics.catalogue import Catalogue, catalogue
+from arithscope.heuristics.classification import Neurons, classify
+from arithscope.heuristics.kinds import MultiResult
+from arithscope.heuristics.matching import is_match, order, overlaps
+from arithscope.heuristics.multi_result import _information, grid, multi_results, occurrences, ranks_by_result
+from arithscope.heuristics.vocabulary import vocabulary
+from arithscope.prompts import OPERATORS, legal_prompts
+from tests.heuristics import brute
+
+MAX_OPERAND = 23  # uneven, so that ranges and patterns are cut off
+LIMITS = {
+    "+": 43,
+    "-": 130,
+    "*": 130,
+    "/": 130,
+}  # some sums and products are illegal, and some products have three digits
+CATALOGUES = {o: catalogue(o, MAX_OPERAND, limit, both_operands=True) for o, limit in LIMITS.items()}
+operators = pytest.mark.parametrize("operator", OPERATORS)
+
+
+def pairs_of(sets: Catalogue) -> list[brute.Prompt]:
+    return list(zip(sets.prompts.op1.tolist(), sets.prompts.op2.tolist(), strict=True))
+
+
+def patterns(sets: Catalogue) -> NDArray[np.float16]:
+    """Random; a few values only, so that nearly all prompts are tied; mostly zero; all the same; a rule with noise."""
+    random = np.random.default_rng(0)
+    size = (MAX_OPERAND + 1, MAX_OPERAND + 1)
+    noise = random.standard_normal(size)
+    a, b = np.indices(size)
+    rows = [noise, random.integers(-1, 2, size), np.maximum(noise - 1, 0), np.zeros(size), (a % 5 == 2) + noise / 4]
+    return np.stack([*rows, noise / 4 - ((b >= 10) & (b <= 20)), (a == b) * 2 + noise / 4]).astype(np.float16)
+
+
+@operators
+def test_every_overlap_against_sets(operator: str) -> None:
+    sets = CATALOGUES[operator]
+    prompts = pairs_of(sets)
+    assert sorted(prompts) == brute.legal(operator, MAX_OPERAND, LIMITS[operator])
+    tie_order = {p: i for i, p in enumerate(prompts)}
+    logits = np.random.default_rng(1).integers(-2, 3, (7, 130)).astype(np.float32)
+    neurons = Neurons(patterns(sets), logits)
+    activations, on_answer = neurons.on_prompts(range(7), sets)
+    found = {
+        False: torch.maximum(*(overlaps(order(x), sets.indirect) for x in (activations, -activations))),
+        True: overlaps(order(activations * on_answer), sets.direct),
+    }
+    kinds = set()
+    for direct, side in ((False, sets.indirect), (True, sets.direct)):
+        for i, h in enumerate(side.heuristics):
+            kinds.add((h.kind, h.on))
+            assert h.direct is direct
+            for row in {i % 7, (i + 3) % 7}:
+                value = {
+                    (a, b): float(neurons.activations[row, a, b])
+                    * (float(logits[row, brute.answer(operator, a, b)]) if direct else 1.0)
+                    for a, b in prompts
+                }
+                want = brute.overlap(str(h), operator, value, tie_order, both_signs=not direct)
+                assert (int(found[direct][row, i]), int(side.sizes[i])) == want
+    places = [("range", on) for on in ("op1", "op2", "result", "op1, op2")]
+    places += [("modulo", on) for on in ("op1", "op2", "result", "op1, op2")]
+    assert kinds == {*places, *(("pattern", on) for on in ("op1", "op2", "result")), ("identical", "op1, op2")}
+
+
+@operators
+def test_the_vocabulary_is_complete(operator: str) -> None:
+    """Every heuristic is there, but for those that hold for no legal prompt or for all."""
+    sets = CATALOGUES[operator]
+    prompts = pairs_of(sets)
+    largest = max(brute.answer(operator, *p) for p in prompts)
+    texts = [str(h) for h in vocabulary(operator, MAX_OPERAND, largest, both_operands=True)]
+    says = {t for t in texts if 0 < len(brute.members(t, operator, prompts)) < len(prompts)}
+    kept = [str(h) for side in (sets.indirect, sets.direct) for h in side.heuristics]
+    assert set(kept) == says
+    assert len(kept) == len(says)
+
+
+@operators
+def test_evidence_is_the_tail_probability(operator: str) -> None:
+    sets = CATALOGUES[operator]
+    for side in (sets.indirect, sets.direct):
+        for i in range(0, len(side.heuristics), 97):
+            k = int(side.sizes[i])
+            for x in {0, k // 2, k}:
+                overlap = torch.zeros(len(side.heuristics), dtype=torch.long)
+                overlap[i] = x
+                p = float(brute.tail(len(sets), k, x))
+                if p > 0:
+                    assert float(side.evidence(overlap)[i]) == pytest.approx(-np.log10(p), abs=1e-9)
+
+
+def test_ties_favour_no_heuristic() -> None:
+    """A neuron that never fires matches nothing better than chance does."""
+    sets = catalogue("+", 100, 1000)
+    for x in (torch.zeros(1, len(sets)), torch.full((1, len(sets)), -0.0)):
+        best = sets.indirect.evidence(overlaps(order(x), sets.indirect)).max()
+        assert float(best) < 5
+    assert torch.equal(order(torch.tensor([[0.0, -0.0, 1.0, -1.0, 0.0]])), torch.tensor([[2, 0, 1, 4, 3]]))
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50))
+def test_order_is_a_stable_sort(values: list[float]) -> None:
+    want = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    assert order(torch.tensor([values], dtype=torch.float32))[0].tolist() == want
+
+
+def test_three_of_five_match() -> None:
+    overlap, size = torch.tensor([3, 2, 6, 59, 60, 12]), torch.tensor([5, 4, 10, 100, 100, 20])
+    assert is_match(overlap, size).tolist() == [True, False, True, False, True, True]
+
+
+SMALL = catalogue("/", 11, 1000)  # results 0…11, so that all sets of up to four can be tried
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 6), st.integers(2, 5))
+def test_multi_results_against_exhaustive_search(seed: int, strength: float, count: int) -> None:
+    random = np.random.default_rng(seed)
+    liked = random.choice(12, count, replace=False)
+    answers = SMALL.answers.numpy()
+    values = np.isin(answers, liked) * strength + random.standard_normal(len(SMALL)).round(1)
+    ordered = order(torch.from_numpy(values.astype(np.float32))[None])
+    results = answers[ordered[0].numpy()].tolist()
+    best: tuple[tuple[bool, float], tuple[int, ...], int, int] | None = None
+    for t in grid(len(SMALL)):
+        chosen = brute.smallest_accounting_set(results[:t], answers.tolist())
+        if chosen is None or len(chosen) < 2:
+            continue
+        k = sum(a in chosen for a in answers.tolist())
+        overlap = sum(r in chosen for r in results[:k])
+        says = (overlap / k >= 0.6, _mutual_information(len(SMALL), k, overlap))
+        if best is None or says[0] > best[0][0] or (says[0] == best[0][0] and says[1] > best[0][1] + 1e-9):
+            best = (says, chosen, k, overlap)
+    ranks = ranks_by_result(ordered, SMALL)
+    found = multi_results(ordered, ranks, SMALL)
+    assert bool(found.found[0]) is (best is not None)
+    if best is not None:
+        assert found.heuristic(0, SMALL) == MultiResult(best[1])
+        assert (int(found.size[0]), int(found.overlap[0])) == best[2:]
+        assert occurrences(ranks, found, SMALL).tolist() == [[best[3]]]
+        backwards = sum(r in best[1] for r in results[::-1][: best[2]])
+        assert occurrences(ranks_by_result(ordered.flip(1), SMALL), found, SMALL).tolist() == [[backwards]]
+
+
+def _mutual_information(n: int, k: int, x: int) -> float:
+    if x <= k * k / n:
+        return 0.0
+    cells = [(x, k * k / n), (k - x, k * (n - k) / n), (k - x, k * (n - k) / n), (n - 2 * k + x, (n - k) ** 2 / n)]
+    return sum(o * np.log(o / e) for o, e in cells if o > 0)
+
+
+def test_information_by_hand() -> None:
+    found = _information(100, torch.tensor([10, 10, 40]), torch.tensor([10, 1, 30])).tolist()
+    assert found == pytest.approx([_mutual_information(100, 10, 10), 0.0, _mutual_information(100, 40, 30)])
+
+
+def test_neurons_are_scored_alike_in_any_company() -> None:
+    """In another order, and in other batches: the same scores, the same permutations."""
+    sets = CATALOGUES["/"]
+    rows = patterns(sets)
+    logits = np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
+    names = [f"n{i}" for i in range(7)]
+    together = classify(Neurons(rows, logits), sets, 8, 0, names, lambda n: None)
+    for i in (0, 4):
+        alone = classify(Neurons(rows[i : i + 1], logits[i : i + 1]), sets, 8, 0, names[i : i + 1], lambda n: None)
+        columns = [
+            "heuristic",
+            "sign",
+            "overlap",
+            "size",
+            "score",
+            "chance",
+            "corrected",
+            "evidence",
+            "expected",
+            "beyond",
+        ]
+        for ours, theirs in ((together.best, alone.best), (together.matches, alone.matches)):
+            assert ours[ours.row == i][columns].values.tolist() == theirs[columns].values.tolist()
+
+
+def test_scores_and_chances() -> None:
+    sets = CATALOGUES["+"]
+    found = classify(
+        Neurons(patterns(sets), np.ones((7, 130), dtype=np.float32)), sets, 8, 0, list("abcdefg"), lambda n: None
+    )
+    for table in (found.matches, found.best):
+        assert np.allclose(table.score, table.overlap / table["size"])
+        assert np.allclose(table.chance, table["size"] / len(legal_prompts("+", MAX_OPERAND, LIMITS["+"])))
+        assert np.allclose(table.corrected, (table.score - table.chance) / (1 - table.chance))
+    assert (found.matches.score >= 0.6).all()
+    planted = found.best[(found.best.row == 4) & (found.best.kind == "modulo") & (found.best.on == "op1")]
+    assert planted.heuristic.tolist() == ["op1 mod 5 = 2"]
+    assert planted.sign.tolist() == [1]
+    negative = found.best[(found.best.row == 5) & (found.best.kind == "range") & (found.best.on == "op2")]
+    assert negative.heuristic.tolist() == ["op2 in [10, 20]"]
+    assert negative.sign.tolist() == [-1]
+    same = found.best[(found.best.row == 6) & (found.best.kind == "identical")]
+    assert same.score.iloc[0] == 1

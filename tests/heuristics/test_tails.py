@@ -1,0 +1,48 @@
+"""Tail probabilities against exact fractions."""
+
+from __future__ import annotations
+
+from math import log10
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arithscope.heuristics.tails import evidence, evidences
+from tests.heuristics import brute
+
+
+def minus_log10(total: int, k: int, x: int) -> float:
+    p = brute.tail(total, k, x)
+    return log10(p.denominator) - log10(p.numerator)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+def test_every_overlap_exactly(sizes: tuple[int, int]) -> None:
+    total, k = sizes
+    want = [minus_log10(total, k, x) for x in range(k + 1)]
+    assert evidences(total, k) == pytest.approx(want, rel=1e-9, abs=1e-9)
+    assert np.all(np.diff(evidences(total, k)) >= -1e-12)
+    one_by_one = evidence(total, torch.full((k + 1,), k), torch.arange(k + 1)).numpy()
+    assert one_by_one == pytest.approx(want, rel=1e-9, abs=1e-9)
+
+
+def test_large_sets() -> None:
+    """Half of the square and more; evidence in the ten thousands."""
+    for total, k in ((90_300, 45_150), (90_601, 12), (45_451, 45_000), (5_792, 4_400)):
+        table = evidences(total, k)
+        chance = k * k // total
+        x = np.unique(
+            np.clip(np.concatenate([np.linspace(0, k, 30), chance + np.arange(-300, 300, 25)]), 0, k).astype(int)
+        )
+        found = evidence(total, torch.full((len(x),), k), torch.from_numpy(x)).numpy()
+        assert found == pytest.approx(table[x], rel=1e-7, abs=1e-7)
+    for k, x in ((1000, 30), (1000, 12), (1000, 1000)):
+        assert evidences(90_601, k)[x] == pytest.approx(minus_log10(90_601, k, x), rel=1e-9)
+
+
+def test_nothing() -> None:
+    assert len(evidence(10, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))) == 0

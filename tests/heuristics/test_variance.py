@@ -1,0 +1,53 @@
+"""Shares of variance against plain regression and plain grouping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from arithscope.heuristics.catalogue import catalogue
+from arithscope.heuristics.kinds import parse
+from arithscope.heuristics.variance import Coverage, told_by
+from arithscope.prompts import OPERATORS
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_coverage_is_the_r_squared_of_a_regression(operator: str) -> None:
+    sets = catalogue(operator, 40, 1000, both_operands=True)
+    cover, random = Coverage(sets), np.random.default_rng(0)
+    known = [h for side in (sets.indirect, sets.direct) for h in side.heuristics]
+    several = [parse("result in {1, 3}"), parse("result in {0, 2, 5}")]
+    for size in (1, 3, 12, 40):
+        chosen = [known[i] for i in random.choice(len(known), size, replace=False)] + several * (operator == "/")
+        members = np.stack([h.holds(sets.prompts) for h in chosen]).astype(float)
+        pattern = (
+            random.standard_normal(size + 2 * (operator == "/")) @ members + random.standard_normal(len(sets))
+        ).astype(np.float32)
+        design = np.column_stack([members.T, np.ones(len(sets))])
+        fitted = design @ np.linalg.lstsq(design, pattern.astype(float), rcond=None)[0]
+        want = 1 - np.var(pattern - fitted) / np.var(pattern)
+        assert cover(pattern, chosen) == pytest.approx(want, abs=1e-6)
+    # The same heuristic twice, or a heuristic and its opposite, explain no more than one of them.
+    odd, even = parse("op1 mod 2 = 1"), parse("op1 mod 2 = 0")
+    assert cover(pattern, [odd, odd, even]) == pytest.approx(cover(pattern, [odd]))
+    assert cover(pattern, []) == cover(np.ones_like(pattern), [odd]) == 0
+    assert cover(odd.holds(sets.prompts).astype(np.float32), [odd]) == pytest.approx(1)
+
+
+def test_what_a_number_tells() -> None:
+    random = np.random.default_rng(0)
+    op1, op2 = (x.ravel() for x in np.indices((60, 60)))
+    noise = random.standard_normal((200, 3600))
+    rows = torch.from_numpy(
+        np.stack([np.sin(op1), np.sin(op1) + np.cos(op2), np.ones(3600), noise[0] + 3 * np.sin(op1)])
+    )
+    told = told_by(rows, torch.from_numpy(op1)).tolist()
+    assert told[0] == pytest.approx(1)
+    one, two = np.var(np.sin(np.arange(60))), np.var(np.cos(np.arange(60)))
+    assert told[1] == pytest.approx(one / (one + two), abs=0.01)
+    assert told[2] == 0
+    assert told[3] == pytest.approx(9 * one / (9 * one + 1), abs=0.03)
+    # Noise is told by nothing, on average, however many groups there are.
+    for groups in (op1, op1 * 30 + op2 // 2):
+        assert abs(float(told_by(torch.from_numpy(noise), torch.from_numpy(groups)).mean())) < 0.01
