@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.numpy import save_file
 
 from arithscope.errors import UserError
 from arithscope.files import new_folder, write_text
-from arithscope.store import SCHEMA, RunFolder, claim, stage_key
+from arithscope.store import SCHEMA, RunFolder, claim, mapped_arrays, stage_key
 
 SUBJECT = {"name": "a", "weight_hash": "w", "tokenizer_hash": "t"}
 KEYS = {"first": "1", "second": "2"}
@@ -154,3 +155,26 @@ def test_keys_depend_on_every_input() -> None:
     assert stage_key(**base) == stage_key(**dict(reversed(base.items())))
     for change in ({"stage": "b"}, {"settings": {"seed": 1, "operators": ("+",)}}, {"needs": {"x": "1"}}):
         assert stage_key(**{**base, **change}) != stage_key(**base)
+
+
+def test_arrays_are_mapped_and_equal_what_was_saved(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    arrays = {
+        "half": random.standard_normal((3, 5, 7)).astype(np.float16),
+        "odd": np.array([True, False, True]),
+        "one": random.integers(0, 9, 11).astype(np.int32),
+        "double": random.standard_normal((2, 2)),
+        "nothing": np.zeros((0, 4), dtype=np.float32),
+        "scalar": np.array(3.5, dtype=np.float32),
+    }
+    save_file(arrays, tmp_path / "arrays.safetensors", {"what": "a test"})
+    before = (tmp_path / "arrays.safetensors").read_bytes()
+    found = mapped_arrays(tmp_path / "arrays.safetensors")
+    assert found.keys() == arrays.keys()
+    for name, want in arrays.items():
+        assert found[name].dtype == want.dtype
+        assert found[name].shape == want.shape
+        assert np.array_equal(found[name], want)
+    assert isinstance(found["half"], np.memmap)
+    found["half"][0] = 0.0  # in memory alone
+    assert (tmp_path / "arrays.safetensors").read_bytes() == before

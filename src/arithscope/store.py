@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from arithscope import __version__
 from arithscope.errors import UserError
@@ -70,7 +70,7 @@ class RunFolder:
         if not self.has(stage):
             raise UserError(f"The run in {self.path} has no complete stage {stage!r}; run it again to compute it.")
         record = _read_json(folder / "stage.json", "stage")
-        arrays = load_file(folder / "arrays.safetensors") if (folder / "arrays.safetensors").exists() else {}
+        arrays = mapped_arrays(folder / "arrays.safetensors") if "arrays.safetensors" in record["files"] else {}
         values: dict[str, Any] = {**arrays, **record["values"]}
         for name in record["files"]:
             if name.endswith(".parquet"):
@@ -181,6 +181,37 @@ def claim(
         except OSError as error:
             raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
         yield RunWriter(path, keys)
+
+
+def mapped_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a safetensors file, mapped into memory: of a pattern among thousands only its own bytes are read.
+
+    The file begins with the length of its header, eight bytes, and the header, in JSON: of each array its type, its shape and
+    where its bytes are behind the header. Mapped privately: what is written to an array does not reach the file.
+    """
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {
+        name: np.memmap(path, _TYPES[entry["dtype"]], "c", 8 + length + entry["data_offsets"][0], tuple(entry["shape"]))
+        if 0 not in entry["shape"]
+        else np.zeros(entry["shape"], _TYPES[entry["dtype"]])
+        for name, entry in header.items()
+    }
+
+
+_TYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
 
 
 def stage_key(**inputs: Any) -> str:
