@@ -31,7 +31,7 @@ from arithscope.progress import Silent
 from arithscope.subject.fresh import number_tokenizer
 from arithscope.subject.subject import Identity, Subject
 
-SIZES = SampleSizes(discovery=100, evaluation=100, neuron_effects=8, probe=4000)
+SIZES = SampleSizes(discovery=100, evaluation=100, first_mlp=8, probe=4000)
 CIRCUIT_HEADS = 20  # what is left of the circuit for the later stages, as many as the paper's largest
 T = TypeVar("T")
 

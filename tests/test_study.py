@@ -108,12 +108,21 @@ def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
 
 
 def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
-    """Another way of ranking heads changes the circuit and what is built on it, and nothing else."""
+    """Another way of ranking components changes the circuit and what is built on it, and nothing else; effects of neurons are
+    what they are, unless neurons are picked by that ranking."""
     subject = small("llama", "sdpa")
-    keys = [study._keys(subject, s) for s in (SMALL, replace(SMALL, effect="log_ratio"))]
-    assert {name for name in keys[0] if keys[0][name] != keys[1][name]} == {"circuit", "heads", "mlp0"}
-    keys = [study._keys(subject, s) for s in (SMALL, replace(SMALL, preset="paper"))]
-    assert {name for name in keys[0] if keys[0][name] == keys[1][name]} == {"accuracy", "means"}
+
+    def changed(before: Settings, **settings: Any) -> set[str]:
+        a, b = (study._keys(subject, s) for s in (before, replace(before, **settings)))
+        return {name for name in a if a[name] != b[name]}
+
+    behind_topk = {"topk", "patterns", "classify", "overlap"}
+    assert changed(SMALL, topk=7) == changed(SMALL, rank="mean+std") == behind_topk
+    assert changed(SMALL, effect="log_ratio") == {"circuit", "heads", "mlp0"} | behind_topk
+    screened = replace(SMALL, neurons="screen")
+    assert changed(SMALL, neurons="screen") == {"neurons"} | behind_topk
+    assert changed(screened, effect="log_ratio") == {"circuit", "heads", "mlp0", "neurons"} | behind_topk
+    assert changed(SMALL, preset="paper") == {stage.name for stage in STAGES} - {"accuracy", "means"}
 
 
 def test_nothing_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

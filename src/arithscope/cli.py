@@ -76,6 +76,19 @@ def run(
     ratio_of_means: Annotated[
         bool, typer.Option("--ratio-of-means", help="Faithfulness as a ratio of means, not a mean of ratios.")
     ] = False,
+    neurons: Annotated[
+        str,
+        typer.Option(
+            help="Effects of neurons: exact, estimated (atp, ig, relp), or exact for those that a screen picks (screen)."
+        ),
+    ] = "exact",
+    rank: Annotated[str, typer.Option(help="What ranks neurons: the mean of their effects, or mean+std.")] = "mean",
+    topk: Annotated[
+        int | None, typer.Option(help="Neurons kept of each MLP (the paper's: 200); by default as few as suffice.")
+    ] = None,
+    both_operands: Annotated[
+        bool, typer.Option("--both-operands", help="Also try heuristics about both operands at once.")
+    ] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
     template: TemplateText = "{op1}{operator}{op2}=",
@@ -92,7 +105,19 @@ def run(
     from arithscope.report.terminal import summary_tables
     from arithscope.settings import Settings
 
-    settings = Settings(tuple(operators), max_operand, preset, seed, effect, not uncentred, ratio_of_means)
+    settings = Settings(
+        tuple(operators),
+        max_operand,
+        preset,
+        seed,
+        effect,
+        not uncentred,
+        ratio_of_means,
+        neurons,
+        rank,
+        topk,
+        both_operands,
+    )
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     study.chosen_stages(names)
     loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
@@ -109,6 +134,21 @@ def run(
     for table in summary_tables(folder.summary):
         Console().print(table)
     print(f"Results are in {folder.path}")
+
+
+@app.command()
+def neuron(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    layer: Annotated[int, typer.Argument(metavar="L", help="Layer.")],
+    index: Annotated[int, typer.Argument(metavar="N", help="Neuron of that layer.")],
+    operator: Annotated[str, typer.Option(help="One of + - * /.")] = "+",
+) -> None:
+    """Show one neuron of a run: its effect and rank, its pattern, the numbers it promotes, its heuristics."""
+    from arithscope.report.neuron import neuron_report
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for part in neuron_report(run, layer, index, operator):
+        console.print(part)
 
 
 @app.command()

@@ -55,16 +55,31 @@ def effects(
 
     All are 0 where nothing changes, and invariant to adding constants to the logits.
     """
-    r, r2 = _at(before, answer), _at(before, counterfactual)
-    r_after, r2_after = _at(after, answer), _at(after, counterfactual)
-    norm, norm_after = before.logsumexp(-1), after.logsumexp(-1)
-    gain, loss = (r2_after - norm_after) - (r2 - norm), (r - norm) - (r_after - norm_after)
-    mean, mean_after = before.mean(-1), after.mean(-1)
-    rise, fall = (r2_after - mean_after) - (r2 - mean), (r - mean) - (r_after - mean_after)
+    return effects_between(*(landmarks(logits, answer, counterfactual) for logits in (before, after)))
+
+
+def landmarks(
+    logits: Float[Tensor, "*variants batch vocabulary"],
+    answer: Int[Tensor, " batch"],
+    counterfactual: Int[Tensor, " batch"],
+) -> Float[Tensor, "3 *variants batch"]:
+    """The three numbers that every effect is made of: the logits of r and of r′, and the logsumexp of all, centred over the
+    vocabulary. Invariant to adding a constant to the logits."""
+    landmark = torch.stack([_at(logits, answer), _at(logits, counterfactual), logits.logsumexp(-1)])
+    return landmark - logits.mean(-1)
+
+
+def effects_between(
+    before: Float[Tensor, "3 batch"], after: Float[Tensor, "3 *variants batch"]
+) -> dict[str, Float[Tensor, "*variants batch"]]:
+    """`effects` from landmarks: those of logits, or estimates of them."""
+    (r, r2, norm), (r_after, r2_after, norm_after) = before, after
+    rise, fall, swell = r2_after - r2, r - r_after, norm_after - norm
+    gain, loss = rise - swell, fall + swell  # of log-probability
     return {
         "probability": 0.5 * (torch.expm1(gain.clamp(max=LARGEST)) + torch.expm1(loss.clamp(max=LARGEST))),
         "log_ratio": 0.5 * (gain + loss),
-        "logit": 0.5 * (rise / (r2 - mean).abs() + fall / (r_after - mean_after).abs()),
+        "logit": 0.5 * (rise / r2.abs() + fall / r_after.abs()),
     }
 
 

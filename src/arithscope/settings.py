@@ -6,15 +6,20 @@ from dataclasses import dataclass
 
 from arithscope.errors import UserError
 from arithscope.experiments.ablation import Judging
+from arithscope.experiments.neurons import METHODS, RANKS, SCREEN
 from arithscope.experiments.samples import PRESETS, SampleSizes
 from arithscope.measures import EFFECTS
 from arithscope.prompts import OPERATORS, operator_indices
+from arithscope.subject.subject import Subject
 
 
 @dataclass(frozen=True)
 class Settings:
     """effect: by which effect components are ranked (all are stored). centre: whether NL is taken from logits centred over
-    the vocabulary. ratio_of_means: faithfulness as a ratio of means, instead of the mean of the prompts' ratios."""
+    the vocabulary. ratio_of_means: faithfulness as a ratio of means, instead of the mean of the prompts' ratios.
+    neurons: how the effects of single neurons are found. rank: by what of their effects over prompts neurons are ranked.
+    topk: how many neurons of each MLP are kept; None: as few as do as well as all.
+    both_operands: whether heuristics about both operands at once (`op1, op2 mod 2 = 0`) are tried too."""
 
     operators: tuple[str, ...] = OPERATORS
     max_operand: int = 300
@@ -23,21 +28,38 @@ class Settings:
     effect: str = "probability"
     centre: bool = True
     ratio_of_means: bool = False
+    neurons: str = "exact"
+    rank: str = "mean"
+    topk: int | None = None
+    both_operands: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(OPERATORS[i] for i in operator_indices(self.operators)))
-        if self.preset not in PRESETS:
-            raise UserError(f"There is no preset {self.preset!r}; choose from {', '.join(PRESETS)}.")
-        if self.effect not in EFFECTS:
-            raise UserError(f"There is no effect {self.effect!r}; choose from {', '.join(EFFECTS)}.")
+        choices = {"preset": PRESETS, "effect": EFFECTS, "neurons": METHODS, "rank": RANKS}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"There is no --{name} {value!r}; choose from {', '.join(known)}.")
         if self.max_operand < 1:
             raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
         if self.seed < 0:
             raise UserError(f"--seed {self.seed} is negative; use 0 or more.")
+        if self.topk is not None and self.topk < 1:
+            raise UserError(f"--topk {self.topk} keeps no neuron; use at least 1.")
+
+    def check(self, subject: Subject) -> None:
+        """Raise UserError if this subject cannot be studied so."""
+        subject.encoder.check(self.operators, self.max_operand)
+        if self.topk is not None and self.topk > subject.sizes.neurons:
+            raise UserError(f"--topk {self.topk} is more than the {subject.sizes.neurons} neurons that an MLP has.")
 
     @property
     def sizes(self) -> SampleSizes:
         return PRESETS[self.preset]
+
+    @property
+    def picked_by(self) -> str | None:
+        """The effect by which a screen picks neurons to measure exactly; other methods do not depend on it."""
+        return self.effect if self.neurons == SCREEN else None
 
     @property
     def judging(self) -> Judging:

@@ -6,14 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from arithscope.experiments.accuracy import Accuracy, accuracy
 from arithscope.experiments.circuit import Circuit, circuit
+from arithscope.experiments.classify import Classify, classify
 from arithscope.experiments.heads import Heads, heads
 from arithscope.experiments.localize import Localize, localize
 from arithscope.experiments.means import MeanActivations, means
 from arithscope.experiments.mlp0 import Mlp0, mlp0
+from arithscope.experiments.neurons import Neurons, neurons
+from arithscope.experiments.overlap import Overlap, overlap
+from arithscope.experiments.patterns import Patterns, patterns
 from arithscope.experiments.probe import Probe, probe
 from arithscope.experiments.result import Result
+from arithscope.experiments.topk import TopK, neuron_counts, topk
+from arithscope.heuristics.classification import CPU_CELLS, GPU_CELLS
+from arithscope.measures import EFFECTS
 from arithscope.progress import Progress
 from arithscope.prompts import legal_prompts
 from arithscope.settings import Settings
@@ -70,6 +79,30 @@ def _mlp0(subject: Subject, settings: Any, results: dict[str, Any], progress: Pr
     return mlp0(subject, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress)
 
 
+def _neurons(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Neurons:
+    s = settings
+    return neurons(subject, results["accuracy"], results["probe"], s.sizes, s.seed, s.neurons, s.picked_by, progress)
+
+
+def _topk(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> TopK:
+    earlier = results["accuracy"], results["means"], results["circuit"], results["neurons"]
+    s = settings
+    return topk(subject, *earlier, s.sizes, s.seed, s.effect, s.rank, s.topk, s.judging, progress)
+
+
+def _patterns(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Patterns:
+    return patterns(subject, results["topk"], settings.max_operand, progress)
+
+
+def _classify(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Classify:
+    s = settings
+    return classify(results["patterns"], s.both_operands, s.sizes.permutations, s.seed, subject.device, progress)
+
+
+def _overlap(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Overlap:
+    return overlap(results["topk"])
+
+
 def _sweep_memory(subject: Subject, settings: Settings) -> int:
     prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
     row = row_bytes(subject, subject.encoder.length, subject.encoder.length)
@@ -95,6 +128,33 @@ def _probe_memory(subject: Subject, settings: Settings) -> int:
     return _sweep_memory(subject, settings) + min(states, storage(subject))
 
 
+def _neurons_memory(subject: Subject, settings: Settings) -> int:
+    """Beside a replay: exact and estimated effects of every neuron on every prompt."""
+    s = subject.sizes
+    return _replay_memory(subject, settings) + 8 * len(EFFECTS) * s.layers * s.neurons * settings.sizes.discovery
+
+
+def _topk_memory(subject: Subject, settings: Settings) -> int:
+    """Beside a replay: which neurons each circuit keeps."""
+    s = subject.sizes
+    circuits = len(neuron_counts(s.neurons)) * (1 + settings.sizes.draws)
+    return _replay_memory(subject, settings) + circuits * s.layers * s.neurons
+
+
+def _patterns_memory(subject: Subject, settings: Settings) -> int:
+    """Beside a sweep: the patterns, in float16, of all neurons at the most."""
+    s = subject.sizes
+    neurons = s.layers * (settings.topk or s.neurons) * len(settings.operators)
+    return _sweep_memory(subject, settings) + neurons * 2 * (settings.max_operand + 1) ** 2
+
+
+def _classify_memory(subject: Subject, settings: Settings) -> int:
+    """Sorting keys, orders and counts; the patterns are mapped from disk."""
+    if subject.device.type == "cuda":
+        return 80 * GPU_CELLS
+    return 2**29 + 40 * CPU_CELLS * torch.get_num_threads()
+
+
 STAGES: tuple[Stage, ...] = (
     Stage("accuracy", Accuracy, (), ("operators", "max_operand", "seed"), _accuracy, _sweep_memory),
     Stage("means", MeanActivations, (), ("max_operand",), _means, _sweep_memory),
@@ -117,4 +177,23 @@ STAGES: tuple[Stage, ...] = (
         _mlp0,
         _replay_memory,
     ),
+    Stage(
+        "neurons",
+        Neurons,
+        ("accuracy", "probe"),
+        ("sizes", "seed", "neurons", "picked_by"),
+        _neurons,
+        _neurons_memory,
+    ),
+    Stage(
+        "topk",
+        TopK,
+        ("accuracy", "means", "circuit", "neurons"),
+        ("sizes", "seed", "effect", "rank", "topk", "judging"),
+        _topk,
+        _topk_memory,
+    ),
+    Stage("patterns", Patterns, ("topk",), ("max_operand",), _patterns, _patterns_memory),
+    Stage("classify", Classify, ("patterns",), ("both_operands", "sizes", "seed"), _classify, _classify_memory),
+    Stage("overlap", Overlap, ("topk",), (), _overlap, lambda subject, settings: 0),
 )

@@ -55,7 +55,7 @@ def run(
     `after_stage` is called each time that a stage is there: to draw figures, say.
     """
     todo = chosen_stages(stages)
-    subject.encoder.check(settings.operators, settings.max_operand)
+    settings.check(subject)
     described = {**describe_subject(subject), "device": device_name(subject)}
     configuration = {**asdict(settings), **_template(subject)}
     with claim(out, described, configuration, _keys(subject, settings)) as folder:

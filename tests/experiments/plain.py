@@ -97,9 +97,14 @@ def normalized_logit(z: Tensor, answer: int) -> float:
 
 
 def mean_ablation(
-    subject: Subject, means: dict[Any, Tensor], kept: set[tuple[int, int]], kept_neurons: dict[int, set[int]]
+    subject: Subject,
+    means: dict[Any, Tensor],
+    kept: set[tuple[int, int]],
+    kept_neurons: dict[int, set[int]],
+    neurons_at: Sequence[int] | None = None,
 ) -> list[Change]:
-    """Everything but the kept heads (layer, head) and, in the layers named, the kept neurons is set to its mean."""
+    """Everything but the kept heads (layer, head) and, in the layers named, the kept neurons is set to its mean: heads at
+    all positions, neurons at those given (None: all)."""
     changes: list[Change] = []
     for layer in range(subject.sizes.layers):
         for position in range(subject.encoder.length):
@@ -109,7 +114,8 @@ def mean_ablation(
                     entries = head_entries(subject, head)
                     changes.append((module, position, entries, means[module][position, entries]))
             module = mlp_module(subject, layer)
-            for neuron in range(subject.sizes.neurons) if layer in kept_neurons else ():
+            ablated = layer in kept_neurons and (neurons_at is None or position in neurons_at)
+            for neuron in range(subject.sizes.neurons) if ablated else ():
                 if neuron not in kept_neurons[layer]:
                     entries = slice(neuron, neuron + 1)
                     changes.append((module, position, entries, means[module][position, entries]))
@@ -132,10 +138,11 @@ def measures(
     means: dict[Any, Tensor],
     kept: set[tuple[int, int]],
     kept_neurons: dict[int, set[int]] | None = None,
+    neurons_at: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """Faithfulness (Eq. 2), accuracy and mean probability of the answer of a circuit, prompt by prompt."""
     nothing = mean_ablation(subject, means, set(), {layer: set() for layer in range(subject.sizes.layers)})
-    circuit = mean_ablation(subject, means, kept, kept_neurons or {})
+    circuit = mean_ablation(subject, means, kept, kept_neurons or {}, neurons_at)
     faithful, right, probability = [], [], []
     for i in range(len(prompts)):
         prompt = prompts[[i]]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,9 @@ from arithscope.experiments.ablation import (
     TOLERANCE,
     Judging,
     Yardstick,
+    ablated_scores,
     curve_table,
+    mean_ablation,
     nested_sets,
     smallest_on_plateau,
 )
@@ -22,6 +25,9 @@ from arithscope.experiments.heads import heads
 from arithscope.experiments.samples import PRESETS, SampleSizes, splits
 from arithscope.measures import Mean, faithfulness
 from arithscope.progress import Silent
+from arithscope.prompts import square
+from arithscope.subject.sweep import mean_activations
+from tests.experiments import plain
 from tests.experiments.plain import pretended
 from tests.families import small
 from tests.hand_built import copy_and_add
@@ -98,6 +104,28 @@ def test_both_curves_in_one_table() -> None:
     assert len(table) == 2 * 2 * 3
     assert set(table.circuit) == {"found", "random"}
     assert table[table["size"] == 3].value.eq(0.9).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_neurons_at_all_positions_or_from_one_on(family: str) -> None:
+    """With all heads, against plain hooks: neurons of earlier positions reach the answer too."""
+    subject = small(family, "sdpa")
+    s, prompts = subject.sizes, square("+", 9)[[5, 37, 88]]
+    means = mean_activations(subject, square("+", 3))
+    slow = plain.means(subject, square("+", 3))
+    heads = {(layer, head) for layer in range(s.layers) for head in range(s.heads)}
+    keep = torch.ones(1, s.layers, s.heads, dtype=torch.bool)
+    some = nested_sets([np.arange(s.neurons)], [0, 9])
+    found = []
+    for first, at in ((None, None), (subject.positions.op2, [subject.positions.op2, subject.positions.last])):
+        edits = mean_ablation(subject, means, keep, {0: some, 2: some}, first)
+        scores = ablated_scores(subject, prompts, edits, Judging(), lambda n: None)
+        for i, n in enumerate((0, 9)):
+            kept = {0: set(range(n)), 2: set(range(n))}
+            want = plain.measures(subject, prompts, slow, heads, kept, at)
+            assert scores[i, :, 2].mean() == pytest.approx(want["p_answer"], rel=1e-3)
+        found.append(scores)
+    assert not np.allclose(*found, rtol=1e-2)
 
 
 def test_a_circuit_of_mlps_alone_has_no_heads(adder_results: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from arithscope.prompts import square
 from tests.experiments import plain
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=4, neuron_effects=2, probe=None, draws=2)
+SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=None, draws=2)
 # One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
 SUBJECTS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
 subjects = pytest.mark.parametrize(("family", "attention", "prefix"), SUBJECTS)
@@ -87,7 +87,7 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     for neuron in range(0, subject.sizes.neurons, 5):
         entries, by_position = slice(neuron, neuron + 1), []
         for name in POSITIONS:
-            position, some = subject.positions.named()[name], slice(0, SIZES.neuron_effects)
+            position, some = subject.positions.named()[name], slice(0, SIZES.first_mlp)
             values, _ = plain.patched_effects(
                 subject, split.discovery[some], split.others[some], module, position, entries
             )

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from arithscope.experiments.localize import MLP, component_name
+from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.samples import splits
 from arithscope.progress import Silent
+from arithscope.prompts import Prompts
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
 from arithscope.study import run
-from tests.hand_built import ADDING_LAYER, LAYERS, MAX_OPERAND, OP1_HEAD, OP2_HEAD, copy_and_add
+from tests.hand_built import ADDING_LAYER, LAYERS, MAX_OPERAND, OP1_HEAD, OP2_HEAD, OPERANDS, copy_and_add
 
 SETTINGS = Settings(("+",), MAX_OPERAND)
 
@@ -91,6 +93,40 @@ def test_the_first_mlp_is_not_needed(results: dict[str, Any]) -> None:
     assert mlp0.tuning.shape == (copy_and_add().sizes.neurons, MAX_OPERAND + 1)
 
 
+def pairs(prompts: Prompts) -> set[int]:
+    """The neurons of the adding layer that fire for these prompts."""
+    return set((prompts.op1 * OPERANDS + prompts.op2).tolist())
+
+
+def test_neurons_of_the_prompts_own_pairs_come_first(results: dict[str, Any]) -> None:
+    """Patching takes away the neuron of the prompt's pair and brings that of the counterfactual's; no other matters."""
+    neurons = results["neurons"]
+    assert neurons.first_layer == ADDING_LAYER
+    split = splits(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
+    known = pairs(split.discovery) | pairs(split.others)
+    for rank in ("mean", "mean+std"):
+        for measure in ("probability", "log_ratio"):
+            ranking = neurons.ranking("+", measure, rank)
+            values = ranking[ranking.layer == ADDING_LAYER].set_index("neuron").value
+            assert set(values.index[: len(known)]) == known
+            assert values.iloc[len(known) - 1] > 5 * values.iloc[len(known)]
+    strongest = neurons.summary()["+"]["strongest_neuron"]["component"]
+    assert strongest in {neuron_name(ADDING_LAYER, pair) for pair in known}
+    assert neurons.agreement.rank_correlation.notna().all()
+
+
+def test_few_neurons_know_few_sums(results: dict[str, Any]) -> None:
+    """Evaluation prompts have pairs of their own, so that nearly all neurons are needed; none are not enough."""
+    topk = results["topk"]
+    curve = topk.curve[topk.curve.circuit == "found"].set_index(["measure", "size"]).value
+    assert curve["accuracy", 0] < 0.2
+    assert curve["faithfulness", 0] < 0.5
+    assert curve["accuracy", topk.mlp_size] == 1
+    assert curve["faithfulness", topk.mlp_size] == pytest.approx(1, abs=1e-3)
+    assert {layer for layer, _ in topk.chosen("+")} == {ADDING_LAYER, LAYERS - 1}
+    assert len(topk.chosen("+")) == 2 * topk.k["+"]
+
+
 def test_discovery_and_evaluation_are_disjoint(results: dict[str, Any]) -> None:
     split = splits(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
     pairs = [set(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
@@ -103,7 +139,7 @@ def test_discovery_and_evaluation_are_disjoint(results: dict[str, Any]) -> None:
 
 
 def test_every_operator_has_a_summary(results: dict[str, Any]) -> None:
-    for name in ("accuracy", "localize", "circuit", "probe", "heads", "mlp0"):
+    for name in ("accuracy", "localize", "circuit", "probe", "heads", "mlp0", "neurons", "topk"):
         assert "+" in results[name].summary()
 
 

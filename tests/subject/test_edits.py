@@ -225,6 +225,45 @@ def test_gradients_do_not_depend_on_the_batch() -> None:
         assert torch.allclose(together.neurons[0][i], alone.neurons[0][0], atol=1e-12)
 
 
+@families
+@torch.no_grad()
+def test_gradients_of_several_measures_at_replaced_embeddings(family: str, attention: str) -> None:
+    """All at once as one by one; and at the embeddings of other prompts as at those prompts."""
+    subject = small(family, attention, torch.float64)
+    ids, others = some_ids(subject, 5)[:2], some_ids(subject, 5)[3:]
+
+    def measures(logits: Tensor) -> Tensor:
+        return torch.stack([logits[:, 3], logits.logsumexp(-1)])
+
+    seen, slopes = gradients(subject, ids, measures, neurons=[0, 2], residual=[1])
+    for i in range(2):
+        _, alone = gradients(subject, ids, lambda logits, i=i: measures(logits)[i], neurons=[0, 2], residual=[1])  # type: ignore[misc]
+        for together, one in ((slopes.neurons, alone.neurons), (slopes.residual, alone.residual)):
+            for layer in one:
+                assert together[layer].shape == (2, *one[layer].shape)
+                assert torch.allclose(together[layer][i], one[layer], rtol=1e-5, atol=1e-9)
+    there, slopes = gradients(subject, others, measures, neurons=[2])
+    moved, again = gradients(subject, ids, measures, neurons=[2], embeddings=subject.embed(others))
+    assert torch.allclose(there.neurons[2], moved.neurons[2], rtol=1e-5, atol=1e-7)
+    assert torch.allclose(slopes.neurons[2], again.neurons[2], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(seen.neurons[2], moved.neurons[2], atol=1e-3)
+    assert not subject.model.get_input_embeddings()._forward_hooks
+
+
+def test_an_edit_within_some_positions() -> None:
+    subject = small("llama", "sdpa")
+    values = torch.arange(3.0)[None, :, None]
+    whole = edit(subject, Site.NEURONS, 0, [4], positions=[1, 2, 4], values=values.expand(1, 3, subject.sizes.neurons))
+    part = whole.within(range(2, 5))
+    assert part is not None
+    assert part.positions == (2, 4)
+    assert part.values[0, 0, :, 4, 0].tolist() == [1.0, 2.0]
+    same = edit(subject, Site.NEURONS, 0, [4], positions=[1, 2, 4], values=7.0).within(range(3))
+    assert same is not None
+    assert (same.positions, float(same.values)) == ((1, 2), 7.0)
+    assert whole.within(range(5, 9)) is None
+
+
 def test_values_of_the_wrong_shape_are_refused() -> None:
     subject = small("llama", "sdpa")
     with pytest.raises(ValueError, match="do not fit"):

@@ -119,6 +119,35 @@ def test_many_edits_in_several_layers_and_positions_at_once(family: str, attenti
 
 
 @families
+def test_edits_of_the_tape_hold_in_every_replay(family: str, attention: str) -> None:
+    """Recorded once, before and inside the tail, below and above the replayed layers; against a full pass with all edits."""
+    subject = small(family, attention)
+    ids, s, last = some_ids(subject), subject.sizes, subject.positions.last
+    where = tuple(subject.positions.named().values())
+    random = torch.Generator().manual_seed(4)
+
+    def some(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=random)
+
+    common = [
+        edit(subject, Site.HEADS, layer, [1, 2], positions=where, values=some(1, 4, s.heads, s.head_dim))
+        for layer in range(s.layers)
+    ]
+    one = edit(subject, Site.NEURONS, 1, some(5, s.neurons) < 0.4, positions=last)
+    tape = record(subject, ids, last, neurons=[1], edits=common)
+    assert worst(replay(tape, [one], edited_logits, chunk=2), full(subject, ids, [*common, one])) < TOLERANCE
+    neurons, values = torch.tensor([3, 7, 30]), some(3, len(ids))
+    want = [
+        full(subject, ids, [*common, edit(subject, Site.NEURONS, 1, [n], positions=last, values=v[:, None, None])])
+        for n, v in zip(neurons.tolist(), values, strict=True)
+    ]
+    got = replay_neurons(tape, 1, neurons, values, edited_logits)
+    assert worst(got, torch.cat(want)) < TOLERANCE
+    assert worst(tape.logits[None], full(subject, ids, common)) < TOLERANCE
+    assert worst(tape.logits[None], record(subject, ids, last).logits[None]) > 100 * TOLERANCE
+
+
+@families
 def test_wrong_position_differs(family: str, attention: str) -> None:
     """A negative control: the same edit at a neighbouring position does something else."""
     subject = small(family, attention)

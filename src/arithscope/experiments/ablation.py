@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.samples import batches
-from arithscope.measures import Mean, bootstrap_mean, bootstrap_means, faithfulness, log_probability, normalized_logit
+from arithscope.measures import Mean, bootstrap_means, faithfulness, log_probability, normalized_logit
 from arithscope.prompts import Prompts
 from arithscope.subject.edits import Edit, edit
 from arithscope.subject.replay import Reduce, record, replay
@@ -38,26 +38,36 @@ def mean_ablation(
     means: Means,
     heads: Bool[Tensor, "variants layers heads"],
     neurons: Mapping[int, Bool[Tensor, "variants neurons"]] | None = None,
+    neurons_from: int | None = None,
 ) -> list[Edit]:
     """Edits that keep, in each variant, the heads marked True, and by layer the neurons marked True (unnamed layers keep
-    their whole MLP). All else is set to its mean, at every position that depends on the prompt: from op1 on."""
-    positions = range(subject.positions.op1, subject.encoder.length)
+    their whole MLP). All else is set to its mean, at every position that depends on the prompt: from op1 on. Neurons can be
+    left alone up to a later position `neurons_from`."""
+    first = subject.positions.op1
 
-    def at(site: Site, layer: int, keep: Tensor, values: Tensor) -> Edit:
-        return edit(subject, site, layer, ~keep, positions=positions, values=values[layer][None, positions.start :])
+    def at(site: Site, layer: int, keep: Tensor, values: Tensor, first: int) -> Edit:
+        positions = range(first, subject.encoder.length)
+        return edit(subject, site, layer, ~keep, positions=positions, values=values[layer][None, first:])
 
-    edits = [at(Site.HEADS, i, heads[:, i], means.heads) for i in range(subject.sizes.layers)]
-    return edits + [at(Site.NEURONS, i, keep, means.neurons) for i, keep in (neurons or {}).items()]
+    edits = [at(Site.HEADS, i, heads[:, i], means.heads, first) for i in range(subject.sizes.layers)]
+    start = first if neurons_from is None else neurons_from
+    return edits + [at(Site.NEURONS, i, keep, means.neurons, start) for i, keep in (neurons or {}).items()]
 
 
 def ablated_scores(
     subject: Subject, prompts: Prompts, edits: Sequence[Edit], judging: Judging, advance: Callable[[int], None]
 ) -> NDArray[np.float64]:
-    """NL, whether it is right, and P(answer), for every prompt under every variant: [variants, prompts, scores]."""
-    first, found = subject.positions.op1, []
-    for _, batch in batches(subject, prompts, first):
+    """NL, whether it is right, and P(answer), for every prompt under every variant: [variants, prompts, scores].
+
+    What is the same in all variants is done once, in recording; replay begins where they first differ.
+    """
+    differing = [e for e in edits if e.variants > 1] or edits
+    common = [e for e in edits if e not in differing]
+    first, found = min(min(e.positions) for e in differing), []
+    for _, batch in batches(subject, prompts, subject.positions.op1):
         reduce = score_reducer(subject, batch, judging, advance)
-        found.append(replay(record(subject, subject.encode(batch), first), edits, reduce).cpu())
+        tape = record(subject, subject.encode(batch), first, edits=common)
+        found.append(replay(tape, differing, reduce).cpu())
     return torch.cat(found, dim=1).double().numpy()
 
 
@@ -100,10 +110,9 @@ class Yardstick:
         """The same for [draws, circuits, prompts, scores] of random circuits, averaged over draws; intervals and n are
         over draws."""
         draws = [self.measure(draw, random) for draw in scores]
-        return [
-            {m: bootstrap_mean([mean[m].value for mean in circuit], random=random) for m in MEASURES}
-            for circuit in zip(*draws, strict=True)
-        ]
+        values = [np.array([[circuit[m].value for circuit in draw] for draw in draws]).T for m in MEASURES]
+        means = zip(*(bootstrap_means(x, random) for x in values), strict=True)
+        return [dict(zip(MEASURES, row, strict=True)) for row in means]
 
 
 def yardstick(subject: Subject, means: Means, prompts: Prompts, judging: Judging) -> Yardstick:

@@ -142,9 +142,9 @@ def _table(
     )
 
 
-def effect_statistics(values: NDArray[np.float64], random: np.random.Generator) -> pd.DataFrame:
+def effect_statistics(values: NDArray[np.floating[Any]], random: np.random.Generator) -> pd.DataFrame:
     """For each row of [rows, prompts] the mean with its interval, and the median: value, low, high, n, median."""
-    means = pd.DataFrame([asdict(mean) for mean in bootstrap_means(values, random)])
+    means = pd.DataFrame([asdict(mean) for mean in bootstrap_means(values.astype(np.float64), random)])
     return means.assign(median=np.median(values, axis=1))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +20,15 @@ from arithscope.experiments.ablation import (
 )
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.localize import effect_reducer, effect_statistics
+from arithscope.experiments.localize import effect_statistics
 from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.neurons import neuron_effects
 from arithscope.experiments.result import by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.measures import EFFECTS, Mean
 from arithscope.progress import Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing
-from arithscope.subject.replay import record, replay_neurons
 from arithscope.subject.subject import Subject
 
 POSITIONS = ("op1", "operator", "op2")
@@ -77,17 +76,21 @@ def mlp0(
     samples = splits(accuracy, sizes, seed)
     mean_values = means.on(subject.device)
     size = subject.sizes.neurons
+    all_neurons, positions = np.arange(size)[None], [subject.positions.named()[p] for p in POSITIONS]
     counts = [max(round(share * size), int(share > 0)) for share in SHARES]
     effects, curves = [], []
     measured: dict[str, dict[str, Mean]] = {}
     enough: dict[str, float] = {}
-    patched = size * len(POSITIONS) * sum(min(len(s.discovery), sizes.neuron_effects) for s in samples.values())
+    patched = size * len(POSITIONS) * sum(min(len(s.discovery), sizes.first_mlp) for s in samples.values())
     ablated = len(SHARES) * (1 + sizes.draws) * sum(len(s.evaluation) for s in samples.values())
     with progress.task("mlp0", patched + ablated) as advance:
         for operator, split in samples.items():
             random = random_source(seed, "mlp0", operator)
-            some = slice(0, sizes.neuron_effects)
-            found = neuron_effects(subject, split.discovery[some], split.others[some], advance)
+            some = slice(0, sizes.first_mlp)
+            pairs = split.discovery[some], split.others[some]
+            found = np.stack(
+                [neuron_effects(subject, *pairs, [0], all_neurons, position=p, advance=advance)[0] for p in positions]
+            )
             table = pd.concat([_effect_table(operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)])
             effects.append(table)
             orders = [_strongest(table, effect), *(random.permutation(size) for _ in range(sizes.draws))]
@@ -110,24 +113,6 @@ def mlp0(
     return Mlp0(ranked, curve, table_of(measured), tuning, enough)
 
 
-def neuron_effects(
-    subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]
-) -> NDArray[np.float64]:
-    """[positions, neurons, prompts, measures]: each neuron of the first MLP patched on its own, at each of POSITIONS."""
-    named = [subject.positions.named()[p] for p in POSITIONS]
-    neurons = torch.arange(subject.sizes.neurons)
-    found = np.empty((len(named), len(neurons), len(prompts), len(EFFECTS)))
-    for rows, batch in batches(subject, prompts, named[0]):
-        with torch.no_grad(), capturing(subject, neurons=[0], keep=lambda x: x[:, named]) as seen:
-            subject.logits(subject.encode(others[rows]))
-        reduce = effect_reducer(subject, batch, others[rows], advance)
-        for p, position in enumerate(named):
-            tape = record(subject, subject.encode(batch), position, neurons=[0])
-            values = seen.neurons[0][:, p].T
-            found[p][:, rows] = replay_neurons(tape, 0, neurons, values, reduce, position).cpu().numpy()
-    return found
-
-
 @torch.no_grad()
 def number_tuning(subject: Subject, max_operand: int) -> NDArray[np.float32]:
     """[neurons, numbers]: the first MLP's activations at op1. No more than the number, and what precedes every prompt, can
@@ -148,7 +133,7 @@ def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
 
 
 def _effect_table(
-    operator: str, measure: str, values: NDArray[np.float64], random: np.random.Generator
+    operator: str, measure: str, values: NDArray[np.float32], random: np.random.Generator
 ) -> pd.DataFrame:
     """From [positions, neurons, prompts]."""
     values = np.concatenate([values, values.mean(0, keepdims=True)])

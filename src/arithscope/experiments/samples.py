@@ -23,14 +23,15 @@ class SampleSizes:
 
     discovery: int  # correct prompts on which components are patched and ranked
     evaluation: int  # correct prompts, none of them among the former, on which faithfulness is measured
-    neuron_effects: int  # of the discovery prompts, those on which single neurons are patched
+    first_mlp: int  # of the discovery prompts, those on which single neurons of the first MLP are patched
     probe: int | None  # correct prompts of all operators together, for training and testing probes; None: all there are
     draws: int = 10  # random circuits to compare with
+    permutations: int = 32  # of each neuron's activations, for the calibration of heuristics
 
 
 PRESETS = {
-    "quick": SampleSizes(discovery=32, evaluation=32, neuron_effects=8, probe=4000),
-    "paper": SampleSizes(discovery=100, evaluation=100, neuron_effects=50, probe=None),
+    "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, permutations=8),
+    "paper": SampleSizes(discovery=100, evaluation=100, first_mlp=50, probe=None),
 }
 
 
@@ -72,10 +73,13 @@ def too_few() -> UserError:
     )
 
 
-def batches(subject: Subject, prompts: Prompts, first: int) -> Iterator[tuple[NDArray[np.int64], Prompts]]:
-    """The prompts in pieces that can be run from position `first` on in one pass, each with its row numbers."""
+def batches(
+    subject: Subject, prompts: Prompts, first: int, per_row: int = 0
+) -> Iterator[tuple[NDArray[np.int64], Prompts]]:
+    """The prompts in pieces that can be run from position `first` on in one pass, each with its row numbers; `per_row` adds
+    bytes for what the pass keeps of each prompt."""
     length = subject.encoder.length
-    size = rows_that_fit(subject, length - first, length)
+    size = rows_that_fit(subject, length - first, length, per_row)
     for start in range(0, len(prompts), size):
         rows = np.arange(start, min(start + size, len(prompts)))
         yield rows, prompts[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -25,18 +25,12 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
     figure, panels = curves_beside_random(
         circuit.curve, circuit.curve["size"], "heads in the circuit (beside all MLPs)"
     )
+    mark_choices(panels, circuit.curve, {o: len(circuit.chosen(o)) for o in circuit.operators})
     largest = int(circuit.curve["size"].max())
-    found = circuit.curve[circuit.curve.circuit == FOUND]
-    for axes, measure in zip(panels, MEASURE_NAMES, strict=True):
-        for operator in circuit.operators:
-            rows = found[(found.measure == measure) & (found.operator == operator)]
-            chosen = rows[rows["size"] == len(circuit.chosen(operator))]
-            colour = OPERATOR_COLOURS[operator]
-            axes.plot(chosen["size"], chosen.value, "o", color=colour, markersize=6, markeredgecolor="black")
+    for axes in panels:
         if largest > 64:
             axes.set_xscale("symlog", linthresh=16)
             axes.set_xlim(0, largest * 1.1)
-    panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
     legend_beside(figure, panels[0], "random heads")
     return figure
 
@@ -56,6 +50,17 @@ def curves_beside_random(curve: pd.DataFrame, x: pd.Series[Any], label: str, **o
         axes.set_ylabel(name)
         axes.set_ylim(min(-0.05, rows.value.min() - 0.05), 1.05)
     return figure, panels
+
+
+def mark_choices(panels: Sequence[Axes], curve: pd.DataFrame, sizes: Mapping[str, int]) -> None:
+    """A circle on each operator's curve, in every panel, at the size that was chosen."""
+    for axes, measure in zip(panels, MEASURE_NAMES, strict=True):
+        rows = curve[(curve.circuit == FOUND) & (curve.measure == measure)]
+        for operator, size in sizes.items():
+            chosen = rows[(rows.operator == operator) & (rows["size"] == size)]
+            colour = OPERATOR_COLOURS[operator]
+            axes.plot(chosen["size"], chosen.value, "o", color=colour, markersize=6, markeredgecolor="black")
+    panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
 
 
 def legend_beside(figure: Figure, axes: Axes, random: str) -> None:

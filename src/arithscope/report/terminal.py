@@ -17,15 +17,17 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
         for operator in columns:
             table.add_column(operator)
         measures = list(dict.fromkeys(name for entries in columns.values() for name in entries))
-        table.add_row("prompts", *(_prompts(entries) for entries in columns.values()))
+        prompts = [_prompts(entries) for entries in columns.values()]
+        if any(prompts):
+            table.add_row("prompts", *(f"{n:,}" for n in prompts))
         for measure in measures:
             table.add_row(measure.replace("_", " "), *(_shown(entries.get(measure)) for entries in columns.values()))
         tables.append(table)
     return tables
 
 
-def _prompts(entries: dict[str, Any]) -> str:
-    return f"{max((v['n'] for v in entries.values() if isinstance(v, dict)), default=0):,}"
+def _prompts(entries: dict[str, Any]) -> int:
+    return max((v["n"] for v in entries.values() if isinstance(v, dict)), default=0)
 
 
 def _shown(value: Any) -> str:

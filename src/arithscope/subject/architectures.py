@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 class Architecture:
     """Module paths of a family (the key of FAMILIES is the `model_type` of its Hugging Face configuration).
 
+    `mlp_activation`: the MLP's activation function. `gated`: what it gives is multiplied by a second projection.
     `post_norms`: the outputs of attention and MLP are normalised once more before they join the residual stream, so a
     change of a neuron does not reach it linearly. `gain_offset`: what the final norm adds to its stored weight.
     `eager_only`: the fused attention of this family is absent or leaves something out (attention soft-capping).
@@ -18,7 +19,9 @@ class Architecture:
     attention: str = "self_attn"
     attention_out: str = "self_attn.o_proj"
     mlp_down: str = "mlp.down_proj"
+    mlp_activation: str = "mlp.act_fn"
     final_norm: str = "model.norm"
+    gated: bool = True
     post_norms: bool = False
     gain_offset: float = 0.0
     eager_only: bool = False
@@ -26,7 +29,7 @@ class Architecture:
 
 _LLAMA = Architecture()
 _GEMMA = replace(_LLAMA, gain_offset=1.0)
-_GPT2 = Architecture("transformer.h", "attn", "attn.c_proj", "mlp.c_proj", "transformer.ln_f")
+_GPT2 = Architecture("transformer.h", "attn", "attn.c_proj", "mlp.c_proj", "mlp.act", "transformer.ln_f", gated=False)
 
 FAMILIES: dict[str, Architecture] = {
     "llama": _LLAMA,
@@ -38,7 +41,13 @@ FAMILIES: dict[str, Architecture] = {
     "gemma3_text": replace(_GEMMA, post_norms=True),
     "olmo2": replace(_LLAMA, post_norms=True),
     "gpt_neox": Architecture(
-        "gpt_neox.layers", "attention", "attention.dense", "mlp.dense_4h_to_h", "gpt_neox.final_layer_norm"
+        "gpt_neox.layers",
+        "attention",
+        "attention.dense",
+        "mlp.dense_4h_to_h",
+        "mlp.act",
+        "gpt_neox.final_layer_norm",
+        gated=False,
     ),
     "gptj": replace(_GPT2, attention_out="attn.out_proj", mlp_down="mlp.fc_out", eager_only=True),
     "gpt2": _GPT2,

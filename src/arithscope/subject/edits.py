@@ -48,6 +48,12 @@ class Edit:
         values = self.values[chosen] if self.values.shape[0] > 1 else self.values
         return replace(self, entries=entries, values=values)
 
+    def within(self, positions: range) -> Edit | None:
+        """The same edit at those of its positions that lie in a range; None if there are none."""
+        kept = [i for i, p in enumerate(self.positions) if p in positions]
+        values = self.values[:, :, kept] if self.values.shape[2] > 1 else self.values
+        return replace(self, positions=tuple(self.positions[i] for i in kept), values=values) if kept else None
+
     def apply(self, x: Tensor, batch: int, first: int) -> Tensor:
         """The edited input of a projection; x holds the positions from `first` on."""
         n_entries = self.entries.shape[-1]
@@ -211,32 +217,36 @@ def capturing(
 def gradients(
     subject: Subject,
     ids: Tensor,
-    measure: Callable[[Float[Tensor, "batch vocabulary"]], Float[Tensor, " batch"]],
+    measures: Callable[[Float[Tensor, "batch vocabulary"]], Float[Tensor, "*measures batch"]],
     *,
     heads: Sequence[int] = (),
     neurons: Sequence[int] = (),
     residual: Sequence[int] = (),
+    embeddings: Float[Tensor, "batch length width"] | None = None,
 ) -> tuple[Activations, Activations]:
-    """Activations, and the gradient of each prompt's own measure with respect to them (nothing is averaged)."""
+    """Activations, and the gradient of each prompt's own measures with respect to them (nothing is averaged): for each
+    activation [batch, …] a slope [*measures, batch, …]. `embeddings` take the place of the tokens' own."""
 
-    def need_gradient(module: Any, args: Any, output: Tensor) -> Tensor:
-        return output.requires_grad_() if output.is_leaf else output
+    def start(module: Any, args: Any, output: Tensor) -> Tensor:
+        # The weights are frozen, so without this nothing would be differentiable.
+        return (output if embeddings is None else embeddings).detach().requires_grad_()
 
-    # The weights are frozen, so without this nothing would be differentiable.
-    handle = subject.model.get_input_embeddings().register_forward_hook(need_gradient)
+    handle = subject.model.get_input_embeddings().register_forward_hook(start)
     try:
         with (
             torch.enable_grad(),
             capturing(subject, heads=heads, neurons=neurons, residual=residual, keep=lambda x: x) as seen,
         ):
-            total = measure(subject.logits(ids)).sum()
+            totals = measures(subject.logits(ids)).sum(-1)
+            each = totals.reshape(-1).unbind()
     finally:
         handle.remove()
     places = [(site, layer) for site in ("heads", "neurons", "residual") for layer in getattr(seen, site)]
-    grads = torch.autograd.grad(total, [getattr(seen, site)[layer] for site, layer in places])
+    wanted = [getattr(seen, site)[layer] for site, layer in places]
+    grads = [torch.autograd.grad(total, wanted, retain_graph=True) for total in each]
     slopes = Activations()
-    for (site, layer), grad in zip(places, grads, strict=True):
-        getattr(slopes, site)[layer] = grad
+    for (site, layer), by_measure in zip(places, zip(*grads, strict=True), strict=True):
+        getattr(slopes, site)[layer] = torch.stack(by_measure).reshape(*totals.shape, *by_measure[0].shape)
         getattr(seen, site)[layer] = getattr(seen, site)[layer].detach()
     return seen, slopes
 

@@ -10,18 +10,29 @@ from arithscope.subject.subject import Site, Subject
 CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are long full …
 CPU_ROWS = 256  # … unless it were for fewer rows than this
 GPU_BUDGET = 16 * 2**30  # by then a GPU is busy
+GRAPH = 2  # times what a layer has at its peak: as much at most is kept of it for a backward pass
 GPU_SHARE = 0.5  # of what is free, at the most; the rest is for the allocator and the library's temporaries
 
 
 def row_bytes(subject: Subject, tail: int, length: int) -> int:
     """Peak bytes one row needs while `tail` of its `length` positions pass through a layer and the unembedding."""
-    s, size = subject.sizes, subject.model.dtype.itemsize
-    heads = s.heads * s.head_dim
-    stream = tail * (6 * s.width + 4 * heads + 4 * s.neurons)
+    vocabulary = subject.sizes.vocabulary * (subject.model.dtype.itemsize + 12)  # as computed, and twice in float32
+    return _layer_bytes(subject, tail, length) + vocabulary
+
+
+def graph_bytes(subject: Subject, measures: int) -> int:
+    """Bytes that one row needs, beside its pass, for gradients of some measures with respect to all layers' neurons."""
+    s, length = subject.sizes, subject.encoder.length
+    slopes = (1 + 2 * measures) * length * component_bytes(subject, Site.NEURONS)  # also while they are stacked
+    return s.layers * (GRAPH * _layer_bytes(subject, length, length) + slopes)
+
+
+def _layer_bytes(subject: Subject, tail: int, length: int) -> int:
+    s = subject.sizes
+    stream = tail * (6 * s.width + 4 * s.heads * s.head_dim + 4 * s.neurons)
     keys_and_values = 4 * length * s.key_value_heads * s.head_dim
     scores = 3 * s.heads * tail * length
-    vocabulary = s.vocabulary * (size + 12)  # as computed, in float32, and a log-softmax of that
-    return (stream + keys_and_values + scores) * size + vocabulary
+    return (stream + keys_and_values + scores) * subject.model.dtype.itemsize
 
 
 def cache_bytes(subject: Subject, positions: int) -> int:

@@ -58,7 +58,7 @@ class PrefixCache(Cache):
 
 @dataclass(frozen=True)
 class Tape:
-    """One unedited pass over a batch of prompts, kept so that its tail, from `first` on, can be replayed."""
+    """One pass over a batch of prompts, kept so that its tail, from `first` on, can be replayed."""
 
     subject: Subject
     first: int  # position of the tail's first token
@@ -68,6 +68,7 @@ class Tape:
     inputs: list[Float[Tensor, "batch tail width"]]  # of each layer, and behind them the last layer's output
     neurons: dict[int, Float[Tensor, "batch tail neurons"]]  # of the layers asked for
     logits: Float[Tensor, "batch vocabulary"]  # the model's own, at the last position
+    edits: Sequence[Edit] = ()  # in the tail, in force in this pass and in every replay of it
 
     @property
     def batch(self) -> int:
@@ -79,22 +80,35 @@ class Tape:
 
 
 @torch.no_grad()
-def record(subject: Subject, ids: Int[Tensor, "batch length"], first: int, neurons: Sequence[int] = ()) -> Tape:
+def record(
+    subject: Subject,
+    ids: Int[Tensor, "batch length"],
+    first: int,
+    neurons: Sequence[int] = (),
+    edits: Sequence[Edit] = (),
+) -> Tape:
     """Run prompts once and keep what replaying them from position `first` on needs.
 
-    `neurons` names the layers whose neurons are kept: those that `replay_neurons` is going to edit.
+    `neurons` names the layers whose neurons are kept: those that `replay_neurons` is going to edit. `edits`, of one variant
+    each, hold for the tape and for all that is replayed from it.
     """
     length = ids.shape[1]
     if not 0 <= first < length:
         raise ValueError(f"position {first} is outside the prompt of {length} tokens")
-    prefix = prefix_keys_values(subject, ids[:, :first])
+    early, late = ([e for e in (e.within(p) for e in edits) if e] for p in (range(first), range(first, length)))
+    with editing(subject, early, len(ids)):
+        prefix = prefix_keys_values(subject, ids[:, :first])
     with _layer_calls(subject) as calls:
         tail_logits(subject, [(keys[:1], values[:1]) for keys, values in prefix], ids[:1, first:])
     layers = range(subject.sizes.layers)
-    with _layer_calls(subject) as full_calls, capturing(subject, neurons=neurons, residual=layers) as seen:
+    with (
+        _layer_calls(subject) as full_calls,
+        editing(subject, late, len(ids), first),
+        capturing(subject, neurons=neurons, residual=layers) as seen,
+    ):
         logits = tail_logits(subject, prefix, ids[:, first:])
     inputs = [_hidden_states(full_calls[0]), *(seen.residual[i] for i in layers)]
-    return Tape(subject, first, length, prefix, calls, inputs, seen.neurons, logits)
+    return Tape(subject, first, length, prefix, calls, inputs, seen.neurons, logits, late)
 
 
 @torch.no_grad()
@@ -141,19 +155,20 @@ def _hidden_states(call: Call) -> Tensor:
 
 def _through_layers(tape: Tape, hidden: Tensor, start: int) -> Tensor:
     """Push rows through the layers from `start` on, each called as it was recorded."""
-    cache = PrefixCache(tape.prefix)
+    cache, edits = PrefixCache(tape.prefix), [e for e in tape.edits if e.layer >= start]
 
     def replaced(x: Any) -> Any:
         return cache if isinstance(x, Cache) else x
 
-    for layer, (args, kwargs) in zip(tape.subject.layers[start:], tape.calls[start:], strict=True):
-        keywords = {k: replaced(v) for k, v in kwargs.items()}
-        if "hidden_states" in keywords:
-            keywords["hidden_states"] = hidden
-            output = layer(*map(replaced, args), **keywords)
-        else:
-            output = layer(hidden, *map(replaced, args[1:]), **keywords)
-        hidden = layer_output(output)
+    with editing(tape.subject, edits, tape.batch, tape.first):
+        for layer, (args, kwargs) in zip(tape.subject.layers[start:], tape.calls[start:], strict=True):
+            keywords = {k: replaced(v) for k, v in kwargs.items()}
+            if "hidden_states" in keywords:
+                keywords["hidden_states"] = hidden
+                output = layer(*map(replaced, args), **keywords)
+            else:
+                output = layer(hidden, *map(replaced, args[1:]), **keywords)
+            hidden = layer_output(output)
     return hidden
 
 

@@ -137,6 +137,10 @@ class Subject:
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
         return self.encoder.answers(prompts).to(self.device)
 
+    def embed(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length width"]:
+        """The tokens' embeddings. Some families scale them, or add those of positions, before the first layer."""
+        return self.model.get_input_embeddings()(ids)
+
     def logits(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocabulary"]:
         """The model's own logits for the token after the last one, in float32 or better; edits in force apply."""
         return self.last_logits(self.model(input_ids=ids, use_cache=False, logits_to_keep=1))

@@ -1,0 +1,211 @@
+"""Which neurons matter at the last position: each one, from the first answer layer on, patched on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.localize import effect_reducer, effect_statistics
+from arithscope.experiments.probe import Probe
+from arithscope.experiments.result import mean_entry
+from arithscope.experiments.samples import SampleSizes, batches, splits
+from arithscope.experiments.screens import BEST, SCREENS, estimated_effects
+from arithscope.measures import EFFECTS
+from arithscope.progress import Progress
+from arithscope.prompts import Prompts, random_source
+from arithscope.subject.edits import capturing
+from arithscope.subject.replay import record, replay_neurons
+from arithscope.subject.subject import Subject
+
+EXACT, SCREEN = "exact", "screen"
+METHODS = (EXACT, *SCREENS, SCREEN)
+RANKS = ("mean", "mean+std")
+PICKED = 10  # per cent of each layer's neurons: those that `screen` measures exactly
+RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons: how many of the exact best a screen finds
+AGREEMENT = ("operator", "screen", "measure", "rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """effects: of each neuron from `first_layer` on, patched at the last position with the counterfactual's activation:
+    the mean over prompts with interval, the median and the standard deviation. `method` says where the numbers are from:
+    `exact`, or the screen that estimated them.
+    agreement: of each screen with the exact effects of all neurons. rank_correlation is Spearman's, of mean effects; recall_k
+    is the share of the exact best k % of each layer that is among the screen's best k %. Empty unless all effects are
+    exact: on the neurons alone that a screen itself picked, a comparison says nothing of what it missed."""
+
+    effects: pd.DataFrame  # operator, layer, neuron, measure, method, value, low, high, n, median, std
+    agreement: pd.DataFrame  # operator, screen, measure, rank_correlation, recall_1, recall_2, …
+    first_layer: int
+
+    @property
+    def operators(self) -> list[str]:
+        return [str(o) for o in self.effects.operator.unique()]
+
+    def ranking(self, operator: str, measure: str, rank: str = "mean") -> pd.DataFrame:
+        """Layer by layer, neurons of largest effect first (those measured exactly before those estimated): by the mean, or by
+        mean + std, with which a neuron that matters much on few prompts overtakes one that matters a little on all."""
+        rows = self._rows(operator, measure)
+        by = rows.value if rank == "mean" else rows.value + rows["std"]
+        sorted_rows = rows.assign(by=by, estimated=rows.method != EXACT).sort_values(
+            ["layer", "estimated", "by", "neuron"], ascending=[True, True, False, True]
+        )
+        return sorted_rows.drop(columns=["by", "estimated"]).reset_index(drop=True)
+
+    def summary(self) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for operator in self.operators:
+            rows = self._rows(operator, "probability")
+            exact = rows[rows.method == EXACT]
+            out[operator] = {
+                "strongest_neuron": _headline(rows if exact.empty else exact),
+                "neurons": len(rows),
+                "measured_exactly": len(exact),
+            }
+        for row in self.agreement[self.agreement.measure == "probability"].itertuples():
+            out[str(row.operator)] |= {
+                f"{row.screen}_rank_correlation": row.rank_correlation,
+                f"{row.screen}_recall_of_best_5_percent": row.recall_5,
+            }
+        return out
+
+    def _rows(self, operator: str, measure: str) -> pd.DataFrame:
+        return self.effects[(self.effects.operator == operator) & (self.effects.measure == measure)]
+
+
+def neuron_name(layer: int, neuron: int) -> str:
+    return f"L{layer}N{neuron}"
+
+
+def _headline(rows: pd.DataFrame) -> dict[str, Any]:
+    best = rows.iloc[int(rows.value.argmax())]
+    return {**mean_entry(best), "median": best["median"], "component": neuron_name(best.layer, best.neuron)}
+
+
+def neurons(
+    subject: Subject,
+    accuracy: Accuracy,
+    probe: Probe,
+    sizes: SampleSizes,
+    seed: int,
+    method: str,
+    picked_by: str | None,
+    progress: Progress,
+) -> Neurons:
+    """Measure every neuron exactly, and see how well the screens would have done (`exact`); or estimate all of them by one
+    screen; or (`screen`) measure those exactly that the best screen ranks highest, by the effect `picked_by`."""
+    samples = splits(accuracy, sizes, seed)
+    layers, size = range(probe.first_answer_layer, subject.sizes.layers), subject.sizes.neurons
+    everything = np.tile(np.arange(size), (len(layers), 1))
+    picked = share_of(size, PICKED)
+    tables, agreement = [], []
+    passes = {EXACT: size * len(layers) + len(SCREENS), SCREEN: picked * len(layers) + 1}.get(method, 1)
+    with progress.task("neurons", passes * sum(len(split.discovery) for split in samples.values())) as advance:
+        for operator, split in samples.items():
+            given = subject, split.discovery, split.others, layers
+            measure = partial(neuron_effects, *given, position=subject.positions.last, advance=advance)
+            estimate = partial(estimated_effects, *given, advance=advance)
+            table = partial(_effect_table, operator, layers, random=random_source(seed, "neurons", operator))
+            if method == EXACT:
+                exact = measure(everything)
+                tables.append(table(EXACT, everything, exact))
+                agreement += [row for s in SCREENS for row in _agreement(operator, s, exact, estimate(s))]
+            elif picked_by is not None:
+                estimates = estimate(BEST)
+                order = best_first(_means(estimates)[..., EFFECTS.index(picked_by)])
+                strong, rest = order[:, :picked], order[:, picked:]
+                tables.append(table(EXACT, strong, measure(strong)))
+                tables.append(table(BEST, rest, np.take_along_axis(estimates, rest[..., None, None], axis=1)))
+            else:
+                tables.append(table(method, everything, estimate(method)))
+    effects = pd.concat(tables, ignore_index=True)
+    return Neurons(effects, pd.DataFrame(agreement, columns=list(AGREEMENT)), layers.start)
+
+
+def neuron_effects(
+    subject: Subject,
+    prompts: Prompts,
+    others: Prompts,
+    layers: Sequence[int],
+    chosen: NDArray[np.int64],
+    *,
+    position: int,
+    advance: Callable[[int], None],
+) -> NDArray[np.float32]:
+    """[layers, neurons, prompts, measures]: the chosen neurons [layers, neurons], each patched on its own at a position."""
+    found = np.empty((*chosen.shape, len(prompts), len(EFFECTS)), np.float32)
+    for rows, batch in batches(subject, prompts, 0):
+        with torch.no_grad(), capturing(subject, neurons=layers, keep=lambda x: x[:, position].clone()) as seen:
+            subject.logits(subject.encode(others[rows]))
+        reduce = effect_reducer(subject, batch, others[rows], advance)
+        tape = record(subject, subject.encode(batch), position, neurons=layers)
+        for i, layer in enumerate(layers):
+            which = torch.from_numpy(chosen[i])
+            values = seen.neurons[layer][:, which.to(seen.neurons[layer].device)].T
+            found[i][:, rows] = replay_neurons(tape, layer, which, values, reduce, position).cpu().numpy()
+    return found
+
+
+def share_of(size: int, percent: float) -> int:
+    """So many per cent of an MLP's neurons, but at least one."""
+    return max(1, round(size * percent / 100))
+
+
+def best_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For each layer of [layers, neurons], neurons by falling value; of equal ones the first comes first."""
+    return np.argsort(-values, axis=1, kind="stable")
+
+
+def _means(effects: NDArray[np.float32]) -> NDArray[np.float64]:
+    return effects.mean(2, dtype=np.float64)
+
+
+def _effect_table(
+    operator: str,
+    layers: Sequence[int],
+    method: str,
+    chosen: NDArray[np.int64],
+    effects: NDArray[np.float32],
+    random: np.random.Generator,
+) -> pd.DataFrame:
+    """From [layers, neurons, prompts, measures] of the chosen neurons [layers, neurons]."""
+    tables = []
+    for i, measure in enumerate(EFFECTS):
+        values = effects[..., i].reshape(-1, effects.shape[2])
+        named = {
+            "operator": operator,
+            "layer": np.repeat(np.asarray(layers, dtype=np.int32), chosen.shape[1]),
+            "neuron": chosen.ravel().astype(np.int32),
+            "measure": measure,
+            "method": method,
+        }
+        tables.append(
+            pd.DataFrame({**named, **effect_statistics(values, random), "std": values.std(1, dtype=np.float64)})
+        )
+    return pd.concat(tables)
+
+
+def _agreement(
+    operator: str, screen: str, exact: NDArray[np.float32], estimates: NDArray[np.float32]
+) -> list[dict[str, Any]]:
+    """By each measure, over all neurons, how well estimates [layers, neurons, prompts, measures] agree with exact effects."""
+    rows = []
+    for i, measure in enumerate(EFFECTS):
+        ours, theirs = _means(exact)[..., i], _means(estimates)[..., i]
+        row: dict[str, Any] = {"operator": operator, "screen": screen, "measure": measure}
+        row["rank_correlation"] = float(spearmanr(ours.ravel(), theirs.ravel()).statistic)
+        for percent in RECALLED:
+            k = share_of(ours.shape[1], percent)
+            pairs = zip(best_first(ours)[:, :k], best_first(theirs)[:, :k], strict=True)
+            row[f"recall_{percent}"] = float(np.mean([np.isin(a, b).mean() for a, b in pairs]))
+        rows.append(row)
+    return rows

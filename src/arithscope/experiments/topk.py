@@ -1,0 +1,124 @@
+"""How few neurons suffice: each operator's circuit with only the k best neurons of each MLP at the last position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from arithscope.experiments.ablation import (
+    Judging,
+    compare_with_random,
+    curve_table,
+    mean_ablation,
+    nested_sets,
+    smallest_on_plateau,
+)
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.neurons import Neurons
+from arithscope.experiments.result import by_operator, table_of
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.measures import Mean
+from arithscope.progress import Progress
+from arithscope.prompts import random_source
+from arithscope.subject.subject import Subject
+
+A_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # sizes to try in each, about evenly on a log scale
+
+
+@dataclass(frozen=True)
+class TopK:
+    """curve: faithfulness, accuracy and mean probability of the answer when each MLP from the first answer layer on keeps its k
+    best neurons at the last position (`found`), or k random ones (`random`: mean over draws, interval and n over draws).
+    table: the same at the chosen k, and of as many random neurons (`random_…`). top: the k best neurons of each layer."""
+
+    curve: pd.DataFrame  # operator, circuit, size (k), measure, value, low, high, n
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+    top: pd.DataFrame  # operator, layer, rank, neuron, value
+    k: dict[str, int]
+    mlp_size: int
+    left_out: dict[str, int]  # prompts without a faithfulness, as the empty circuit does as well as the model
+
+    @property
+    def operators(self) -> list[str]:
+        return list(self.k)
+
+    def kept(self, operator: str) -> pd.DataFrame:
+        """The top neurons of an operator, layer by layer, the best first."""
+        return self.top[self.top.operator == operator]
+
+    def chosen(self, operator: str) -> set[tuple[int, int]]:
+        """The same as (layer, neuron)."""
+        rows = self.kept(operator)
+        return {(int(layer), int(neuron)) for layer, neuron in zip(rows.layer, rows.neuron, strict=True)}
+
+    def summary(self) -> dict[str, Any]:
+        out = by_operator(self.table)
+        for operator, k in self.k.items():
+            out[operator] = {"k": k, "share_of_neurons": k / self.mlp_size, **out[operator]}
+        return out
+
+
+def topk(
+    subject: Subject,
+    accuracy: Accuracy,
+    means: MeanActivations,
+    circuit: Circuit,
+    neurons: Neurons,
+    sizes: SampleSizes,
+    seed: int,
+    effect: str,
+    rank: str,
+    fixed: int | None,
+    judging: Judging,
+    progress: Progress,
+) -> TopK:
+    """Keep ever more of each MLP's neurons in each operator's circuit; choose the fewest that do as well as the plateau, or
+    the number that is `fixed`. The MLPs below the first answer layer stay whole, and all of them at earlier positions:
+    neurons were ranked by what they do at the last one."""
+    s, layers = subject.sizes, range(neurons.first_layer, subject.sizes.layers)
+    counts = neuron_counts(s.neurons, fixed)
+    samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
+    mean_values = means.on(subject.device)
+    curves, tops = [], []
+    measured: dict[str, dict[str, Mean]] = {}
+    ks: dict[str, int] = {}
+    left_out: dict[str, int] = {}
+    total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
+    with progress.task("topk", total) as advance:
+        for operator, prompts in samples.items():
+            random = random_source(seed, "topk", operator)
+            ranking = neurons.ranking(operator, effect, rank)
+            kept = {
+                layer: nested_sets([found, *(random.permutation(s.neurons) for _ in range(sizes.draws))], counts)
+                for layer, found in zip(layers, ranking.neuron.to_numpy().reshape(len(layers), -1), strict=True)
+            }
+            heads = circuit.keeps(operator, s.layers, s.heads)
+            edits = mean_ablation(subject, mean_values, heads, kept, neurons_from=subject.positions.last)
+            ours, theirs = compare_with_random(
+                subject, mean_values, prompts, edits, sizes.draws, judging, random, advance
+            )
+            chosen = smallest_on_plateau(ours) if fixed is None else counts.index(fixed)
+            curves.append(curve_table(operator, counts, ours, theirs))
+            tops.append(_best(ranking, counts[chosen]))
+            measured[operator] = {**ours[chosen], **{f"random_{m}": mean for m, mean in theirs[chosen].items()}}
+            ks[operator] = counts[chosen]
+            left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
+    curve, top = (pd.concat(tables, ignore_index=True) for tables in (curves, tops))
+    return TopK(curve, table_of(measured), top, ks, s.neurons, left_out)
+
+
+def neuron_counts(total: int, fixed: int | None = None) -> list[int]:
+    """Sizes to try: none, about ten a decade, all neurons, and a fixed one."""
+    decades = (10**power for power in range(len(str(total))))
+    steps = {int(step * decade + 0.5) for decade in decades for step in A_DECADE}
+    return sorted({0, total, *(n for n in steps if n < total), *([] if fixed is None else [fixed])})
+
+
+def _best(ranking: pd.DataFrame, k: int) -> pd.DataFrame:
+    """The first k neurons of each layer."""
+    ranked = ranking.assign(rank=ranking.groupby("layer").cumcount())
+    return ranked.loc[ranked["rank"] < k, ["operator", "layer", "rank", "neuron", "value"]]

@@ -1,0 +1,162 @@
+"""Effects of single neurons against full passes with plain hooks; rankings and agreement against plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.experiments.neurons import RECALLED, Neurons, neurons, share_of
+from arithscope.experiments.probe import Probe
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.experiments.screens import BEST, estimated_effects
+from arithscope.measures import EFFECTS
+from arithscope.progress import Silent
+from tests.experiments import plain
+from tests.families import small
+
+SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=None)
+FIRST = 1
+# One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
+SUBJECTS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
+subjects = pytest.mark.parametrize(("family", "attention", "prefix"), SUBJECTS)
+
+
+def first_answer_layer(layer: int) -> Probe:
+    return Probe(pd.DataFrame(), {}, layer, layer, 0)
+
+
+def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> Neurons:
+    subject = small(family, attention, prefix=prefix)
+    accuracy = plain.pretended(subject, operators, 9)
+    picked_by = "log_ratio" if method == "screen" else None
+    return neurons(subject, accuracy, first_answer_layer(FIRST), SIZES, 0, method, picked_by, Silent())
+
+
+@subjects
+def test_exact_effects(family: str, attention: str, prefix: str) -> None:
+    subject = small(family, attention, prefix=prefix)
+    result = found(family, "exact", "+-", attention, prefix)
+    s = subject.sizes
+    assert len(result.effects) == 2 * len(EFFECTS) * (s.layers - FIRST) * s.neurons
+    assert set(result.effects.method) == {"exact"}
+    assert result.first_layer == FIRST
+    table = result.effects.set_index(["operator", "measure", "layer", "neuron"]).sort_index()
+    accuracy = plain.pretended(subject, "+-", 9)
+    largest = 0.0
+    for operator, split in splits(accuracy, SIZES, 0).items():
+        for layer in range(FIRST, s.layers):
+            for neuron in range(layer, s.neurons, 7):
+                module, last = plain.mlp_module(subject, layer), subject.positions.last
+                entries = slice(neuron, neuron + 1)
+                effects, ratios = plain.patched_effects(subject, split.discovery, split.others, module, last, entries)
+                for measure, values in (("probability", effects), ("log_ratio", ratios)):
+                    row = table.loc[(operator, measure, layer, neuron)]
+                    for name, statistic in (("value", np.mean), ("median", np.median), ("std", np.std)):
+                        assert row[name] == pytest.approx(statistic(values), rel=2e-3, abs=2e-5)
+                    assert row.n == len(values)
+                    assert row.low <= row.value <= row.high
+                largest = max(largest, *np.abs(effects))
+    assert largest > 1e-2  # there was something to compare
+
+
+def test_agreement_with_the_screens() -> None:
+    result = found("llama", "exact", "+-")
+    assert len(result.agreement) == 2 * 3 * len(EFFECTS)
+    estimated = {screen: found("llama", screen, "+-") for screen in ("atp", "ig", "relp")}
+    layers = result.effects.layer.unique()
+    for row in result.agreement.to_dict("records"):
+        key = row["operator"], row["measure"]
+        ours, theirs = (r.ranking(*key) for r in (result, estimated[row["screen"]]))
+        ranks = [r.set_index(["layer", "neuron"]).value.rank() for r in (ours, theirs)]
+        assert row["rank_correlation"] == pytest.approx(ranks[0].corr(ranks[1]))
+        for percent in RECALLED:
+            k = share_of(small("llama").sizes.neurons, percent)
+            best = [
+                {(layer, n) for layer in layers for n in r[r.layer == layer].neuron[:k].tolist()}
+                for r in (ours, theirs)
+            ]
+            assert row[f"recall_{percent}"] == pytest.approx(len(best[0] & best[1]) / len(best[0]))
+    summary = result.summary()["+"]
+    assert summary["neurons"] == summary["measured_exactly"] == 2 * small("llama").sizes.neurons
+    best = result.effects[(result.effects.operator == "+") & (result.effects.measure == "probability")]
+    best = best.sort_values("value").iloc[-1]
+    assert summary["strongest_neuron"]["component"] == f"L{best.layer}N{best.neuron}"
+    assert summary["strongest_neuron"]["value"] == best.value
+    by_probability = result.agreement[result.agreement.measure == "probability"].set_index(["operator", "screen"])
+    assert summary["ig_rank_correlation"] == by_probability.rank_correlation["+", "ig"]
+
+
+def test_a_screen_alone_estimates_everything() -> None:
+    subject, result = small("llama", "sdpa"), found("llama", "relp")
+    split = splits(plain.pretended(subject, "+", 9), SIZES, 0)["+"]
+    layers = range(FIRST, subject.sizes.layers)
+    want = estimated_effects(subject, split.discovery, split.others, layers, "relp", advance=lambda n: None)
+    table = result.effects.set_index(["measure", "layer", "neuron"]).value.unstack(["layer", "neuron"])
+    assert np.allclose(table.loc[list(EFFECTS)].to_numpy().T, want.mean(2).reshape(-1, len(EFFECTS)), atol=1e-6)
+    assert set(result.effects.method) == {"relp"}
+    assert result.agreement.empty
+    assert result.summary()["+"]["measured_exactly"] == 0
+
+
+def test_a_screen_picks_neurons_to_measure_exactly() -> None:
+    """The best tenth of each layer as in an exact run, the others as estimated; and the former rank first."""
+    exact, estimated, result = (found("llama", method) for method in ("exact", BEST, "screen"))
+    keys = ["measure", "layer", "neuron"]
+    assert not result.effects.duplicated(keys).any()
+    assert len(result.effects) == len(exact.effects)
+    picked = result.effects[result.effects.method == "exact"]
+    size = small("llama").sizes.neurons
+    per_layer = share_of(size, 10)
+    for _, layer in picked.groupby(["measure", "layer"]):
+        assert len(layer) == per_layer
+    ranking = estimated.ranking("+", "log_ratio")
+    for layer, rows in ranking.groupby("layer"):
+        assert set(rows.neuron[:per_layer]) == set(picked[picked.layer == layer].neuron)
+    for part, whole in ((picked, exact), (result.effects[result.effects.method == BEST], estimated)):
+        columns = ["value", "median", "std"]
+        merged = part.merge(whole.effects, on=keys, suffixes=("", "_whole"))
+        assert len(merged) == len(part)
+        assert np.allclose(merged[columns], merged[[f"{c}_whole" for c in columns]], rtol=1e-4, atol=1e-6)
+    for measure in EFFECTS:
+        for _, rows in result.ranking("+", measure).groupby("layer"):
+            assert (rows.method == "exact").tolist() == [True] * per_layer + [False] * (size - per_layer)
+    assert result.agreement.empty
+
+
+@given(st.data())
+def test_ranking_against_python(data: st.DataObject) -> None:
+    """Few distinct values, so that there are ties."""
+    values = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
+    rows: list[dict[str, Any]] = [
+        {
+            "operator": operator,
+            "layer": layer,
+            "neuron": neuron,
+            "measure": measure,
+            "method": data.draw(st.sampled_from(["exact", "atp"])),
+            "value": data.draw(values),
+            "std": abs(data.draw(values)),
+        }
+        for operator in "+-"
+        for measure in ("probability", "logit")
+        for layer in (3, 4)
+        for neuron in range(4)
+    ]
+    shuffled = data.draw(st.permutations(rows))
+    result = Neurons(pd.DataFrame(shuffled), pd.DataFrame(), 3)
+    for rank in ("mean", "mean+std"):
+        wanted = sorted(
+            (r for r in rows if (r["operator"], r["measure"]) == ("-", "logit")),
+            key=lambda r: (
+                r["layer"],
+                r["method"] != "exact",
+                -(r["value"] + (r["std"] if rank == "mean+std" else 0)),
+                r["neuron"],
+            ),
+        )
+        assert result.ranking("-", "logit", rank).to_dict("records") == wanted

@@ -1,0 +1,49 @@
+"""The overlap of top neurons against Python's sets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.experiments.overlap import Overlap, overlap
+from arithscope.experiments.topk import TopK
+
+Sets = dict[str, set[tuple[int, int]]]
+
+
+def top_neurons(sets: Sets) -> TopK:
+    rows = [(o, layer, 0, n, 0.0) for o, neurons in sets.items() for layer, n in sorted(neurons)]
+    top = pd.DataFrame(rows, columns=["operator", "layer", "rank", "neuron", "value"])
+    return TopK(pd.DataFrame(), pd.DataFrame(), top, {o: len(neurons) for o, neurons in sets.items()}, 9, {})
+
+
+some = st.sets(st.tuples(st.integers(2, 4), st.integers(0, 8)), max_size=12)
+
+
+@given(st.dictionaries(st.sampled_from("+-*/"), some, min_size=1))
+def test_against_sets(sets: Sets) -> None:
+    found = overlap(top_neurons(sets))
+    pairs = {frozenset((row.operator, row.other)): row for row in found.table.itertuples()}
+    assert len(pairs) == len(found.table) == len(sets) * (len(sets) - 1) // 2
+    for pair, row in pairs.items():
+        a, b = (sets[o] for o in pair)
+        assert (row.shared, row.union) == (len(a & b), len(a | b))
+        assert row.iou == pytest.approx(len(a & b) / len(a | b)) if a | b else np.isnan(row.iou)
+    for row in found.by_layer.itertuples():
+        a, b = ({n for n in sets[o] if n[0] == row.layer} for o in (row.operator, row.other))
+        assert (row.shared, row.union) == (len(a & b), len(a | b))
+    for name in ("shared", "union"):
+        assert found.by_layer[name].sum() == found.table[name].sum()
+
+
+def test_summary() -> None:
+    sets: Sets = {"+": {(2, 1), (2, 2)}, "-": {(2, 1)}, "*": {(3, 1)}}
+    found = overlap(top_neurons(sets))
+    summary = {o: entries["mean_iou"] for o, entries in found.summary().items()}
+    assert summary == pytest.approx({"+": 0.25, "-": 0.25, "*": 0.0, "mean": 1 / 6})
+    assert len(found.of("+")) == 2
+    assert overlap(top_neurons({"+": {(2, 1)}})).summary() == {}
+    assert isinstance(found, Overlap)

@@ -1,0 +1,107 @@
+"""Screens against finite differences, a slow loop, and one prompt at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.samples import SampleSizes, Split, splits
+from arithscope.experiments.screens import SCREENS, STEPS, estimated_effects
+from arithscope.measures import EFFECTS
+from arithscope.prompts import Prompts
+from arithscope.subject.subject import Subject
+from tests.experiments import plain
+from tests.families import FAMILY_AND_ATTENTION, small
+from tests.subject.test_edits import slope_of
+
+LAYER, NEURONS = 1, (0, 11, 30)
+
+
+def pairs(subject: Subject, n: int = 3) -> Split:
+    return splits(plain.pretended(subject, "+", 9), SampleSizes(n, 1, 1, None), 0)["+"]
+
+
+def estimates(subject: Subject, split: Split, screen: str) -> NDArray[np.float32]:
+    """[neurons, prompts, measures] of LAYER."""
+    found = estimated_effects(subject, split.discovery, split.others, [LAYER], screen, advance=lambda n: None)
+    return found[0]
+
+
+def landmarks(z: Tensor, answer: int, other: int) -> Tensor:
+    z = z - z.mean()
+    return torch.stack([z[answer], z[other], z.logsumexp(0)])
+
+
+def effects(before: Tensor, change: Tensor) -> list[float]:
+    """By every measure, from the landmarks before and how they change."""
+    (r, other, norm), (r_after, other_after, norm_after) = before, before + change
+    p, q = (r - norm).exp(), (other - norm).exp()
+    p_after, q_after = (r_after - norm_after).exp(), (other_after - norm_after).exp()
+    found = {
+        "probability": 0.5 * ((q_after - q) / q + (p - p_after) / p_after),
+        "log_ratio": 0.5 * (torch.log(q_after / q) + torch.log(p / p_after)),
+        "logit": 0.5 * ((other_after - other) / other.abs() + (r - r_after) / r_after.abs()),
+    }
+    return [float(found[measure]) for measure in EFFECTS]
+
+
+@pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
+@torch.no_grad()
+def test_atp_is_the_model_s_slope_at_the_prompt(family: str, attention: str) -> None:
+    """Finite differences of the landmarks, by plain passes, in double precision."""
+    subject = small(family, attention, torch.float64)
+    split, module = pairs(subject), plain.mlp_module(subject, LAYER)
+    found, last = estimates(subject, split, "atp"), subject.positions.last
+    for i in range(len(split.discovery)):
+        prompt, other = split.discovery[[i]], split.others[[i]]
+        answers = int(subject.answers(prompt)), int(subject.answers(other))
+        old, new = (plain.activation(subject, p, module)[last] for p in (prompt, other))
+        for neuron in NEURONS:
+            entry = slice(neuron, neuron + 1)
+
+            def at(value: Tensor, prompt: Prompts = prompt, entry: slice = entry) -> Tensor:
+                return plain.logits(subject, prompt, [(module, last, entry, value)])
+
+            slope = slope_of(lambda by: landmarks(at(old[neuron] + by), *answers))  # noqa: B023
+            want = effects(landmarks(at(old[neuron]), *answers), (new - old)[neuron] * slope)
+            assert found[neuron, i] == pytest.approx(want, rel=5e-3, abs=1e-4)
+    assert np.abs(found).max() > 1e-2
+
+
+def test_ig_is_the_mean_slope_along_the_path() -> None:
+    """One prompt, step and measure at a time, from the library's own argument for embeddings."""
+    subject = small("gpt2", "eager", torch.float64)
+    split, module = pairs(subject), plain.mlp_module(subject, LAYER)
+    found, embed = estimates(subject, split, "ig"), subject.model.get_input_embeddings()
+    for i in range(len(split.discovery)):
+        prompt, other = split.discovery[[i]], split.others[[i]]
+        answers = int(subject.answers(prompt)), int(subject.answers(other))
+        change = plain.activation(subject, other, module)[-1] - plain.activation(subject, prompt, module)[-1]
+        total = torch.zeros(3, subject.sizes.neurons, dtype=torch.float64)
+        for step in range(STEPS):
+            t = (step + 0.5) / STEPS
+            mixed = (1 - t) * embed(subject.encode(prompt)) + t * embed(subject.encode(other))
+            for m in range(3):
+                seen: list[Tensor] = []
+                handle = module.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))  # type: ignore[misc]
+                logits = subject.model(inputs_embeds=mixed.clone().requires_grad_()).logits[0, -1]
+                handle.remove()
+                [slope] = torch.autograd.grad(landmarks(logits, *answers)[m], seen)
+                total[m] += slope[0, -1] / STEPS
+        before = landmarks(plain.logits(subject, prompt), *answers)
+        for neuron in NEURONS:
+            want = effects(before, change[neuron] * total[:, neuron])
+            assert found[neuron, i] == pytest.approx(want, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("screen", list(SCREENS))
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_prompts_do_not_depend_on_their_batch(family: str, screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = small(family, "sdpa", torch.float64)
+    split = pairs(subject, 5)
+    together = estimates(subject, split, screen)
+    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 2)
+    assert np.allclose(estimates(subject, split, screen), together, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,95 @@
+"""Circuits of few neurons against plain hooks; sizes to try; a size that is fixed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.experiments.ablation import Judging
+from arithscope.experiments.circuit import Circuit, circuit
+from arithscope.experiments.localize import localize
+from arithscope.experiments.means import means
+from arithscope.experiments.neurons import neurons
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.experiments.topk import TopK, neuron_counts, topk
+from arithscope.progress import Silent
+from arithscope.prompts import square
+from arithscope.subject.subject import Subject
+from tests.experiments import plain
+from tests.experiments.test_neurons import FIRST, first_answer_layer, subjects
+from tests.families import small
+
+SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=1, probe=None, draws=2)
+
+
+def everything(subject: Subject, operators: str, rank: str, fixed: int | None) -> tuple[TopK, Circuit, dict[str, Any]]:
+    accuracy = plain.pretended(subject, operators, 5)
+    average = means(subject, 2, Silent())
+    where = localize(subject, accuracy, SIZES, 0, Silent())
+    judging = Judging()
+    heads = circuit(subject, accuracy, average, where, SIZES, 0, "probability", judging, Silent())
+    effects = neurons(subject, accuracy, first_answer_layer(FIRST), SIZES, 0, "exact", None, Silent())
+    found = topk(subject, accuracy, average, heads, effects, SIZES, 0, "log_ratio", rank, fixed, judging, Silent())
+    rankings = {o: effects.ranking(o, "log_ratio", rank) for o in operators}
+    return found, heads, rankings
+
+
+@subjects
+def test_faithfulness_of_few_neurons(family: str, attention: str, prefix: str) -> None:
+    """The circuit's heads, the first MLP whole, and of the others k neurons at the last position."""
+    subject = small(family, attention, prefix=prefix)
+    found, heads, rankings = everything(subject, "+", "mean", None)
+    ranking, s = rankings["+"], subject.sizes
+    prompts = splits(plain.pretended(subject, "+", 5), SIZES, 0)["+"].evaluation
+    slow = plain.means(subject, square("+-*/", 2))
+    curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
+    at = [subject.positions.last]
+    for k in (0, 5, 25, s.neurons):
+        kept = {i: set(ranking[ranking.layer == i].neuron[:k].tolist()) for i in range(FIRST, s.layers)}
+        for measure, want in plain.measures(subject, prompts, slow, set(heads.chosen("+")), kept, at).items():
+            assert curve[k, measure] == pytest.approx(want, rel=1e-3, abs=1e-4)
+    random = found.curve[(found.curve.circuit == "random") & (found.curve["size"].isin([0, s.neurons]))]
+    for row in random.to_dict("records"):
+        assert row["value"] == pytest.approx(curve[row["size"], row["measure"]], abs=1e-4)
+    assert found.summary()["+"]["faithfulness"]["value"] == curve[found.k["+"], "faithfulness"]
+
+
+@pytest.mark.parametrize("rank", ["mean", "mean+std"])
+def test_a_fixed_k(rank: str) -> None:
+    subject = small("llama", "sdpa")
+    found, _, rankings = everything(subject, "+-", rank, 7)
+    assert found.k == {"+": 7, "-": 7}
+    assert 7 in set(found.curve["size"])
+    layers = range(FIRST, subject.sizes.layers)
+    for operator, ranking in rankings.items():
+        kept = found.kept(operator)
+        assert kept["rank"].tolist() == [*range(7)] * len(layers)
+        for layer in layers:
+            best = ranking[ranking.layer == layer][:7]
+            mine = kept[kept.layer == layer]
+            assert mine.neuron.tolist() == best.neuron.tolist()
+            assert mine.value.tolist() == best.value.tolist()
+        assert found.chosen(operator) == set(zip(kept.layer.tolist(), kept.neuron.tolist(), strict=True))
+    summary = found.summary()["-"]
+    assert summary["k"] == 7
+    assert summary["share_of_neurons"] == pytest.approx(7 / subject.sizes.neurons)
+    assert {"faithfulness", "accuracy", "p_answer", "random_accuracy"} <= summary.keys()
+
+
+@given(st.integers(1, 30_000), st.data())
+def test_sizes_to_try(total: int, data: st.DataObject) -> None:
+    fixed = data.draw(st.none() | st.integers(1, total))
+    counts = neuron_counts(total, fixed)
+    assert counts[0] == 0
+    assert counts[-1] == total
+    assert fixed is None or fixed in counts
+    assert all(a < b <= max(a + 1, 1.34 * a) for a, b in pairwise(counts))
+    assert len(counts) < 12 + 10 * len(str(total))
+
+
+def test_sizes_of_a_small_mlp() -> None:
+    assert neuron_counts(128) == [0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 125, 128]
