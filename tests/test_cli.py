@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -41,7 +42,8 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr()
     assert str(out) in said.out.replace("\n", "")
     summary = json.loads((out / "summary.json").read_text())
-    assert list(summary) == ["accuracy", "localize", "circuit", "probe", "heads", "mlp0"]
+    stages = "accuracy localize circuit probe heads mlp0 neurons topk patterns classify overlap"
+    assert list(summary) == stages.split()
     for experiment in summary:
         assert experiment in said.out
         assert f"{experiment}: done" in said.err
@@ -58,17 +60,48 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.count("nothing has changed") == len(manifest["stages"])
 
 
+def test_one_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neuron a · 31 + b of layer 3 fires for a + b alone. With one top neuron of a layer, the others have no pattern."""
+    out = tmp_path / "run"
+    asked = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--out", out, "--topk", "1")
+    assert call(*asked, "--stages", "classify") == 0
+    top = pd.read_parquet(out / "patterns" / "neurons.parquet").set_index("layer").loc[3]
+    a, b = divmod(int(top.neuron), 31)
+    capsys.readouterr()
+    assert call("neuron", out, "3", str(top.neuron), "--operator", "+") == 0
+    said = capsys.readouterr().out
+    assert f"L3N{top.neuron} of " in said
+    assert "rank 1 of 1024 in its layer (32 prompts, exact)" in said
+    assert f"numbers it promotes most: {a + b} " in said
+    pattern = [line for line in said.splitlines() if line.startswith("  |")]
+    assert [line.count("@") for line in pattern] == [int(i == a * 25 // 31) for i in range(25)]
+    assert "heuristics match" in said
+    assert call("neuron", out, "3", str((top.neuron + 1) % 961), "--operator", "+") == 0
+    assert "not among the top 1 neurons" in capsys.readouterr().out
+    assert "no neuron L0N0; it has layers 3 to 4" in complaint(capsys, "neuron", out, "0", "0")
+    assert "no neurons for the operator '-'; choose from +" in complaint(
+        capsys, "neuron", out, "3", "0", "--operator", "-"
+    )
+    assert "no run at" in complaint(capsys, "neuron", tmp_path, "3", "0")
+    shutil.rmtree(out / "classify")
+    assert "no complete stage 'classify'" in complaint(capsys, "neuron", out, "3", str(top.neuron))
+
+
 def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     asked = ("run", saved_model, "--out", out)
     assert "use --max-operand 39" in complaint(capsys, *asked)
     assert "--max-operand" in complaint(capsys, *asked, "--max-operand", "ten")
     assert "not an operator" in complaint(capsys, *asked, "--operators", "+%")
-    assert "no preset" in complaint(capsys, *asked, "--preset", "slow")
+    assert "no --preset 'slow'" in complaint(capsys, *asked, "--preset", "slow")
     assert "no stage 'lunch'" in complaint(capsys, *asked, "--stages", "accuracy,lunch")
     assert "template" in complaint(capsys, *asked, "--template", "{op1}")
     assert "does not know" in complaint(capsys, *asked, "--template", "{op1} {operator} {op2} =")
-    assert "no effect" in complaint(capsys, *asked, "--effect", "huge")
+    assert "no --effect 'huge'" in complaint(capsys, *asked, "--effect", "huge")
+    assert "choose from exact, atp, ig, relp, screen" in complaint(capsys, *asked, "--neurons", "quickly")
+    assert "choose from mean, mean+std" in complaint(capsys, *asked, "--rank", "median")
+    assert "use at least 1" in complaint(capsys, *asked, "--topk", "0")
+    assert "the 48 neurons" in complaint(capsys, *asked, "--max-operand", "5", "--topk", "49")
     assert "negative" in complaint(capsys, *asked, "--seed", "-1")
     assert "no folder" in complaint(capsys, "run", tmp_path / "nothing")
     assert "No such option" in complaint(capsys, *asked, "--colour", "red")

@@ -12,16 +12,16 @@ from scipy.special import gammaln, logsumexp
 
 from arithscope.heuristics.calibration import LEVEL, beyond, chance_of, direct, false_discovery_rate
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.kinds import parse
+from arithscope.heuristics.kinds import Heuristic, parse
 from arithscope.heuristics.matching import order
-from arithscope.heuristics.one_operand import DRAWS, permutations, remaining_scores
+from arithscope.heuristics.one_operand import DRAWS, permutations, remaining, takes_both
 from arithscope.prompts import OPERATORS
 from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
 operators = pytest.mark.parametrize("operator", OPERATORS)
 # The full square takes minutes. With operands up to 100 all is the same but smaller.
 squares = pytest.mark.parametrize("max_operand", [100, pytest.param(300, marks=pytest.mark.slow)])
-PERMUTATIONS = 12
+PERMUTATIONS = 8
 
 
 @squares
@@ -99,27 +99,28 @@ def test_expectations_come_from_the_other_orders(operator: str) -> None:
     """Every permutation once more by hand, with plain sorting and counting."""
     sets, draws = catalogue(operator, 20, 1000), 5
     random = np.random.default_rng(3)
-    activations, logits = (torch.from_numpy(random.standard_normal(len(sets))).float() for _ in range(2))
-    found = direct(activations, logits, sets, draws, np.random.default_rng(7), rows=2)
-    assert len(found.null) == draws
-    shifts = [0, *np.random.default_rng(7).integers(1, len(sets), draws)]
+    both = torch.from_numpy(random.standard_normal((2, 2, len(sets)))).float()
+    shifts = random.integers(1, len(sets), (2, draws))
+    found = direct(*both, sets, shifts, rows=5)  # of the second of two neurons
+    activations, logits = both[:, 1]
+    assert found.null.shape == (2, draws)
     members = np.stack([h.holds(sets.prompts) for h in sets.direct.heuristics])
     overlap = np.empty((draws + 1, len(members)))
-    for i, shift in enumerate(shifts):
+    for i, shift in enumerate([0, *shifts[1]]):
         moved = np.array([float(activations[(j - shift) % len(sets)]) for j in range(len(sets))], dtype=np.float32)
         ranked = np.argsort(-(moved * logits.numpy()), kind="stable")
         overlap[i] = [m[ranked[: m.sum()]].sum() for m in members]
     size = members.sum(1)
     chance = size**2 / len(sets)
-    assert found.catalogued.overlap.tolist() == overlap[0].tolist()
+    assert found.catalogued.overlap[1].tolist() == overlap[0].tolist()
     for i in range(draws + 1):
         expected = (np.delete(overlap, i, axis=0).sum(0) + chance + 0.5) / (draws + 1)
         most = beyond(*(torch.from_numpy(x) for x in (overlap[i], size, expected)))
         if i == 0:
-            assert found.catalogued.expected.numpy() == pytest.approx(expected)
-            assert found.catalogued.beyond.numpy() == pytest.approx(most.numpy())
+            assert found.catalogued.expected[1].numpy() == pytest.approx(expected)
+            assert found.catalogued.beyond[1].numpy() == pytest.approx(most.numpy())
         elif operator != "/":  # where there are multi-result heuristics too
-            assert float(found.null[i - 1]) == pytest.approx(float(most.max()))
+            assert float(found.null[1, i - 1]) == pytest.approx(float(most.max()))
 
 
 def test_one_operand_or_two() -> None:
@@ -132,13 +133,34 @@ def test_one_operand_or_two() -> None:
             assert sorted(draw.tolist()) == list(range(len(sets)))
             assert (kept[draw] == kept).all()
     rule = parse("result in [80, 110]")
-    members = torch.from_numpy(rule.holds(sets.prompts))
+    members = rule.holds(sets.prompts)
+    size = torch.tensor([members.sum()])
 
-    def takes_two(pattern: NDArray[np.float64]) -> bool:
+    def takes_two(pattern: NDArray[np.float64], heuristic: Heuristic) -> bool:
         noisy = torch.from_numpy(pattern + 0.1 * random.standard_normal(len(sets))).float()
-        left = remaining_scores(noisy, torch.ones(len(sets)), [rule], sets, permuted)
-        return float(members[order(noisy[None])[0, : int(members.sum())]].double().mean()) > float(left.max())
+        left = remaining(noisy, torch.ones(len(sets)), [heuristic], sets, permuted)
+        by_hand = np.array(
+            [
+                [members[np.argsort(-noisy[p].numpy(), kind="stable")[: members.sum()]].sum() for p in kind]
+                for kind in permuted
+            ]
+        )
+        assert left[:, 0].numpy() == pytest.approx(by_hand.mean(1))
+        overlap = torch.tensor([members[order(noisy[None])[0, : members.sum()].numpy()].sum()])
+        return bool(takes_both(overlap, size, left)[0])
 
-    assert all(takes_two(rule.holds(sets.prompts)) for _ in range(20))
+    assert all(takes_two(members, rule) for _ in range(5))
     for one in (sets.prompts.op1, sets.prompts.op2):
-        assert np.mean([takes_two(one / 30 - 1) for _ in range(60)]) < 0.17  # 0.05 by chance
+        assert not any(takes_two(one / 30 - 1, rule) for _ in range(30))
+
+
+def test_what_remains_of_several_results() -> None:
+    sets = catalogue("/", 40, LIMIT)
+    rule = parse("result in {1, 3}")
+    members = torch.from_numpy(rule.holds(sets.prompts))
+    left = remaining(
+        members.float(), torch.ones(len(sets)), [rule, parse("result mod 2 = 1")], sets, permutations(sets, 0)
+    )
+    size = torch.tensor([int(members.sum())])
+    assert bool(takes_both(size, size, left[:, :1])[0])
+    assert (left[:, 0] < 0.9 * size).all()

@@ -27,12 +27,16 @@ def test_coverage_is_the_r_squared_of_a_regression(operator: str) -> None:
         design = np.column_stack([members.T, np.ones(len(sets))])
         fitted = design @ np.linalg.lstsq(design, pattern.astype(float), rcond=None)[0]
         want = 1 - np.var(pattern - fitted) / np.var(pattern)
-        assert cover(pattern, chosen) == pytest.approx(want, abs=1e-6)
+        whole = np.ones(len(chosen), dtype=bool)
+        assert cover(pattern, chosen, whole) == [pytest.approx(want, abs=1e-6)]
+        one = np.arange(len(chosen)) == 0
+        assert cover(pattern, chosen, one, ~whole) == [pytest.approx(cover(pattern, chosen[:1], one[:1])[0]), 0.0]
     # The same heuristic twice, or a heuristic and its opposite, explain no more than one of them.
     odd, even = parse("op1 mod 2 = 1"), parse("op1 mod 2 = 0")
-    assert cover(pattern, [odd, odd, even]) == pytest.approx(cover(pattern, [odd]))
-    assert cover(pattern, []) == cover(np.ones_like(pattern), [odd]) == 0
-    assert cover(odd.holds(sets.prompts).astype(np.float32), [odd]) == pytest.approx(1)
+    three, one = np.ones(3, dtype=bool), np.ones(1, dtype=bool)
+    assert cover(pattern, [odd, odd, even], three) == [pytest.approx(cover(pattern, [odd], one)[0])]
+    assert cover(pattern, [], one[:0]) == cover(np.ones_like(pattern), [odd], one) == [0.0]
+    assert cover(odd.holds(sets.prompts).astype(np.float32), [odd], one) == [pytest.approx(1)]
 
 
 def test_what_a_number_tells() -> None:

@@ -10,9 +10,12 @@ from matplotlib.figure import Figure
 from arithscope.figures.accuracies import accuracy_table
 from arithscope.figures.attention import attention_patterns, head_roles
 from arithscope.figures.circuits import circuit_table, faithfulness_by_heads
+from arithscope.figures.classes import kinds_by_layer, raw_and_calibrated
 from arithscope.figures.diagram import circuit_diagram
 from arithscope.figures.first_mlp import first_mlp_effects, first_mlp_faithfulness, number_tuning
 from arithscope.figures.localization import localization, localization_by_operator
+from arithscope.figures.neurons import faithfulness_by_neurons, neuron_effects, neuron_overlap, screens_against_exact
+from arithscope.figures.patterns import example_neurons, heuristic_gallery, matching_walkthrough, unclassified_neurons
 from arithscope.figures.probes import probe_accuracy
 
 
@@ -146,5 +149,97 @@ PLATES: tuple[Plate, ...] = (
         "Numbers that first-MLP neurons respond to",
         "Activation, at op1, of the neurons of the first MLP that rank highest by effect on average over operators, for each "
         "number. (Paper: Appendix B, MLP0 activation patterns.)",
+    ),
+    Plate(
+        "neuron-effects",
+        ("neurons",),
+        neuron_effects,
+        "Effect of single neurons at the last position",
+        "Each neuron, from the first answer layer on, is patched on its own at the last position (or its effect is estimated, "
+        "in a run with `--neurons`). "
+        + _EFFECT
+        + " Of each layer the neurons are sorted by their mean (solid) or median (dotted) effect; at the bottom lie those with "
+        "next to no effect, and those with a negative one. (Paper: Section 3.1, effects of the neurons of layer 17.)",
+    ),
+    Plate(
+        "screens-against-exact",
+        ("neurons",),
+        screens_against_exact,
+        "How well gradients tell which neurons matter",
+        "Estimates from gradients against the exact effects of all neurons: attribution patching (atp), integrated gradients "
+        "(ig) and relevance patching (relp). Left: Spearman's rank correlation of mean effects. Right: the share of the "
+        "exact best neurons of each layer that are among as many best ones of the estimate. (Not in the paper.)",
+    ),
+    Plate(
+        "faithfulness-by-neurons",
+        ("topk",),
+        faithfulness_by_neurons,
+        "How many neurons the circuit needs",
+        "The operator's circuit, but from the first answer layer on each MLP keeps only its k neurons of largest effect at the "
+        "last position. "
+        + _FAITHFULNESS
+        + " Circles: the chosen k. Dotted: k random neurons of each layer instead (mean of the draws). (Paper: Section 3.1, "
+        "faithfulness over neurons.)",
+    ),
+    Plate(
+        "heuristic-gallery",
+        ("patterns", "classify"),
+        heuristic_gallery,
+        "Kinds of heuristics, as neurons implement them",
+        "For each kind of heuristic the neuron whose calibrated match its activation does most for. Colours: activation at the "
+        "last position for each pair of operands. Pale: prompts that are not legal. Expected: the score that the value vector "
+        "alone brings, for operand heuristics chance. Products are on a logarithmic scale, and residues in sums and "
+        "differences are shown for thirty numbers. (Paper: Figure 5.)",
+    ),
+    Plate(
+        "matching-walkthrough",
+        ("patterns", "classify"),
+        matching_walkthrough,
+        "How a neuron is matched with a heuristic",
+        "The activation pattern (a) times the value vector's logit of each prompt's answer (b, c) is what the neuron adds to "
+        "the right answer (d). Its k foremost prompts (e) are compared with the k prompts of the heuristic "
+        "(f); the score is the share that they have in common (g). (Paper: Figure 6.)",
+    ),
+    Plate(
+        "classified-shares",
+        ("classify",),
+        raw_and_calibrated,
+        "How many top neurons are classified",
+        "Raw: some heuristic scores at least 0.6, the paper's criterion. Calibrated: such a heuristic that also has a "
+        "false-discovery rate of at most 0.05, against permuted activations. Right: how much of a neuron's pattern its matched "
+        "heuristics explain together (R² of a linear regression, mean over neurons). Bars: 95 % bootstrap intervals.",
+    ),
+    Plate(
+        "kinds-by-layer",
+        ("classify",),
+        kinds_by_layer,
+        "Which kinds of heuristics are in which layer",
+        "Share of a layer's top neurons that match at least one heuristic of a kind; a neuron may match several. Above by the "
+        "raw score, below after calibration.",
+    ),
+    Plate(
+        "example-neurons",
+        ("patterns", "classify"),
+        example_neurons,
+        "Example neurons",
+        "Of each operator some neurons that are classified after calibration, by effect, one for each kind of heuristic first. "
+        "Activation for each pair of operands (op1 to the right, op2 upwards; pale: not legal), the ten numbers that the value "
+        "vector promotes most, and the calibrated heuristics with most evidence, with their scores. (Paper: Appendix C.)",
+    ),
+    Plate(
+        "unclassified-neurons",
+        ("patterns", "classify"),
+        unclassified_neurons,
+        "The strongest neurons that are not classified",
+        "Of each operator the neurons of largest effect without a calibrated heuristic; those named score at least 0.6, but no "
+        "better than chance and the value vector explain. (Paper: Appendix C.)",
+    ),
+    Plate(
+        "neuron-overlap",
+        ("overlap",),
+        neuron_overlap,
+        "Whether operators share their neurons",
+        "Intersection over union of the operators' top neurons, as chosen for each operator: over all layers (left) and within "
+        "each (right). Operators with different k cannot reach 1. (Paper: Appendix D.)",
     ),
 )

@@ -27,13 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue
-from arithscope.heuristics.kinds import MultiResult
 from arithscope.heuristics.matching import order, overlaps
 from arithscope.heuristics.multi_result import MultiResults, multi_results, occurrences, ranks_by_result
 from arithscope.heuristics.tails import LN10
 
 LEVEL = 0.05  # of the false-discovery rate
-INDIRECT_DRAWS = 1000  # random orders, for all neurons of an operator
+INDIRECT_DRAWS = 400  # random orders, for all neurons of an operator
 CLASSES, SIGNS = 2, 2
 
 Floats = NDArray[np.float64]
@@ -58,75 +57,78 @@ def beyond(
 
 @dataclass(frozen=True, eq=False)
 class Overlaps:
-    """Of sets of `size` prompts with a neuron's foremost: how many there are, how many its value vector alone leads to
+    """Of sets of `size` prompts with neurons' foremost: how many there are, how many a neuron's value vector alone leads to
     expect, and what is beyond that."""
 
-    size: Int[Tensor, " sets"]
-    overlap: Int[Tensor, " sets"]
-    expected: Float[Tensor, " sets"]
-    beyond: Float[Tensor, " sets"]
+    size: Int[Tensor, "#neurons sets"]
+    overlap: Int[Tensor, "neurons sets"]
+    expected: Float[Tensor, "neurons sets"]
+    beyond: Float[Tensor, "neurons sets"]
 
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """What direct heuristics make of one neuron: the catalogue's, its multi-result heuristic, if there is one, and the most
-    that each permutation of its activations shows."""
+    """What direct heuristics make of neurons: the catalogue's; each neuron's multi-result heuristic, as one set, of division;
+    and the most that each permutation of a neuron's activations shows."""
 
     catalogued: Overlaps
-    several: tuple[MultiResult, Overlaps] | None
-    null: Float[Tensor, " draws"]
+    several: tuple[MultiResults, Overlaps] | None
+    null: Float[Tensor, "neurons draws"]
 
 
 def direct(
-    activations: Float[Tensor, " prompts"],
-    logits: Float[Tensor, " prompts"],
+    activations: Float[Tensor, "neurons prompts"],
+    logits: Float[Tensor, "neurons prompts"],
     catalogue: Catalogue,
-    draws: int,
-    random: np.random.Generator,
+    shifts: NDArray[np.int64],
     rows: int,
 ) -> Direct:
-    """Match a neuron, and the same neuron with its activations permuted, `rows` orders at a time.
+    """Match neurons, and the same neurons with their activations permuted, `rows` orders of the prompts at a time.
 
-    Prompts are in random order, so to move activations round by a random number of places is to permute them at random.
+    Prompts are in random order, so to move activations round by a random number of places, `shifts` [neurons, draws], is to
+    permute them at random.
     """
-    shifts = [0, *random.integers(1, max(len(activations), 2), draws).tolist()]
     side, divided = catalogue.direct, catalogue.operator == "/"
+    todo = [(neuron, shift) for neuron, own in enumerate(shifts.tolist()) for shift in (0, *own)]
     found, sets, ranks = [], [], []
-    for start in range(0, len(shifts), rows):
-        permuted = torch.stack([activations.roll(shift) for shift in shifts[start : start + rows]])
-        ordered = order(permuted * logits)
+    for start in range(0, len(todo), rows):
+        permuted = [activations[i].roll(shift) * logits[i] for i, shift in todo[start : start + rows]]
+        ordered = order(torch.stack(permuted))
         found.append(overlaps(ordered, side))
         if divided:
             ranks.append(ranks_by_result(ordered, catalogue))
             sets.append(multi_results(ordered, ranks[-1], catalogue))
-    overlap = torch.cat(found)
+    overlap = torch.cat(found).unflatten(0, (len(activations), -1))
     expected = _expected(overlap, side.sizes, len(catalogue))
     most = beyond(overlap, side.sizes, expected)
-    null, several = most[1:].amax(1), None
+    null, several = most[:, 1:].amax(2), None
     if divided:
-        every = MultiResults(*(torch.cat(x) for x in zip(*(vars(one).values() for one in sets), strict=True)))
-        crossed = torch.cat([occurrences(some, every, catalogue) for some in ranks])
-        mean = _expected(crossed, every.size, len(catalogue)).diagonal()
+        every = MultiResults.joined(sets)
+        mean = torch.cat(
+            [
+                _expected(occurrences(own, some, catalogue)[None], some.size, len(catalogue))[0].diagonal()
+                for own, some in zip(
+                    torch.cat(ranks).chunk(len(activations)), every.chunk(len(activations)), strict=True
+                )
+            ]
+        )
         above = beyond(every.overlap, every.size, mean).masked_fill(~every.found, 0.0)
-        null = torch.maximum(null, above[1:])
-        if every.found[0]:
-            several = (
-                every.heuristic(0, catalogue),
-                Overlaps(*(x[:1] for x in (every.size, every.overlap, mean, above))),
-            )
-    return Direct(Overlaps(side.sizes, overlap[0], expected[0], most[0]), several, null)
+        null = torch.maximum(null, above.view(null.shape[0], -1)[:, 1:])
+        own = torch.arange(0, len(above), overlap.shape[1], device=above.device)
+        several = every[own], Overlaps(*(x[own, None] for x in (every.size, every.overlap, mean, above)))
+    return Direct(Overlaps(side.sizes[None], overlap[:, 0], expected[:, 0], most[:, 0]), several, null)
 
 
 def _expected(
-    overlap: Int[Tensor, "orders sets"], size: Int[Tensor, " sets"], total: int
-) -> Float[Tensor, "orders sets"]:
-    """For each order the mean overlap in the others: the neuron's own among them, so that it is treated like any permutation.
+    overlap: Int[Tensor, "neurons orders sets"], size: Int[Tensor, " sets"], total: int
+) -> Float[Tensor, "neurons orders sets"]:
+    """For each order the mean overlap in the neuron's others: its own order among them, treated like any permutation.
 
     One more order is counted in, with half a prompt more than chance, so that no overlap is held to be next to impossible
     because a few permutations did not show it.
     """
     x = overlap.double()
-    return (x.sum(0) - x + size.double() ** 2 / total + 0.5) / len(x)
+    return (x.sum(1, keepdim=True) - x + size.double() ** 2 / total + 0.5) / x.shape[1]
 
 
 def indirect_null(catalogue: Catalogue, random: np.random.Generator, rows: int) -> Float[Tensor, " draws"]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -59,6 +60,11 @@ class Side:
     start: Int[Tensor, " heuristics"]
     total: int  # prompts
 
+    @cached_property
+    def column(self) -> dict[Heuristic, int]:
+        """Where each heuristic is."""
+        return {h: i for i, h in enumerate(self.heuristics)}
+
     @property
     def chance(self) -> Float[Tensor, " heuristics"]:
         """The overlap that a random order brings on average."""
@@ -78,6 +84,12 @@ class Catalogue:
     result_sizes: Int[Tensor, " results"]  # how many prompts have each
     indirect: Side
     direct: Side
+
+    @property
+    def width(self) -> int:
+        """How many numbers one order of the prompts takes: the prompts, or the counts of a variable."""
+        counts = [v.size * len(v.cuts) for side in (self.indirect, self.direct) for v in side.variables]
+        return max(len(self), *counts)
 
     @property
     def answers(self) -> Int[Tensor, " prompts"]:

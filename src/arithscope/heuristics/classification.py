@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from arithscope.heuristics.calibration import (
     CLASSES,
     LEVEL,
     SIGNS,
-    Direct,
+    Overlaps,
     chance_of,
     direct,
     false_discovery_rate,
@@ -31,7 +31,7 @@ from arithscope.heuristics.multi_result import how_many_sets
 from arithscope.heuristics.tails import evidence as one_evidence
 from arithscope.prompts import random_source
 
-CPU_CELLS, GPU_CELLS = 2**19, 2**25  # neurons × prompts that are sorted at a time
+CPU_CELLS, GPU_CELLS = 2**21, 2**25  # that are worked on at a time: orders of the prompts × prompts, or × counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,34 +78,19 @@ def classify(
 ) -> Classification:
     """Score, calibrate with so many permutations of each neuron, and tabulate. A neuron's name seeds its permutations, so that
     they depend on no other neuron."""
-    size = rows_at_a_time(catalogue)
-
-    def work(start: int) -> _Part:
-        rows = range(start, min(start + size, len(neurons)))
-        done = _part(neurons, rows, catalogue, draws, seed, names)
-        advance(len(rows))
-        return done
-
-    with workers(catalogue) as pool:
-        parts = list(pool.map(work, range(0, len(neurons), size)))
+    with workers() as pool:
         random = random_source(seed, "indirect null", catalogue.operator)
-        null = {False: indirect_null(catalogue, random, size).cpu().numpy()}
-    null[True] = np.concatenate([part.null for part in parts])
-    tries = {
-        False: SIGNS * len(catalogue.indirect.heuristics),
-        True: len(catalogue.direct.heuristics) + how_many_sets(catalogue),
-    }
-    matches, best = (
-        _with_chances(pd.concat(tables, ignore_index=True), len(catalogue))
-        for tables in ([part.matches for part in parts], [part.best for part in parts])
-    )
+        of_indirect = pool.submit(indirect_null, catalogue, random, rows_at_a_time(catalogue))
+        matched = match(neurons, catalogue, draws, seed, names, pool, advance)
+        null = {False: of_indirect.result().cpu().numpy(), True: matched.null.ravel()}
+    tries = {False: SIGNS * len(catalogue.indirect.heuristics)}
+    tries[True] = len(catalogue.direct.heuristics) + how_many_sets(catalogue)
 
     def p_of(frame: pd.DataFrame) -> NDArray[np.float64]:
-        found, direct = frame.beyond.to_numpy(), frame.direct.to_numpy()
-        by_class = [chance_of(found, null[c], tries[c]) for c in (True, False)]
-        return np.minimum(CLASSES * np.where(direct, *by_class), 1.0)
+        by_class = [chance_of(frame.beyond.to_numpy(), null[c], tries[c]) for c in (True, False)]
+        return np.minimum(CLASSES * np.where(frame.direct, *by_class), 1.0)
 
-    own = best.assign(p=p_of(best)).groupby("row").p.min().to_numpy()
+    own = matched.best.assign(p=p_of(matched.best)).groupby("row").p.min().to_numpy()
 
     def calibrated(frame: pd.DataFrame) -> pd.DataFrame:
         p = p_of(frame)
@@ -113,109 +98,126 @@ def classify(
         return frame.assign(p=p, fdr=fdr, calibrated=is_match(frame.overlap, frame["size"]) & (fdr <= LEVEL))
 
     table = pd.DataFrame({"row": np.arange(len(neurons)), "p": own, "fdr": false_discovery_rate(own, own)})
-    return Classification(calibrated(matches), calibrated(best), table)
-
-
-def rows_at_a_time(catalogue: Catalogue) -> int:
-    return max(1, (GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS) // len(catalogue))
-
-
-@contextmanager
-def workers(catalogue: Catalogue) -> Iterator[ThreadPoolExecutor]:
-    """Threads for independent pieces of work: on a CPU as many as torch uses inside an operation, which now uses one."""
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        with ThreadPoolExecutor(1 if catalogue.cells.is_cuda else threads) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)
+    return Classification(calibrated(matched.matches), calibrated(matched.best), table)
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """Of some neurons: tables without p and rates, and the direct null [neurons, draws]."""
+class Matched:
+    """Tables without p and rates, and the most that each permutation of each neuron shows, [neurons, draws]."""
 
     matches: pd.DataFrame
     best: pd.DataFrame
     null: NDArray[np.float64]
 
 
-def _part(neurons: Neurons, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]) -> _Part:
-    activations, logits = neurons.on_prompts(rows, catalogue)
-    tables = _Tables()
-    _indirect_pairs(activations, rows, catalogue.indirect, tables)
-    nulls = []
-    for row, a, on_answer in zip(rows, activations, logits, strict=True):
-        random = random_source(seed, "direct null", catalogue.operator, names[row])
-        found = direct(a, on_answer, catalogue, draws, random, rows_at_a_time(catalogue))
-        _direct_pairs(found, row, catalogue, tables)
-        nulls.append(found.null)
-    return _Part(pd.concat(tables.matches), pd.concat(tables.best), torch.cat(nulls).cpu().numpy())
+def match(
+    neurons: Neurons,
+    catalogue: Catalogue,
+    draws: int,
+    seed: int,
+    names: Sequence[str],
+    pool: Executor,
+    advance: Callable[[int], None],
+) -> Matched:
+    """Score every neuron against every heuristic."""
+    size = max(1, rows_at_a_time(catalogue) // (1 + draws))
 
+    def work(start: int) -> Matched:
+        rows = range(start, min(start + size, len(neurons)))
+        done = _matched(neurons, rows, catalogue, draws, seed, names)
+        advance(len(rows))
+        return done
 
-@dataclass(frozen=True, eq=False)
-class _Tables:
-    matches: list[pd.DataFrame] = field(default_factory=list)
-    best: list[pd.DataFrame] = field(default_factory=list)
-
-
-def _indirect_pairs(activations: Tensor, rows: range, side: Side, tables: _Tables) -> None:
-    above, below = (overlaps(order(x), side) for x in (activations, -activations))
-    overlap, sign = torch.maximum(above, below), torch.where(below > above, -1, 1)
-    evidence = side.evidence(overlap)
-    kinds = torch.stack([evidence[:, a:b].argmax(1) + a for a, b in _kinds(side)], dim=1)
-    every_row = torch.arange(len(rows), device=kinds.device)[:, None].expand_as(kinds)
-    matched = is_match(overlap, side.sizes).nonzero(as_tuple=True)
-    for table, (row, column) in ((tables.matches, matched), (tables.best, (every_row.flatten(), kinds.flatten()))):
-        heuristics = [side.heuristics[i] for i in column.tolist()]
-        at = row, column
-        found = {"sign": sign[at], "size": side.sizes[column], "overlap": overlap[at], "evidence": evidence[at]}
-        table.append(_pairs(row + rows.start, heuristics, expected=side.chance[column], beyond=evidence[at], **found))
-
-
-def _direct_pairs(found: Direct, row: int, catalogue: Catalogue, tables: _Tables) -> None:
-    side, sets = catalogue.direct, found.catalogued
-    evidence = side.evidence(sets.overlap)
-    kinds = torch.stack([sets.beyond[a:b].argmax() + a for a, b in _kinds(side)])
-    for table, chosen in (
-        (tables.matches, is_match(sets.overlap, sets.size).nonzero().flatten()),
-        (tables.best, kinds),
-    ):
-        heuristics = [side.heuristics[i] for i in chosen.tolist()]
-        columns = {name: values[chosen] for name, values in vars(sets).items()}
-        table.append(
-            _pairs(
-                torch.full_like(chosen, row),
-                heuristics,
-                sign=torch.ones_like(chosen),
-                evidence=evidence[chosen],
-                **columns,
-            )
-        )
-    if found.several is not None:
-        heuristic, sets = found.several
-        evidence = one_evidence(len(catalogue), sets.size, sets.overlap)
-        pair = _pairs(torch.tensor([row]), [heuristic], sign=torch.tensor([1]), evidence=evidence, **vars(sets))
-        tables.best.append(pair)
-        tables.matches.append(pair[is_match(pair.overlap, pair["size"])])
-
-
-def _pairs(row: Tensor, heuristics: Sequence[Heuristic], **columns: Tensor) -> pd.DataFrame:
-    kinds = {"sign": np.int8, "size": np.int32, "overlap": np.int32}
-    return pd.DataFrame(
-        {
-            "row": row.cpu().numpy(),
-            "heuristic": np.array([str(h) for h in heuristics], dtype=object),
-            "kind": np.array([h.kind for h in heuristics], dtype=object),
-            "on": np.array([h.on for h in heuristics], dtype=object),
-            "direct": np.array([h.direct for h in heuristics], dtype=np.bool_),
-            **{
-                name: columns[name].cpu().numpy().astype(kinds.get(name, np.float64))
-                for name in ("sign", "size", "overlap", "expected", "evidence", "beyond")
-            },
-        }
+    # A GPU is kept busy by one piece of work, and its memory is for one.
+    each = map if catalogue.cells.is_cuda else pool.map
+    parts = list(each(work, range(0, len(neurons), size)))
+    matches, best = (
+        _with_chances(pd.concat(tables, ignore_index=True), len(catalogue))
+        for tables in ([part.matches for part in parts], [part.best for part in parts])
     )
+    return Matched(matches, best, np.concatenate([part.null for part in parts]))
+
+
+def rows_at_a_time(catalogue: Catalogue) -> int:
+    return max(1, (GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS) // catalogue.width)
+
+
+@contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
+    """As many threads, for independent pieces of work, as torch uses inside an operation on a CPU, which now uses one."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(threads) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _matched(
+    neurons: Neurons, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
+) -> Matched:
+    activations, logits = neurons.on_prompts(rows, catalogue)
+    above, below = (overlaps(order(x), catalogue.indirect) for x in (activations, -activations))
+    both = torch.maximum(above, below)
+    evidence = catalogue.indirect.evidence(both)
+    indirect = Overlaps(catalogue.indirect.sizes[None], both, catalogue.indirect.chance[None].expand_as(both), evidence)
+    shifts = np.stack(
+        [
+            random_source(seed, "direct null", catalogue.operator, names[row]).integers(1, len(catalogue), draws)
+            for row in rows
+        ]
+    )
+    found = direct(activations, logits, catalogue, shifts, rows_at_a_time(catalogue))
+    matches: list[pd.DataFrame] = []
+    best: list[pd.DataFrame] = []
+    for side, sets, sign in (
+        (catalogue.indirect, indirect, torch.where(below > above, -1, 1)),
+        (catalogue.direct, found.catalogued, None),
+    ):
+        evidence = side.evidence(sets.overlap)
+        kinds = torch.stack([sets.beyond[:, a:b].argmax(1) + a for a, b in _kinds(side)], dim=1)
+        every_row = torch.arange(len(rows), device=kinds.device)[:, None].expand_as(kinds)
+        matched = is_match(sets.overlap, sets.size).nonzero(as_tuple=True)
+        for tables, at in ((matches, matched), (best, (every_row.flatten(), kinds.flatten()))):
+            heuristics = [side.heuristics[i] for i in at[1].tolist()]
+            signs = torch.ones_like(at[0]) if sign is None else sign[at]
+            tables.append(_pairs(at, rows, heuristics, signs, evidence, sets))
+    if found.several is not None:
+        several, sets = found.several
+        at = several.found.nonzero().flatten()
+        heuristics = [several.heuristic(i, catalogue) for i in at.tolist()]
+        evidence = one_evidence(len(catalogue), sets.size[:, 0], sets.overlap[:, 0])[:, None]
+        best.append(_pairs((at, torch.zeros_like(at)), rows, heuristics, torch.ones_like(at), evidence, sets))
+        matches.append(best[-1][is_match(best[-1].overlap, best[-1]["size"])])
+    return Matched(pd.concat(matches), pd.concat(best), found.null.cpu().numpy())
+
+
+def _pairs(
+    at: tuple[Tensor, Tensor],
+    rows: range,
+    heuristics: Sequence[Heuristic],
+    sign: Tensor,
+    evidence: Tensor,
+    sets: Overlaps,
+) -> pd.DataFrame:
+    """A table of some pairs of neuron and set, given by their places in `evidence` and `sets`."""
+    columns = {
+        "row": at[0] + rows.start,
+        "sign": sign.to(torch.int8),
+        "size": sets.size.expand_as(sets.overlap)[at].int(),
+        "overlap": sets.overlap[at].int(),
+        "evidence": evidence[at],
+        "expected": sets.expected[at],
+        "beyond": sets.beyond[at],
+    }
+    described = {
+        "heuristic": np.array([str(h) for h in heuristics], dtype=object),
+        "kind": np.array([h.kind for h in heuristics], dtype=object),
+        "on": np.array([h.on for h in heuristics], dtype=object),
+        "direct": np.array([h.direct for h in heuristics], dtype=np.bool_),
+    }
+    return pd.DataFrame({**described, **{name: x.cpu().numpy() for name, x in columns.items()}})
 
 
 def _with_chances(pairs: pd.DataFrame, total: int) -> pd.DataFrame:

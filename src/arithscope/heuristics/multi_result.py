@@ -9,6 +9,7 @@ is, has the most mutual information with being among them; the smaller T comes f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -36,6 +37,17 @@ class MultiResults:
     count: Int[Tensor, " orders"]
     size: Int[Tensor, " orders"]  # k
     overlap: Int[Tensor, " orders"]
+
+    def __getitem__(self, rows: Tensor) -> MultiResults:
+        return MultiResults(*(x[rows] for x in vars(self).values()))
+
+    def chunk(self, pieces: int) -> list[MultiResults]:
+        """In so many pieces of equal size."""
+        return [MultiResults(*parts) for parts in zip(*(x.chunk(pieces) for x in vars(self).values()), strict=True)]
+
+    @staticmethod
+    def joined(parts: Sequence[MultiResults]) -> MultiResults:
+        return MultiResults(*(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def heuristic(self, row: int, catalogue: Catalogue) -> MultiResult:
         return MultiResult(tuple(catalogue.results[self.codes[row, : int(self.count[row])]].tolist()))

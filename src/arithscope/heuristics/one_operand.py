@@ -1,8 +1,8 @@
 """Does a rule take both operands? What remains of it when the activation can depend on one operand only.
 
 Activations are permuted over the prompts with the same op2, so that they depend on op2 alone, and over those with the same
-op1. A rule about the result, or about both operands, takes both if its score beats every permutation of either kind: by
-chance that happens once in twenty times.
+op1. A rule about the result, or about both operands, takes both if its overlap goes clearly beyond what either kind of
+permutation brings: with less than one chance in a thousand.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.heuristics.calibration import beyond
 from arithscope.heuristics.catalogue import Catalogue
-from arithscope.heuristics.kinds import Heuristic
-from arithscope.heuristics.matching import order
+from arithscope.heuristics.kinds import Heuristic, MultiResult
+from arithscope.heuristics.matching import order, overlaps
 from arithscope.prompts import random_source
 
-DRAWS = 19  # of either kind
+DRAWS = 4  # of either kind
+ENOUGH = 3.0  # −log₁₀ of the chance
 
 
 def permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "kinds draws prompts"]:
@@ -35,15 +36,34 @@ def permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "kinds draws pr
     return torch.from_numpy(found).to(catalogue.cells.device)
 
 
-def remaining_scores(
+def remaining(
     activations: Float[Tensor, " prompts"],
     weights: Float[Tensor, " prompts"],
     heuristics: Sequence[Heuristic],
     catalogue: Catalogue,
     permuted: Int[Tensor, "kinds draws prompts"],
-) -> NDArray[np.float64]:
-    """The scores [kinds, draws, heuristics] of heuristics for permuted activations × weights that are not permuted."""
-    ranked = order(activations[permuted.flatten(0, 1)] * weights)
-    members = torch.from_numpy(np.stack([h.holds(catalogue.prompts) for h in heuristics])).to(ranked.device)
-    scores = [m[ranked[:, : int(m.sum())]].double().mean(1) for m in members]
-    return torch.stack(scores, dim=1).view(*permuted.shape[:2], -1).cpu().numpy()
+) -> Float[Tensor, "kinds heuristics"]:
+    """The mean overlaps of heuristics, all of one class, with permuted activations × weights that are not permuted."""
+    ordered = order(activations[permuted.flatten(0, 1)] * weights)
+    side = catalogue.direct if heuristics[0].direct else catalogue.indirect
+    counted = overlaps(ordered, side)
+    found = [
+        _overlap(ordered, h, catalogue) if isinstance(h, MultiResult) else counted[:, side.column[h]]
+        for h in heuristics
+    ]
+    return torch.stack(found, dim=1).double().unflatten(0, permuted.shape[:2]).mean(1)
+
+
+def _overlap(ordered: Tensor, heuristic: MultiResult, catalogue: Catalogue) -> Tensor:
+    members = torch.from_numpy(heuristic.holds(catalogue.prompts)).to(ordered.device)
+    return members[ordered[:, : int(members.sum())]].sum(1)
+
+
+def takes_both(
+    overlap: Int[Tensor, " heuristics"], size: Int[Tensor, " heuristics"], left: Float[Tensor, "kinds heuristics"]
+) -> Tensor:
+    """Whether the overlaps of heuristics are clearly beyond what is left of them with either operand alone.
+
+    Half a prompt is added to what is left over all permutations together, as a few of them cannot show that it is nothing.
+    """
+    return (beyond(overlap, size, left + 0.5 / DRAWS) >= ENOUGH).all(0)

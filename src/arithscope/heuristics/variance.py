@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue, Variable
@@ -42,42 +44,53 @@ class Coverage:
         self.total = len(catalogue)
         variables = [*catalogue.indirect.variables, *catalogue.direct.variables]
         self._values = {v.name: v.values.cpu().numpy() for v in variables}
+        self._sizes = {v.name: v.size for v in variables}
         self._rows = {
-            str(h): (v.name, row)
+            h: (v.name, row)
             for side in (catalogue.indirect, catalogue.direct)
             for h, v, row in _with_rows(side.heuristics, side.variables)
         }
-        answers = catalogue.answers.cpu().numpy()
-        self._answers = np.unique(answers)
-        self._together: dict[tuple[str, str], NDArray[np.float64]] = {}
+        self._results = catalogue.results.cpu().numpy()
+        self._together: dict[tuple[str, str], Any] = {}
 
-    def __call__(self, pattern: NDArray[np.float32], heuristics: Sequence[Heuristic]) -> float:
+    def __call__(
+        self, pattern: NDArray[np.float32], heuristics: Sequence[Heuristic], *subsets: NDArray[np.bool_]
+    ) -> list[float]:
+        """What each subset of the heuristics explains."""
         x = pattern.astype(np.float64)
         x -= x.mean()
         variance = float(x @ x)
         if not heuristics or variance == 0.0:
-            return 0.0
-        by_variable: dict[str, list[NDArray[np.bool_]]] = {}
-        for h in heuristics:
-            name, row = (RESULT, h.admits(self._answers)) if isinstance(h, MultiResult) else self._rows[str(h)]
-            by_variable.setdefault(name, []).append(row)
-        holds = {name: np.stack(rows).astype(np.float64) for name, rows in by_variable.items()}
-        sums = np.concatenate([m @ np.bincount(self._values[name], weights=x) for name, m in holds.items()])
-        shared = np.block([[self._shared(a, holds[a], b, holds[b]) for b in holds] for a in holds])
-        sizes = np.diagonal(shared)
-        centred = shared - np.outer(sizes, sizes) / self.total
-        strength, directions = np.linalg.eigh(centred)
-        kept = strength > 1e-9 * strength[-1]
-        return float(np.sum((sums @ directions[:, kept]) ** 2 / strength[kept]) / variance)
+            return [0.0] * len(subsets)
+        rows = [(RESULT, h.admits(self._results)) if isinstance(h, MultiResult) else self._rows[h] for h in heuristics]
+        names = np.array([name for name, _ in rows])
+        holds = {n: np.stack([row for name, row in rows if name == n]).astype(np.float64) for n in dict.fromkeys(names)}
+        sums, shared = np.empty(len(rows)), np.empty((len(rows), len(rows)))
+        for a, of_a in holds.items():
+            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x, minlength=self._sizes[a])
+            for b, of_b in holds.items():
+                shared[np.ix_(names == a, names == b)] = self._shared(a, of_a, b, of_b)
+        centred = shared - np.outer(np.diagonal(shared), np.diagonal(shared)) / self.total
+        return [_explained(sums[s], centred[np.ix_(s, s)]) / variance for s in subsets]
 
     def _shared(self, a: str, of_a: NDArray[np.float64], b: str, of_b: NDArray[np.float64]) -> NDArray[np.float64]:
-        if a == b:
-            return (of_a * np.bincount(self._values[a])) @ of_b.T
+        """How many prompts each heuristic of variable a shares with each of variable b."""
         if (a, b) not in self._together:
-            rows, columns = of_a.shape[1], of_b.shape[1]
-            flat = np.bincount(self._values[a] * columns + self._values[b], minlength=rows * columns)
-            self._together[a, b] = flat.reshape(rows, columns).astype(np.float64)
-        return of_a @ self._together[a, b] @ of_b.T
+            ones, shape = np.ones(self.total), (self._sizes[a], self._sizes[b])
+            table = csr_array((ones, (self._values[a], self._values[b])), shape=shape)
+            table.sum_duplicates()
+            self._together[a, b] = table if table.nnz < 0.1 * shape[0] * shape[1] else table.toarray()
+        return (of_a @ self._together[a, b]) @ of_b.T
+
+
+def _explained(sums: NDArray[np.float64], shared: NDArray[np.float64]) -> float:
+    """The sum of squares that a regression explains, from the indicators' sums and cross products; indicators may depend on
+    each other."""
+    if len(sums) == 0:
+        return 0.0
+    strength, directions = np.linalg.eigh(shared)
+    kept = strength > 1e-9 * max(strength[-1], 1.0)
+    return float(np.sum((sums @ directions[:, kept]) ** 2 / strength[kept]))
 
 
 def _with_rows(

@@ -1,0 +1,130 @@
+"""How fast neurons are classified, against the obvious way, and with how much memory.
+
+throughput    neurons of each operator against every heuristic, by counting and by a loop over pairs that sorts and
+              intersects for each; both give the same scores, which is checked
+all           so many neurons × four operators, without calibration and with it
+
+python benchmarks/classify.py [--neurons 3200] [--device cpu] [--only throughput,all]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from arithscope.heuristics.catalogue import Catalogue, catalogue
+from arithscope.heuristics.classification import Neurons, classify, match, workers
+from arithscope.heuristics.matching import order, overlaps
+from arithscope.prompts import OPERATORS
+from arithscope.subject.load import load
+
+MAX_OPERAND, LIMIT = 300, 1000
+MANY = 32  # neurons of each operator that are counted together; the loop over pairs gets one
+PERMUTATIONS = 32
+
+
+def silent(units: int) -> None:
+    pass
+
+
+def some_neurons(n: int, seed: int = 0) -> Neurons:
+    """Noise with a wave in it, and the value vectors of tiny-llama, over and over."""
+    random = np.random.default_rng(seed)
+    subject = load("tiny-llama")
+    with torch.no_grad():
+        lens = torch.cat([subject.logit_lens(subject.value_vectors(layer)) for layer in range(2, 6)])
+    logits = lens[:, subject.encoder.answer_tokens].cpu().numpy()
+    a, b = np.indices((MAX_OPERAND + 1, MAX_OPERAND + 1), dtype=np.float32)
+    activations = np.empty((n, MAX_OPERAND + 1, MAX_OPERAND + 1), dtype=np.float16)
+    for row in activations:
+        waves = random.uniform(0, 0.5, 3)
+        field = np.sin(waves[0] * a) + np.sin(waves[1] * b) + np.sin(waves[2] * (a + b))
+        row[:] = field + random.standard_normal(a.shape, dtype=np.float32)
+    return Neurons(activations, logits[np.arange(n) % len(logits)])
+
+
+def pair_by_pair(neurons: Neurons, sets: Catalogue) -> list[NDArray[np.float64]]:
+    """Scores of every heuristic of both classes: for each pair sort the prompts, take the k foremost, intersect."""
+    activations, on_answer = (x.cpu().numpy() for x in neurons.on_prompts(range(len(neurons)), sets))
+    found = []
+    for side, direct in ((sets.indirect, False), (sets.direct, True)):
+        scores = np.empty((len(neurons), len(side.heuristics)))
+        for i, (a, on) in enumerate(zip(activations, on_answer, strict=True)):
+            for j, heuristic in enumerate(side.heuristics):
+                members = np.flatnonzero(heuristic.holds(sets.prompts))
+                values = (a * on,) if direct else (a, -a)
+                foremost = [np.argsort(-v, kind="stable")[: len(members)] for v in values]
+                scores[i, j] = max(len(np.intersect1d(members, top)) for top in foremost) / len(members)
+        found.append(scores)
+    return found
+
+
+def by_counting(neurons: Neurons, sets: Catalogue) -> list[NDArray[np.float64]]:
+    a, on = neurons.on_prompts(range(len(neurons)), sets)
+    indirect = torch.maximum(*(overlaps(order(x), sets.indirect) for x in (a, -a)))
+    direct = overlaps(order(a * on), sets.direct)
+    return [(x / side.sizes).double().cpu().numpy() for x, side in ((indirect, sets.indirect), (direct, sets.direct))]
+
+
+def seconds(function: Callable[..., object], *arguments: object) -> float:
+    started = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - started
+
+
+def throughput(device: str) -> None:
+    print(f"{'operator':>8} {'heuristics':>10} {'loop: pairs/s':>14} {'counting: pairs/s':>18} {'ratio':>8}")
+    for operator in OPERATORS:
+        sets = catalogue(operator, MAX_OPERAND, LIMIT, device=device)
+        heuristics = len(sets.indirect.heuristics) + len(sets.direct.heuristics)
+        one, many = some_neurons(1), some_neurons(MANY)
+        for ours, theirs in zip(by_counting(one, sets), pair_by_pair(one, sets), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-6)
+        slow = heuristics / seconds(pair_by_pair, one, sets)
+        by_counting(many, sets)
+        fast = heuristics * len(many) / seconds(by_counting, many, sets)
+        print(f"{operator:>8} {heuristics:10,} {slow:14,.0f} {fast:18,.0f} {fast / slow:8,.0f}")
+
+
+def everything(n: int, device: str) -> None:
+    neurons = some_neurons(n)
+    names = [f"n{i}" for i in range(n)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    total = {"classify": 0.0, "with calibration": 0.0}
+    for operator in OPERATORS:
+        sets = catalogue(operator, MAX_OPERAND, LIMIT, device=device)
+        with workers() as pool:
+            plain = seconds(match, neurons, sets, 0, 0, names, pool, silent)
+        full = seconds(classify, neurons, sets, PERMUTATIONS, 0, names, silent)
+        total["classify"] += plain
+        total["with calibration"] += full
+        print(f"{operator}: {n} neurons, {plain:.1f} s; with {PERMUTATIONS} permutations each {full:.1f} s", flush=True)
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    print(f"all: {total['classify']:.1f} s, with calibration {total['with calibration']:.1f} s; "
+          f"{more:.2f} GiB beyond the patterns' {neurons.activations.nbytes / 2**30:.2f} GiB")  # fmt: skip
+    if device != "cpu":
+        print(f"on the device at most {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--neurons", type=int, default=3200)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="throughput,all")
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, {arguments.device}")
+    if "throughput" in arguments.only:
+        throughput(arguments.device)
+    if "all" in arguments.only:
+        everything(arguments.neurons, arguments.device)
+
+
+if __name__ == "__main__":
+    main()

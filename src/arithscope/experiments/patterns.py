@@ -1,0 +1,132 @@
+"""What makes each top neuron fire, and what it writes: its activation for all pairs of operands, its value vector's logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.topk import TopK
+from arithscope.heuristics.variance import told_by
+from arithscope.progress import Progress
+from arithscope.prompts import legal_prompts, square
+from arithscope.subject.subject import Subject
+from arithscope.subject.sweep import sweep
+
+TOP_TOKENS = 10
+LARGEST = float(np.finfo(np.float16).max)
+ROWS = 64  # patterns that are looked at together
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """neurons: the top neurons, operator after operator. `op1`, `op2` and `result` are the shares of the pattern's variance,
+    over legal prompts, that each of the three tells; `alignment` is the correlation, over the same, of the activation with the
+    value vector's logit of the answer. A neuron is `direct` if its pattern is told by the result rather than by an operand
+    and its value vector promotes the answers it fires for (alignment > 0). `tokens`: the numbers it promotes most.
+    activations: at the last position, for every pair of operands, legal or not. logits: of the numbers, from the value
+    vector through the logit lens. Both have a row for each row of `neurons`."""
+
+    neurons: pd.DataFrame  # operator, layer, neuron, rank, effect, op1, op2, result, alignment, direct, tokens
+    activations: NDArray[np.float16]  # rows, op1, op2
+    logits: NDArray[np.float32]  # rows, numbers
+
+    @property
+    def max_operand(self) -> int:
+        return self.activations.shape[1] - 1
+
+    @property
+    def limit(self) -> int:
+        return self.logits.shape[1]
+
+    @property
+    def operators(self) -> list[str]:
+        return [str(o) for o in self.neurons.operator.unique()]
+
+    def rows(self, operator: str) -> slice:
+        """Where the neurons of an operator are."""
+        found = np.flatnonzero(self.neurons.operator == operator)
+        return slice(int(found[0]), int(found[-1]) + 1)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            operator: {"neurons": len(rows), "share_direct": float(rows.direct.mean())}
+            for operator, rows in ((o, self.neurons.iloc[self.rows(o)]) for o in self.operators)
+        }
+
+
+def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress) -> Patterns:
+    """One sweep over the operand square of each operator."""
+    neurons = topk.top.rename(columns={"value": "effect"}).reset_index(drop=True)
+    activations = np.empty((len(neurons), (max_operand + 1) ** 2), dtype=np.float16)
+    operators = [str(o) for o in neurons.operator.unique()]
+    with progress.task("patterns", len(operators) * (max_operand + 1) ** 2) as advance:
+        for operator in operators:
+            layers = {
+                int(str(layer)): (rows.index.to_numpy(), torch.tensor(rows.neuron.to_numpy()).long())
+                for layer, rows in neurons[neurons.operator == operator].groupby("layer")
+            }
+            for block in sweep(subject, square(operator, max_operand), neurons=list(layers), progress=advance):
+                for layer, (rows, chosen) in layers.items():
+                    seen = block.seen.neurons[layer]
+                    values = seen[:, chosen.to(seen.device)].float().clamp(-LARGEST, LARGEST)
+                    activations[np.ix_(rows, block.rows)] = values.T.half().cpu().numpy()
+    logits = _lens(subject, neurons)
+    described = [
+        _described(subject, o, neurons[neurons.operator == o], activations, logits, max_operand) for o in operators
+    ]
+    table = pd.concat(described)[
+        ["operator", "layer", "neuron", "rank", "effect", "op1", "op2", "result", "alignment", "direct", "tokens"]
+    ]
+    return Patterns(table, activations.reshape(-1, max_operand + 1, max_operand + 1), logits)
+
+
+@torch.no_grad()
+def _lens(subject: Subject, neurons: pd.DataFrame) -> NDArray[np.float32]:
+    """[rows, numbers]"""
+    tokens = subject.encoder.answer_tokens
+    out = np.empty((len(neurons), len(tokens)), dtype=np.float32)
+    for layer, rows in neurons.groupby("layer"):
+        vectors = subject.value_vectors(int(str(layer)))
+        for some in np.array_split(rows.index.to_numpy(), -(-len(rows) // ROWS)):
+            chosen = torch.tensor(neurons.neuron.to_numpy()[some]).to(vectors.device, torch.long)
+            lens = subject.logit_lens(vectors[chosen])
+            out[some] = lens[:, tokens.to(lens.device)].cpu().numpy()
+    return out
+
+
+def _described(
+    subject: Subject,
+    operator: str,
+    neurons: pd.DataFrame,
+    activations: NDArray[np.float16],
+    logits: NDArray[np.float32],
+    max_operand: int,
+) -> pd.DataFrame:
+    prompts = legal_prompts(operator, max_operand, subject.limit)
+    cells = prompts.op1 * (max_operand + 1) + prompts.op2
+    numbers = {"op1": prompts.op1, "op2": prompts.op2, "result": prompts.answer}
+    codes = {name: torch.from_numpy(np.unique(x, return_inverse=True)[1]) for name, x in numbers.items()}
+    found: dict[str, list[Tensor]] = {name: [] for name in (*codes, "alignment")}
+    for rows in np.array_split(neurons.index.to_numpy(), -(-len(neurons) // ROWS)):
+        fired = torch.from_numpy(activations[rows][:, cells]).to(subject.device)
+        written = torch.from_numpy(logits[rows][:, prompts.answer]).to(subject.device)
+        for name, values in codes.items():
+            found[name].append(told_by(fired, values.to(subject.device)).cpu())
+        found["alignment"].append(_correlation(fired, written).cpu())
+    columns = {name: torch.cat(parts).numpy() for name, parts in found.items()}
+    direct = (columns["result"] > np.maximum(columns["op1"], columns["op2"])) & (columns["alignment"] > 0)
+    tokens = np.argsort(-logits[neurons.index], axis=1, kind="stable")[:, :TOP_TOKENS]
+    return neurons.assign(**columns, direct=direct, tokens=list(tokens))
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's, row by row; 0 where one of the rows is constant."""
+    a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
+    size = (a.norm(dim=1) * b.norm(dim=1)).clamp(min=1e-300)
+    return (a * b).sum(1) / size
