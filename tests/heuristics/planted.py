@@ -12,7 +12,7 @@ from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.classification import Classification, Neurons, classify
 from arithscope.heuristics.kinds import Heuristic, Identical, MultiResult
 from arithscope.prompts import Prompts, square
-from arithscope.subject.load import load
+from arithscope.subject.load import LoadOptions, load
 
 LIMIT = 1000
 FEWEST = 30  # prompts of a planted heuristic
@@ -30,7 +30,7 @@ def shares(found: Classification, n: int) -> tuple[float, float]:
 @cache
 def real_value_vectors() -> NDArray[np.float32]:
     """Logits of the numbers, [neurons, numbers], of the upper layers of tiny-llama, in random order."""
-    subject = load("tiny-llama")
+    subject = load("tiny-llama", options=LoadOptions(device="cpu"))
     with torch.no_grad():
         lens = [subject.logit_lens(subject.value_vectors(layer)) for layer in range(2, subject.sizes.layers)]
     logits = torch.cat(lens)[:, subject.encoder.answer_tokens].numpy()

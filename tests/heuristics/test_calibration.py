@@ -33,8 +33,8 @@ def test_noise_is_not_classified(operator: str, max_operand: int, value_vectors:
     found = classified(neurons, sets, PERMUTATIONS)
     raw, calibrated = shares(found, len(neurons))
     assert calibrated <= 0.05
-    if operator == "*" or value_vectors == "real":
-        assert raw > 0.9  # what the raw score alone says of noise
+    if operator == "*":
+        assert raw > 0.95  # what the raw score alone says of noise: most products are even
     # p is what it claims to be: uniform, or larger.
     for level in (0.01, 0.05, 0.2):
         assert (found.neurons.p <= level).mean() <= level + 3 * np.sqrt(level / 500)

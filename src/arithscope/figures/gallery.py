@@ -207,7 +207,8 @@ PLATES: tuple[Plate, ...] = (
         "How many top neurons are classified",
         "Raw: some heuristic scores at least 0.6, the paper's criterion. Calibrated: such a heuristic that also has a "
         "false-discovery rate of at most 0.05, against permuted activations. Right: how much of a neuron's pattern its matched "
-        "heuristics explain together (R² of a linear regression, mean over neurons). Bars: 95 % bootstrap intervals.",
+        "heuristics explain together (R² of a linear regression, mean over neurons). Bars: 95 % bootstrap intervals. (Paper: "
+        "Section 4.1.)",
     ),
     Plate(
         "kinds-by-layer",
@@ -215,7 +216,7 @@ PLATES: tuple[Plate, ...] = (
         kinds_by_layer,
         "Which kinds of heuristics are in which layer",
         "Share of a layer's top neurons that match at least one heuristic of a kind; a neuron may match several. Above by the "
-        "raw score, below after calibration.",
+        "raw score, below after calibration. (Paper: Section 4.1.)",
     ),
     Plate(
         "example-neurons",

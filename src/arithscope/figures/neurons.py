@@ -140,6 +140,8 @@ def neuron_overlap(overlap: Overlap) -> Figure:
     right.set_ylabel("IoU")
     right.set_ylim(0, 1.02)
     right.xaxis.get_major_locator().set_params(integer=True)
-    if not overlap.by_layer.empty:
+    if overlap.by_layer.empty:  # with one operator there is nothing to compare
+        right.set_visible(False)
+    else:
         right.legend(fontsize=7)
     return figure

@@ -230,7 +230,7 @@ def _neuron_table(patterns: Patterns, classify: Classify, *, classified: bool) -
             row = chosen.iloc[i]
             _pattern(picture, patterns, int(row.place), labels=False)
             text.text(0.0, 1.0, _described(classify, row), va="top", fontsize=7.5, transform=text.transAxes)
-        axes[0, 2 * column].set_title(f"operator {SIGNS[operator]}", fontsize=10, fontweight="bold", loc="left")
+        axes[0, 2 * column].set_title(f"operator {SIGNS[operator]}", fontsize=10, fontweight="bold")
     return figure
 
 
