@@ -106,7 +106,8 @@ def test_unknown_checkpoints() -> None:
 @pytest.mark.slow
 @subjects
 def test_every_stage_of_the_circuit(name: str, tmp_path: Path) -> None:
-    """tiny-llama's circuits are small and far better than random ones; in the other two nearly every head takes part."""
+    """tiny-llama's circuits are small and far better than random ones; in the other two nearly every head takes part. Some top
+    neurons of each operator implement a heuristic."""
     subject = load(name)
     summary = run(subject, Settings(), tmp_path, None, Silent()).summary
     all_heads = subject.sizes.layers * subject.sizes.heads
@@ -117,5 +118,9 @@ def test_every_stage_of_the_circuit(name: str, tmp_path: Path) -> None:
             assert found["heads"] < all_heads / 2
             assert found["faithfulness"]["low"] > found["random_faithfulness"]["high"]
             assert found["accuracy"]["low"] > found["random_accuracy"]["high"]
+        classes = summary["classify"][operator]
+        assert 0 < classes["calibrated_share"]["value"] <= classes["raw_share"]["value"]
+        assert summary["neurons"][operator]["atp_rank_correlation"] > 0.8
+    assert summary["classify"]["*"]["raw_share"]["value"] == 1  # which is why there is a calibrated share
     assert summary["probe"]["all"]["best_layer"] == subject.sizes.layers - 1
     assert summary["probe"]["all"]["best_accuracy"]["value"] > 2 * summary["probe"]["all"]["chance"]

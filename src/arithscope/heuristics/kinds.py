@@ -137,7 +137,6 @@ class MultiResult:
 
 
 Heuristic = Range | Modulo | Pattern | Identical | MultiResult
-KINDS: tuple[type[Heuristic], ...] = (Range, Modulo, Pattern, Identical, MultiResult)
 
 _PLACE, _NUMBER = r"(op1, op2|op1|op2|result)", r"(0|[1-9]\d*)"
 
