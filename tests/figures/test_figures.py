@@ -19,8 +19,10 @@ from arithscope.figures.diagram import MOST_HEADS, circuit_diagram
 from arithscope.figures.first_mlp import first_mlp_faithfulness, number_tuning
 from arithscope.figures.gallery import PLATES, Plate
 from arithscope.figures.localization import localization, localization_by_operator
+from arithscope.figures.patterns import matching_walkthrough
 from arithscope.figures.probes import probe_accuracy
 from arithscope.figures.style import finish
+from arithscope.heuristics.kinds import parse
 from tests.hand_built import ADDING_LAYER, OP1_HEAD, OP2_HEAD
 
 
@@ -188,3 +190,29 @@ def test_without_any_faithfulness(adder_results: dict[str, Any]) -> None:
     )
     for figure in (circuit_table(circuit), faithfulness_by_heads(circuit), first_mlp_faithfulness(mlp0)):
         drawn(figure)
+
+
+def test_without_any_classified_neuron(adder_results: dict[str, Any]) -> None:
+    classify = adder_results["classify"]
+    nothing = replace(
+        classify,
+        matches=classify.matches[:0],
+        shares=classify.shares[classify.shares.kind == "any"].assign(value=0.0, low=0.0, high=0.0),
+        neurons=classify.neurons.assign(raw=False, calibrated=False),
+    )
+    for plate in PLATES:
+        if "classify" in plate.needs:
+            drawn(plate.draw(*({**adder_results, "classify": nothing}[name] for name in plate.needs)))
+
+
+def test_the_walkthrough_shows_the_score(adder_results: dict[str, Any]) -> None:
+    """With a match put in by hand: what is black in (g) is its overlap."""
+    patterns, classify = adder_results["patterns"], adder_results["classify"]
+    row = classify.best[classify.best.heuristic.str.startswith("result in [")].iloc[:1]
+    row = row.assign(size=40, calibrated=True, chance=0.1, expected=0.0, score=0.5)
+    figure = drawn(matching_walkthrough(patterns, replace(classify, matches=row.assign(two_operands=1.0))))
+    [found], [both] = ([a for a in figure.axes if a.get_title().startswith(f"({x})")] for x in "eg")
+    foremost, shared = (np.nan_to_num(np.asarray(axes.images[0].get_array())) for axes in (found, both))
+    assert foremost.sum() == 40
+    rule = parse(row.heuristic.iloc[0])
+    assert shared.sum() == sum(foremost[b, a] and rule.low <= a + b <= rule.high for b, a in np.argwhere(foremost > 0))

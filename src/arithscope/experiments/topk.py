@@ -76,9 +76,9 @@ def topk(
     judging: Judging,
     progress: Progress,
 ) -> TopK:
-    """Keep ever more of each MLP's neurons in each operator's circuit; choose the fewest that do as well as the plateau, or
-    the number that is `fixed`. The MLPs below the first answer layer stay whole, and all of them at earlier positions:
-    neurons were ranked by what they do at the last one."""
+    """Keep ever more of each MLP's neurons in each operator's circuit; choose the fewest that do as well as the plateau (one at
+    the least, for later stages to look at), or the number that is `fixed`. The MLPs below the first answer layer stay
+    whole, and all of them at earlier positions: neurons were ranked by what they do at the last one."""
     s, layers = subject.sizes, range(neurons.first_layer, subject.sizes.layers)
     counts = neuron_counts(s.neurons, fixed)
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
@@ -101,7 +101,7 @@ def topk(
             ours, theirs = compare_with_random(
                 subject, mean_values, prompts, edits, sizes.draws, judging, random, advance
             )
-            chosen = smallest_on_plateau(ours) if fixed is None else counts.index(fixed)
+            chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed)
             curves.append(curve_table(operator, counts, ours, theirs))
             tops.append(_best(ranking, counts[chosen]))
             measured[operator] = {**ours[chosen], **{f"random_{m}": mean for m, mean in theirs[chosen].items()}}

@@ -9,6 +9,7 @@ from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERI
 from arithscope.figures.patterns import KIND_ORDER, PLACE_ORDER
 from arithscope.figures.style import SIGNS, new_figure, styled
 
+ORDER = (ANY, *KIND_ORDER, *PLACE_ORDER)
 CRITERION_COLOURS = {RAW: "#BBBBBB", CALIBRATED: "#0072B2"}
 
 
@@ -42,11 +43,9 @@ def kinds_by_layer(classify: Classify) -> Figure:
     """For each operator the share of a layer's top neurons that match each kind of heuristic; raw above, calibrated below."""
     operators = classify.operators
     figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)
-    shares = classify.shares[(classify.shares.kind != ANY) & (classify.shares.layer != ALL_LAYERS)]
-    kinds = sorted(
-        set(zip(shares.kind, shares.on, strict=True)), key=lambda k: (KIND_ORDER.index(k[0]), PLACE_ORDER.index(k[1]))
-    )
-    names = [kind if kind in ("identical", "multi-result") else f"{kind} of {on}" for kind, on in kinds]
+    shares = classify.shares[classify.shares.layer != ALL_LAYERS]
+    kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: [ORDER.index(part) for part in k])
+    names = [kind if kind in (ANY, "identical", "multi-result") else f"{kind} of {on}" for kind, on in kinds]
     layers = sorted(int(layer) for layer in shares.layer.unique())
     image = None
     for row, criterion in zip(axes, CRITERIA, strict=True):
@@ -62,7 +61,7 @@ def kinds_by_layer(classify: Classify) -> Figure:
                     panel.text(
                         j + 0.5,
                         i + 0.5,
-                        f"{value:.2f}"[1:] if value < 1 else "1",
+                        f"{value:.2f}"[1:] if value < 0.995 else "1",
                         ha="center",
                         va="center",
                         fontsize=6,
