@@ -106,17 +106,17 @@ def run(
     from arithscope.settings import Settings
 
     settings = Settings(
-        tuple(operators),
-        max_operand,
-        preset,
-        seed,
-        effect,
-        not uncentred,
-        ratio_of_means,
-        neurons,
-        rank,
-        topk,
-        both_operands,
+        operators=tuple(operators),
+        max_operand=max_operand,
+        preset=preset,
+        seed=seed,
+        effect=effect,
+        centre=not uncentred,
+        ratio_of_means=ratio_of_means,
+        neurons=neurons,
+        rank=rank,
+        topk=topk,
+        both_operands=both_operands,
     )
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     study.chosen_stages(names)

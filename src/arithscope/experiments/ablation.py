@@ -162,6 +162,11 @@ def curve_table(
     return pd.DataFrame(rows)
 
 
+def beside_random(found: Mapping[str, Mean], random: Mapping[str, Mean]) -> dict[str, Mean]:
+    """The measures of a circuit, and under `random_…` those of random ones as large."""
+    return {**found, **{f"random_{m}": mean for m, mean in random.items()}}
+
+
 def smallest_on_plateau(curve: list[dict[str, Mean]]) -> int:
     """The first circuit whose faithfulness is within TOLERANCE of the best one's. Where there is no faithfulness (the empty
     circuit already does as well as the model), the first there is."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from arithscope.experiments.ablation import (
     Judging,
+    beside_random,
     compare_with_random,
     curve_table,
     mean_ablation,
@@ -110,7 +111,7 @@ def circuit(
             chosen = smallest_on_plateau(ours)
             curves.append(curve_table(operator, counts, ours, theirs))
             heads.append(_head_table(operator, ranking, counts[chosen]))
-            measured[operator] = {**ours[chosen], **{f"random_{m}": mean for m, mean in theirs[chosen].items()}}
+            measured[operator] = beside_random(ours[chosen], theirs[chosen])
             left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
     curve, ranked = (pd.concat(tables, ignore_index=True) for tables in (curves, heads))
     return Circuit(curve, ranked, table_of(measured), left_out)

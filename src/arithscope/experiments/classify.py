@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import by_operator, table_of
+from arithscope.experiments.result import by_operator, of_neuron, table_of
 from arithscope.heuristics import classification
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.classification import Neurons, workers
@@ -34,7 +34,7 @@ class Classify:
     """matches: every neuron and heuristic with a score of at least 0.6, with its calibration. `op1_only` and `op2_only` are the
     mean scores that remain if activations depend on one operand only, and `two_operands` says whether the score goes clearly
     beyond both; they are there for calibrated matches about the result or both operands. best: for each neuron and kind the
-    heuristic with most evidence, match or not. neurons: all top neurons, classified or not. coverage: the share of the
+    heuristic furthest beyond expectation, match or not. neurons: all top neurons, classified or not. coverage: the share of the
     pattern's variance that the matched heuristics explain together, all of them (raw) or the calibrated ones.
     shares: of neurons with a match, by operator, layer (−1: all), and kind of heuristic."""
 
@@ -50,9 +50,7 @@ class Classify:
 
     def of_neuron(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """A neuron's matches, those first that are furthest beyond what its value vector alone brings."""
-        m = self.matches
-        found = m[(m.operator == operator) & (m.layer == layer) & (m.neuron == neuron)]
-        return found.sort_values("beyond", ascending=False, kind="stable")
+        return of_neuron(self.matches, operator, layer, neuron).sort_values("beyond", ascending=False, kind="stable")
 
     def summary(self) -> dict[str, Any]:
         return by_operator(self.table)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.result import mean_entry
+from arithscope.experiments.result import strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.measures import EFFECTS, bootstrap_means, effects
 from arithscope.progress import Progress
@@ -47,8 +47,8 @@ class Localize:
             rows = self._rows(operator, "probability")
             is_mlp = rows["head"] == MLP
             out[str(operator)] = {
-                "strongest_head": _headline(rows[~is_mlp]),
-                "strongest_mlp": _headline(rows[is_mlp]),
+                "strongest_head": strongest(rows[~is_mlp], _placed_name),
+                "strongest_mlp": strongest(rows[is_mlp], _placed_name),
             }
         return out
 
@@ -60,10 +60,8 @@ def component_name(layer: int, head: int) -> str:
     return f"MLP{layer}" if head == MLP else f"L{layer}H{head}"
 
 
-def _headline(rows: pd.DataFrame) -> dict[str, Any]:
-    best = rows.iloc[int(rows.value.argmax())]
-    name = f"{component_name(best.layer, best['head'])} at {best.position}"
-    return {**mean_entry(best), "median": best["median"], "component": name}
+def _placed_name(row: Any) -> str:
+    return f"{component_name(row.layer, row['head'])} at {row.position}"
 
 
 def localize(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress) -> Localize:

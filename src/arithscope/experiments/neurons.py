@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.localize import effect_reducer, effect_statistics
 from arithscope.experiments.probe import Probe
-from arithscope.experiments.result import mean_entry
+from arithscope.experiments.result import strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.experiments.screens import BEST, SCREENS, estimated_effects
 from arithscope.measures import EFFECTS
@@ -67,7 +67,9 @@ class Neurons:
             rows = self._rows(operator, "probability")
             exact = rows[rows.method == EXACT]
             out[operator] = {
-                "strongest_neuron": _headline(rows if exact.empty else exact),
+                "strongest_neuron": strongest(
+                    rows if exact.empty else exact, lambda row: neuron_name(row.layer, row.neuron)
+                ),
                 "neurons": len(rows),
                 "measured_exactly": len(exact),
             }
@@ -84,11 +86,6 @@ class Neurons:
 
 def neuron_name(layer: int, neuron: int) -> str:
     return f"L{layer}N{neuron}"
-
-
-def _headline(rows: pd.DataFrame) -> dict[str, Any]:
-    best = rows.iloc[int(rows.value.argmax())]
-    return {**mean_entry(best), "median": best["median"], "component": neuron_name(best.layer, best.neuron)}
 
 
 def neurons(

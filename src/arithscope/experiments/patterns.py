@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.result import of_neuron
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.variance import told_by
 from arithscope.progress import Progress
@@ -52,6 +53,10 @@ class Patterns:
         """Where the neurons of an operator are."""
         found = np.flatnonzero(self.neurons.operator == operator)
         return slice(int(found[0]), int(found[-1]) + 1)
+
+    def place(self, operator: str, layer: int, neuron: int) -> int:
+        """The row of a neuron."""
+        return int(of_neuron(self.neurons.reset_index(drop=True), operator, layer, neuron).index[0])
 
     def summary(self) -> dict[str, Any]:
         return {

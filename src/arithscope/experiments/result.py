@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, Protocol
 
@@ -23,6 +23,17 @@ class Result(Protocol):
 def mean_entry(row: Any) -> dict[str, Any]:
     """The columns of a table's row that make up a mean: value, low, high, n."""
     return {field.name: row[field.name] for field in fields(Mean)}
+
+
+def strongest(rows: pd.DataFrame, name: Callable[[Any], str]) -> dict[str, Any]:
+    """Of a table of effects the largest one: its mean with interval, its median, and the name of the component."""
+    best = rows.iloc[int(rows.value.argmax())]
+    return {**mean_entry(best), "median": best["median"], "component": name(best)}
+
+
+def of_neuron(table: pd.DataFrame, operator: str, layer: int, neuron: int) -> pd.DataFrame:
+    """The rows of a table that are about one neuron under one operator."""
+    return table[(table.operator == operator) & (table.layer == layer) & (table.neuron == neuron)]
 
 
 def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from arithscope.experiments.ablation import (
     Judging,
+    beside_random,
     compare_with_random,
     curve_table,
     mean_ablation,
@@ -104,7 +105,7 @@ def topk(
             chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed)
             curves.append(curve_table(operator, counts, ours, theirs))
             tops.append(_best(ranking, counts[chosen]))
-            measured[operator] = {**ours[chosen], **{f"random_{m}": mean for m, mean in theirs[chosen].items()}}
+            measured[operator] = beside_random(ours[chosen], theirs[chosen])
             ks[operator] = counts[chosen]
             left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
     curve, top = (pd.concat(tables, ignore_index=True) for tables in (curves, tops))

@@ -40,7 +40,7 @@ def heuristic_gallery(patterns: Patterns, classify: Classify) -> Figure:
     rows, columns = grid_shape(len(shown), 4)
     figure, axes = new_figure(3.1 * columns, 2.9 * rows + 0.8, rows, columns)
     for panel, row in zip(axes.ravel(), shown.to_dict("records"), strict=False):
-        _pattern(panel, patterns, _place(patterns, row))
+        _pattern(panel, patterns, patterns.place(row["operator"], row["layer"], row["neuron"]))
         if row["kind"] == "modulo" and row["operator"] in "+-":
             _enlarge(panel, patterns.max_operand)
         panel.set_title(
@@ -75,13 +75,6 @@ def _worth_showing(classify: Classify) -> pd.DataFrame:
     """Calibrated matches of sets that are not tiny; `added` is how far their score goes from what is expected to 1."""
     m = classify.matches[classify.matches.calibrated & (classify.matches["size"] >= FEWEST)]
     return m.assign(added=(m.score - m.expected) / (1 - m.expected))
-
-
-def _place(patterns: Patterns, row: Any) -> int:
-    """The row of a neuron's pattern."""
-    n = patterns.neurons
-    found = (n.operator == row["operator"]) & (n.layer == row["layer"]) & (n.neuron == row["neuron"])
-    return int(np.flatnonzero(found)[0])
 
 
 def _pattern(axes: Axes, patterns: Patterns, place: int, *, labels: bool = True) -> None:
@@ -155,7 +148,8 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
     found = found if visible.empty else visible
     found = found[found.operator == found.operator.iloc[0]]  # the first operator that has one
     row = found.iloc[int(found.added.argmax())]
-    operator, heuristic, at = str(row.operator), parse(str(row.heuristic)), _place(patterns, row.to_dict())
+    operator, heuristic = str(row.operator), parse(str(row.heuristic))
+    at = patterns.place(operator, row.layer, row.neuron)
     sets = catalogue(operator, patterns.max_operand, patterns.limit)
     activations, on_answer = Neurons(patterns.activations[at : at + 1], patterns.logits[at : at + 1]).on_prompts(
         range(1), sets

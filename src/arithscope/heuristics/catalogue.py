@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 import torch
@@ -64,6 +65,12 @@ class Side:
     def column(self) -> dict[Heuristic, int]:
         """Where each heuristic is."""
         return {h: i for i, h in enumerate(self.heuristics)}
+
+    @cached_property
+    def kinds(self) -> list[tuple[int, int]]:
+        """Where the heuristics of each kind, about the same number, begin and end."""
+        groups = [len(list(group)) for _, group in groupby(self.heuristics, key=lambda h: (h.kind, h.on))]
+        return list(pairwise(accumulate(groups, initial=0)))
 
     @property
     def chance(self) -> Float[Tensor, " heuristics"]:

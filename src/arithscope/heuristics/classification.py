@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from arithscope.heuristics.calibration import (
     false_discovery_rate,
     indirect_null,
 )
-from arithscope.heuristics.catalogue import Catalogue, Side
+from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Heuristic
 from arithscope.heuristics.matching import is_match, order, overlaps
 from arithscope.heuristics.multi_result import how_many_sets
@@ -57,7 +56,7 @@ class Neurons:
 @dataclass(frozen=True)
 class Classification:
     """matches: every pair of neuron and heuristic with a score of at least THRESHOLD. best: for each neuron and each kind of
-    heuristic the one with most evidence, match or not. neurons: what the calibration rests on.
+    heuristic the one furthest beyond expectation, match or not. neurons: what the calibration rests on.
 
     Scores come with chance = k/N and corrected = (score − chance)/(1 − chance); evidence = −log₁₀ of the hypergeometric tail
     probability; expected, the score that the value vector alone brings (for indirect heuristics, chance), and beyond, p and fdr
@@ -159,9 +158,9 @@ def _matched(
 ) -> Matched:
     activations, logits = neurons.on_prompts(rows, catalogue)
     above, below = (overlaps(order(x), catalogue.indirect) for x in (activations, -activations))
-    both = torch.maximum(above, below)
-    evidence = catalogue.indirect.evidence(both)
-    indirect = Overlaps(catalogue.indirect.sizes[None], both, catalogue.indirect.chance[None].expand_as(both), evidence)
+    both, sign = torch.maximum(above, below), torch.where(below > above, -1, 1)
+    chance = catalogue.indirect.chance.expand_as(both)
+    indirect = Overlaps(catalogue.indirect.sizes[None], both, chance, catalogue.indirect.evidence(both))
     shifts = np.stack(
         [
             random_source(seed, "direct null", catalogue.operator, names[row]).integers(1, len(catalogue), draws)
@@ -171,18 +170,17 @@ def _matched(
     found = direct(activations, logits, catalogue, shifts, rows_at_a_time(catalogue))
     matches: list[pd.DataFrame] = []
     best: list[pd.DataFrame] = []
-    for side, sets, sign in (
-        (catalogue.indirect, indirect, torch.where(below > above, -1, 1)),
-        (catalogue.direct, found.catalogued, None),
+    promoted = found.catalogued.overlap
+    for side, sets, signs, evidence in (
+        (catalogue.indirect, indirect, sign, indirect.beyond),
+        (catalogue.direct, found.catalogued, torch.ones_like(promoted), catalogue.direct.evidence(promoted)),
     ):
-        evidence = side.evidence(sets.overlap)
-        kinds = torch.stack([sets.beyond[:, a:b].argmax(1) + a for a, b in _kinds(side)], dim=1)
+        kinds = torch.stack([sets.beyond[:, a:b].argmax(1) + a for a, b in side.kinds], dim=1)
         every_row = torch.arange(len(rows), device=kinds.device)[:, None].expand_as(kinds)
         matched = is_match(sets.overlap, sets.size).nonzero(as_tuple=True)
         for tables, at in ((matches, matched), (best, (every_row.flatten(), kinds.flatten()))):
             heuristics = [side.heuristics[i] for i in at[1].tolist()]
-            signs = torch.ones_like(at[0]) if sign is None else sign[at]
-            tables.append(_pairs(at, rows, heuristics, signs, evidence, sets))
+            tables.append(_pairs(at, rows, heuristics, signs[at], evidence, sets))
     if found.several is not None:
         several, sets = found.several
         at = several.found.nonzero().flatten()
@@ -225,10 +223,3 @@ def _with_chances(pairs: pd.DataFrame, total: int) -> pd.DataFrame:
     score, chance = pairs.overlap / pairs["size"], pairs["size"] / total
     corrected = (score - chance) / (1 - chance)
     return pairs.assign(score=score, chance=chance, corrected=corrected, expected=pairs.expected / pairs["size"])
-
-
-def _kinds(side: Side) -> list[tuple[int, int]]:
-    """Where the heuristics of each kind, about the same number, begin and end."""
-    groups = [len(list(group)) for _, group in groupby(side.heuristics, key=lambda h: (h.kind, h.on))]
-    ends = np.cumsum([0, *groups])
-    return list(pairwise(ends.tolist()))

@@ -60,9 +60,11 @@ def _counted(ordered: Tensor, variable: Variable) -> Tensor:
 def foremost(
     values: Int[Tensor, " prompts"], ordered: Int[Tensor, "rows first"], cuts: Int[Tensor, " cuts"], size: int
 ) -> Int[Tensor, "rows size cuts"]:
-    """How often each value 0…size−1 occurs among the first k prompts of a row, for each k of `cuts` (ascending)."""
+    """How often each value 0…size−1 occurs among the first k prompts of a row, for each k of `cuts` (ascending; the last is
+    the row's length)."""
     rows, n = ordered.shape
-    piece = torch.searchsorted(cuts, torch.arange(n, device=cuts.device), right=True)
+    lengths = cuts.diff(prepend=cuts.new_zeros(1))
+    piece = torch.arange(len(cuts), device=cuts.device).repeat_interleave(lengths, output_size=n)
     cells = (values * len(cuts))[ordered].add_(piece)
     table = torch.zeros(rows, size * len(cuts), dtype=torch.int32, device=cuts.device)
     table.scatter_add_(1, cells, table.new_ones(1, 1).expand(rows, n))

@@ -22,9 +22,10 @@ def told_by(patterns: Float[Tensor, "rows prompts"], values: Int[Tensor, " promp
     The correlation ratio, corrected for the number of groups (ε²), so that it is 0 on average for noise and may be negative.
     0 for a row without variance.
     """
-    n, groups = patterns.shape[1], int(values.unique().numel())
+    n, sizes = patterns.shape[1], values.bincount()
+    groups = int((sizes > 0).sum())
     x = patterns.double() - patterns.double().mean(1, keepdim=True)
-    sizes = values.bincount().clamp(min=1).double()
+    sizes = sizes.clamp(min=1).double()
     sums = torch.zeros(len(x), len(sizes), dtype=x.dtype, device=x.device).index_add_(1, values, x)
     total = (x**2).sum(1)
     left = (total - (sums**2 / sizes).sum(1)) / total.clamp(min=1e-300)

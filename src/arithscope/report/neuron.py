@@ -16,6 +16,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.classify import Classify
 from arithscope.experiments.neurons import Neurons, neuron_name
 from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.result import of_neuron
 from arithscope.experiments.topk import TopK
 from arithscope.store import RunFolder
 
@@ -43,11 +44,8 @@ def neuron_report(path: Path, layer: int, neuron: int, operator: str) -> Iterato
         yield f"It is not among the top {top.k[operator]} neurons of its layer, so its pattern was not looked at."
         return
     patterns = run.read("patterns", Patterns)
-    known = patterns.neurons
-    at = int(np.flatnonzero((known.operator == operator) & (known.layer == layer) & (known.neuron == neuron))[0])
-    yield from _pattern(patterns, at)
-    classify = run.read("classify", Classify)
-    yield from _heuristics(classify, operator, layer, neuron)
+    yield from _pattern(patterns, patterns.place(operator, layer, neuron))
+    yield from _heuristics(run.read("classify", Classify), operator, layer, neuron)
 
 
 def _effects(effects: Neurons, layer: int, neuron: int, operator: str) -> pd.DataFrame:
@@ -55,7 +53,7 @@ def _effects(effects: Neurons, layer: int, neuron: int, operator: str) -> pd.Dat
     if operator not in set(table.operator):
         known = " ".join(map(str, table.operator.unique()))
         raise UserError(f"The run has no neurons for the operator {operator!r}; choose from {known}.")
-    rows = table[(table.operator == operator) & (table.layer == layer) & (table.neuron == neuron)]
+    rows = of_neuron(table, operator, layer, neuron)
     if rows.empty:
         layers, neurons = table.layer, table.neuron
         raise UserError(
@@ -88,8 +86,7 @@ def shaded(field: NDArray[np.float32]) -> list[str]:
 
 
 def _heuristics(classify: Classify, operator: str, layer: int, neuron: int) -> Iterator[str | Table]:
-    n = classify.neurons
-    own = n[(n.operator == operator) & (n.layer == layer) & (n.neuron == neuron)].iloc[0]
+    own = of_neuron(classify.neurons, operator, layer, neuron).iloc[0]
     found = classify.of_neuron(operator, layer, neuron)
     calibrated = int(found.calibrated.sum())
     yield (
@@ -97,8 +94,7 @@ def _heuristics(classify: Classify, operator: str, layer: int, neuron: int) -> I
         f"({own.coverage_calibrated:.0%}) of the pattern's variance"
     )
     if found.empty:
-        b = classify.best
-        found = b[(b.operator == operator) & (b.layer == layer) & (b.neuron == neuron)]
+        found = of_neuron(classify.best, operator, layer, neuron)
         found = found.sort_values("beyond", ascending=False, kind="stable")
         yield "the best of each kind, none of them a match:"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -7,6 +7,7 @@ figures/index.json       of each figure its title, its caption, and the keys of 
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ def draw_plates(run: RunWriter, progress: Progress) -> None:
     if not todo:
         return
     folder.mkdir(exist_ok=True)
+
+    @cache  # several figures are drawn from the same stages
+    def read(stage: str) -> Any:
+        return run.read(stage, kinds[stage])
+
     with progress.task(f"figures of {todo[0].needs[-1]}", len(todo)) as advance:
         for plate in todo:
-            results: list[Any] = [run.read(name, kinds[name]) for name in plate.needs]
-            index[plate.name] = _draw(folder, plate, results, run)
+            index[plate.name] = _draw(folder, plate, [read(name) for name in plate.needs], run)
             write_json(folder / "index.json", index)
             advance(1)
 
