@@ -1,25 +1,34 @@
 from __future__ import annotations
 
+from math import comb
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 
 from arithscope.measures import (
     EFFECTS,
     RESAMPLES,
+    RIDGE,
     Mean,
     average,
     bootstrap_mean,
     bootstrap_means,
     bootstrap_ratios,
+    difference,
     effect,
     effects,
     faithfulness,
     log_probability,
+    logistic,
     normalized_logit,
     resampled_means,
+    sign_test,
+    standardised,
 )
 
 seeds = st.integers(0, 10_000)
@@ -237,3 +246,72 @@ def test_average_agrees_with_resampling_everything() -> None:
     quick = average([bootstrap_mean(g, np.random.default_rng(2)) for g in groups])
     assert quick.value == pytest.approx(np.mean([g.mean() for g in groups]))
     assert [quick.low, quick.high] == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.05)
+
+
+def test_difference_of_independent_means() -> None:
+    """Hand-worked: 3-4-5 triangles."""
+    found = difference(Mean(2.0, 1.7, 2.3, 10), Mean(1.0, 0.6, 1.4, 7))
+    assert (found.value, found.low, found.high, found.n) == pytest.approx((1.0, 0.5, 1.5, 7))
+    uneven = difference(Mean(2.0, 1.7, 2.8, 10), Mean(1.0, 0.4, 1.4, 20))
+    assert (uneven.low, uneven.high) == pytest.approx((0.5, 2.0))
+
+
+def test_the_interval_of_a_difference_covers() -> None:
+    random, covered = np.random.default_rng(0), 0
+    for _ in range(80):
+        a, b = random.normal(1.0, 1.0, 60), random.normal(0.5, 2.0, 80)
+        found = difference(bootstrap_mean(a, random), bootstrap_mean(b, random))
+        covered += found.low <= 0.5 <= found.high
+    assert 0.87 <= covered / 80 <= 1
+
+
+@given(st.lists(st.integers(-2, 2), max_size=12))
+def test_sign_test_by_enumeration(values: list[int]) -> None:
+    found = sign_test(values)
+    above, below = sum(v > 0 for v in values), sum(v < 0 for v in values)
+    assert (found.above, found.below) == (above, below)
+    n = above + below
+    chances = [comb(n, k) / 2**n for k in range(n + 1)]
+    assert found.p == pytest.approx(sum(c for c in chances if c <= chances[above] * (1 + 1e-9)) if n else 1)
+
+
+def likelihood(b: Any, x: Any, y: Any) -> float:
+    z = b[0] + standardised(x) @ b[1:]
+    return float(np.sum(np.logaddexp(0, z) - y * z) + RIDGE / 2 * len(y) * np.sum(b[1:] ** 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_logistic_against_a_general_optimiser(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x = random.normal(0, 3, (80, 2)) + 5
+    y = random.random(80) < 1 / (1 + np.exp(-(0.8 * x[:, 0] - 0.3 * x[:, 1] - 2)))
+    found = logistic(x, y, random)
+    want = minimize(likelihood, np.zeros(3), (x, y.astype(float)), tol=1e-10).x
+    assert [found.intercept.value, *(c.value for c in found.coefficients)] == pytest.approx(want.tolist(), abs=1e-4)
+    for mean in (found.intercept, *found.coefficients, found.auc):
+        assert mean.low <= mean.value <= mean.high
+    z = standardised(x) @ want[1:]
+    pairs = [(z[i] > z[j]) + 0.5 * (z[i] == z[j]) for i in np.flatnonzero(y) for j in np.flatnonzero(~y)]
+    assert found.auc.value == pytest.approx(np.mean(pairs))
+
+
+def test_logistic_where_one_feature_tells_everything() -> None:
+    """Coefficients stay finite, and a constant feature says nothing."""
+    x = np.column_stack([np.arange(40.0), np.ones(40)])
+    found = logistic(x, np.arange(40) >= 20, np.random.default_rng(0))
+    assert found.auc.value == 1
+    assert 2 < found.coefficients[0].value < 50
+    assert found.coefficients[0].low > 1
+    assert found.coefficients[1].value == 0
+    nothing = logistic(x, np.ones(40, dtype=bool), np.random.default_rng(0))
+    assert np.isnan(nothing.auc.value)
+
+
+def test_intervals_of_coefficients_cover() -> None:
+    """Without any effect the interval of a coefficient contains 0 about as often as it says."""
+    random = np.random.default_rng(0)
+    inside = 0
+    for _ in range(60):
+        c = logistic(random.normal(size=(60, 1)), random.random(60) < 0.5, random).coefficients[0]
+        inside += c.low <= 0 <= c.high
+    assert inside >= 50

@@ -15,6 +15,7 @@ from arithscope.prompts import (
     disjoint_samples,
     legal_prompts,
     operator_indices,
+    parse_prompt,
     random_source,
     sample,
     square,
@@ -151,3 +152,64 @@ def test_bad_templates_are_refused(text: str) -> None:
 def test_bad_operators_are_refused(operators: str) -> None:
     with pytest.raises(UserError, match="perator"):
         operator_indices(operators)
+
+
+@given(
+    st.sampled_from(OPERATORS),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.sampled_from(["{}{}{}=", "{} {} {}", " {}{} {} = "]),
+)
+def test_prompts_are_read_as_they_are_written(operator: str, a: int, b: int, form: str) -> None:
+    text = form.format(a, operator, b)
+    answer = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else -1}[operator]
+    if 0 <= answer < 1000:
+        prompt = parse_prompt(text, OPERATORS, 300, 1000)
+        assert triples(prompt) == {(a, OPERATORS.index(operator), b)}
+        assert prompt.answer.tolist() == [answer]
+    else:
+        with pytest.raises(UserError):
+            parse_prompt(text, OPERATORS, 300, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("226--68=", "'-68' is not a whole number"),
+        ("12/0=", "divides by zero"),
+        ("5000+1=", "beyond 300"),
+        ("9" * 5000 + "+1=", "beyond 300"),
+        ("two+3=", "'two' is not a whole number"),
+        ("1.5+3=", "'1.5' is not a whole number"),
+        ("007+3=", "'007' is not a whole number"),
+        ("٣+3=", "'٣' is not a whole number"),
+        ("12%5=", "none of the operators"),
+        ("12^5=", "none of the operators"),
+        ("", "none of the operators"),
+        ("12+=", "an operand is missing"),
+        ("-5+3=", "an operand is missing"),
+        ("1+2+3=", "'2+3' is not a whole number"),
+        ("1+2==", "'2=' is not a whole number"),
+        ("68-226=", "answer of '68-226=' is -158"),
+        ("300*4=", "answer of '300*4=' is 1200"),
+        ("6*7=", "* was not studied"),
+    ],
+)
+def test_bad_prompts_get_a_sentence(text: str, said: str) -> None:
+    operators = ["+", "-", "*", "/"] if text != "6*7=" else ["+", "-"]
+    with pytest.raises(UserError) as error:
+        parse_prompt(text, operators, 300, 1000)
+    assert said in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+@given(st.text(st.sampled_from("0123456789+-*/= .xé\n\0"), max_size=12))
+def test_any_text_is_a_prompt_or_a_sentence(text: str) -> None:
+    try:
+        prompt = parse_prompt(text, OPERATORS, 300, 1000)
+    except UserError:
+        return
+    assert len(prompt) == 1
+    assert prompt.legal(1000).all()
+    a, o, b = next(iter(triples(prompt)))
+    assert "".join(text.split()).rstrip("=") == f"{a}{OPERATORS[o]}{b}"

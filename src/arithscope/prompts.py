@@ -6,10 +6,12 @@ arrays; a `Template` turns a row into text.
 
 from __future__ import annotations
 
+import re
 import string
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -43,7 +45,7 @@ class Prompts:
     def __getitem__(self, rows: slice | NDArray[np.generic] | Sequence[int]) -> Prompts:
         return Prompts(self.op1[rows], self.operator[rows], self.op2[rows])
 
-    @property
+    @cached_property
     def answer(self) -> Ints:
         """Exact integer answers; `/` rounds down, and a division by zero is UNDEFINED."""
         a, b = self.op1, self.op2
@@ -85,6 +87,33 @@ class Template:
         return self.prefix + self.text.format(op1=op1, operator=operator, op2=op2)
 
 
+def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: int) -> Prompts:
+    """The one legal prompt that is written so, `226-68=`, whatever the template; spaces and the equals sign may be left out."""
+    shown = repr(text if len(text) <= 40 else text[:39] + "…")
+    found = re.fullmatch(r"\s*([^+\-*/]*?)\s*([+\-*/])\s*(.*?)\s*=?\s*", text, re.DOTALL)
+    if found is None:
+        raise UserError(f"{shown} has none of the operators {' '.join(OPERATORS)}; write a prompt as in 226-68=.")
+    for operand in (found[1], found[3]):
+        if not re.fullmatch(r"0|[1-9][0-9]*", operand):
+            said = f"{operand[:40]!r} is not a whole number from 0 on" if operand else "an operand is missing"
+            raise UserError(f"In {shown}, {said}; write a prompt as in 226-68=.")
+        if len(operand) > len(str(max_operand)) or int(operand) > max_operand:
+            raise UserError(
+                f"In {shown}, {operand[:40]} is beyond {max_operand}, the largest operand of this run; choose smaller ones."
+            )
+    if found[2] not in operators:
+        raise UserError(f"The operator {found[2]} was not studied in this run; choose from {' '.join(operators)}.")
+    prompt = Prompts(*(np.array([n]) for n in (int(found[1]), OPERATORS.index(found[2]), int(found[3]))))
+    [answer] = prompt.answer.tolist()
+    if answer == UNDEFINED:
+        raise UserError(f"{shown} divides by zero and has no answer; choose another second operand.")
+    if not 0 <= answer < limit:
+        raise UserError(
+            f"The answer of {shown} is {answer}, which is no single token: only 0 to {limit - 1} are; choose other operands."
+        )
+    return prompt
+
+
 def operator_indices(operators: str | Sequence[str]) -> list[int]:
     """Indices into OPERATORS, in its order, without repeats."""
     unknown = [o for o in operators if o not in OPERATORS]
@@ -123,11 +152,11 @@ def sample(prompts: Prompts, size: int, random: np.random.Generator) -> Prompts:
 def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.Generator) -> list[Prompts]:
     """Samples that share no prompt (discovery and evaluation, say).
 
-    Where there are fewer prompts than asked for, every sample shrinks in proportion.
+    Where there are fewer prompts than asked for, every sample shrinks in proportion, if it can to one prompt at the least.
     """
     total = sum(sizes)
     if total > len(prompts):
-        sizes = [size * len(prompts) // total for size in sizes]
+        sizes = [min(size, max(1, size * len(prompts) // total)) for size in sizes]
     order = random.permutation(len(prompts))
     ends = np.cumsum([0, *sizes])
     return [prompts[order[a:b]] for a, b in pairwise(ends)]

@@ -16,7 +16,7 @@ from arithscope.progress import Silent
 from arithscope.prompts import Prompts
 from arithscope.subject.subject import Subject
 
-Change = tuple[Any, int, slice, Tensor]  # module, position, entries of its input, what they become
+Change = tuple[Any, int, slice | list[int], Tensor]  # module, position, entries of its input, what they become
 
 
 def pretended(subject: Subject, operators: str, max_operand: int) -> Accuracy:
@@ -52,7 +52,7 @@ def activation(subject: Subject, prompt: Prompts, module: Any) -> Tensor:
 def logits(subject: Subject, prompt: Prompts, changes: Sequence[Change] = ()) -> Tensor:
     """The logits behind one prompt, with changes in force, in float64."""
 
-    def hook(position: int, entries: slice, value: Tensor) -> Any:
+    def hook(position: int, entries: slice | list[int], value: Tensor) -> Any:
         def change(module: Any, args: Any) -> Any:
             x = args[0].clone()
             x[0, position, entries] = value
@@ -65,6 +65,15 @@ def logits(subject: Subject, prompt: Prompts, changes: Sequence[Change] = ()) ->
             handle = module.register_forward_pre_hook(hook(position, entries, value))
             stack.callback(handle.remove)
         return subject.model(input_ids=subject.encode(prompt)).logits[0, -1].double()
+
+
+def silenced(subject: Subject, neurons: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[Change]:
+    """Changes that set neurons (layer, neuron) to zero at some positions."""
+    return [
+        (mlp_module(subject, i), p, [n for layer, n in neurons if layer == i], torch.zeros(1))
+        for i in sorted({layer for layer, _ in neurons})
+        for p in positions
+    ]
 
 
 def effect(before: Tensor, after: Tensor, answer: int, other: int) -> float:

@@ -59,15 +59,16 @@ def ablated_scores(
 ) -> NDArray[np.float64]:
     """NL, whether it is right, and P(answer), for every prompt under every variant: [variants, prompts, scores].
 
-    What is the same in all variants is done once, in recording; replay begins where they first differ.
+    What is the same in all variants is done once, in recording; replay begins where they first differ. An edit may be the same
+    for all prompts, or tell them apart.
     """
     differing = [e for e in edits if e.variants > 1] or edits
     common = [e for e in edits if e not in differing]
     first, found = min(min(e.positions) for e in differing), []
-    for _, batch in batches(subject, prompts, subject.positions.op1):
+    for rows, batch in batches(subject, prompts, subject.positions.op1):
         reduce = score_reducer(subject, batch, judging, advance)
-        tape = record(subject, subject.encode(batch), first, edits=common)
-        found.append(replay(tape, differing, reduce).cpu())
+        tape = record(subject, subject.encode(batch), first, edits=[e.of_prompts(rows) for e in common])
+        found.append(replay(tape, [e.of_prompts(rows) for e in differing], reduce).cpu())
     return torch.cat(found, dim=1).double().numpy()
 
 

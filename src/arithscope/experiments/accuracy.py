@@ -38,10 +38,18 @@ class Accuracy:
     def correct(self, operator: str | None = None) -> Prompts:
         """The correct prompts, of one operator or of all."""
         rows = self.prompts[self.prompts.correct]
-        if operator is not None:
-            rows = rows[rows.operator == operator]
-        indices = rows.operator.map({o: i for i, o in enumerate(OPERATORS)})
-        return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
+        return as_prompts(rows if operator is None else rows[rows.operator == operator])
+
+    def rows(self, prompts: Prompts) -> pd.DataFrame:
+        """What is known of some legal prompts, in their order."""
+        wanted = {"operator": np.array(OPERATORS)[prompts.operator], "op1": prompts.op1, "op2": prompts.op2}
+        return pd.DataFrame(wanted).merge(self.prompts, how="left", on=list(wanted), validate="many_to_one")
+
+
+def as_prompts(rows: pd.DataFrame) -> Prompts:
+    """A table with the columns operator, op1 and op2 as prompts."""
+    indices = rows.operator.map({o: i for i, o in enumerate(OPERATORS)})
+    return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
 
 
 def accuracy(subject: Subject, operators: Sequence[str], max_operand: int, seed: int, progress: Progress) -> Accuracy:

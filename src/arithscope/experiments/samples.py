@@ -27,10 +27,13 @@ class SampleSizes:
     probe: int | None  # correct prompts of all operators together, for training and testing probes; None: all there are
     draws: int = 10  # random circuits to compare with
     permutations: int = 32  # of each neuron's activations, for the calibration of heuristics
+    knockout: int = 100  # held-out prompts that satisfy a heuristic, and as many that do not
+    prompt_knockout: int = 50  # held-out prompts, each of which loses the neurons of its own heuristics
+    failures: int = 50  # held-out prompts, and as many that the model gets wrong
 
 
 PRESETS = {
-    "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, permutations=8),
+    "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, permutations=8, knockout=25),
     "paper": SampleSizes(discovery=100, evaluation=100, first_mlp=50, probe=None),
 }
 
@@ -40,16 +43,20 @@ class Split:
     discovery: Prompts
     others: Prompts  # counterfactuals of the discovery prompts, one each
     evaluation: Prompts
+    held_out: Prompts  # all other correct prompts, for tests of what was found on the former
 
 
 def splits(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
-    """The samples of each operator. An operator with fewer than two correct prompts cannot be split and is left out."""
+    """The samples of each operator. An operator with fewer than two correct prompts cannot be split and is left out. Where
+    there are few, a share of them is held out all the same."""
     found, pool = {}, accuracy.correct()
+    held_out = max(sizes.discovery, sizes.evaluation)
     for operator in accuracy.operators:
-        wanted, random = (sizes.discovery, sizes.evaluation), random_source(seed, "split", operator)
-        discovery, evaluation = disjoint_samples(accuracy.correct(operator), wanted, random)
+        correct, random = accuracy.correct(operator), random_source(seed, "split", operator)
+        wanted = (sizes.discovery, sizes.evaluation, max(held_out, len(correct) - sizes.discovery - sizes.evaluation))
+        discovery, evaluation, rest = disjoint_samples(correct, wanted, random)
         if len(discovery) and len(evaluation):
-            found[operator] = Split(discovery, counterfactuals(discovery, pool, random), evaluation)
+            found[operator] = Split(discovery, counterfactuals(discovery, pool, random), evaluation, rest)
     if not found:
         raise too_few()
     return found
@@ -66,8 +73,12 @@ def probe_split(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> tuple[Prom
     return prompts, training
 
 
-def too_few() -> UserError:
-    return UserError(
+class TooFewCorrect(UserError):
+    """There is nothing to look for in a model that is never right."""
+
+
+def too_few() -> TooFewCorrect:
+    return TooFewCorrect(
         "The model answers next to no prompt correctly, so there is nothing to look for; "
         "try examples in a --prefix, another --template, or another model."
     )

@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.subject.subject import Site, Subject
@@ -46,6 +48,11 @@ class Edit:
         chosen = chosen.clamp(min=0)
         entries = (self.entries[chosen] if self.entries.shape[0] > 1 else self.entries) & edits_at_all
         values = self.values[chosen] if self.values.shape[0] > 1 else self.values
+        return replace(self, entries=entries, values=values)
+
+    def of_prompts(self, rows: NDArray[np.int64]) -> Edit:
+        """The same edit for some prompts of its batch; an edit that does not tell prompts apart serves any."""
+        entries, values = (x[:, rows] if x.shape[1] > 1 else x for x in (self.entries, self.values))
         return replace(self, entries=entries, values=values)
 
     def within(self, positions: range) -> Edit | None:

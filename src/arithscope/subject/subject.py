@@ -34,6 +34,7 @@ class Identity:
     revision: str
     weight_hash: str
     tokenizer_hash: str
+    source: str = ""  # what `load` was given, a path in full: where to find it again
 
 
 @dataclass(frozen=True)
@@ -181,11 +182,19 @@ class Subject:
 
         A LayerNorm also removes the mean, which is as linear as the gain, so the lens does too.
         """
-        x = vectors.float()
-        if isinstance(self.final_norm, nn.LayerNorm):
-            x = x - x.mean(-1, keepdim=True)
-        x = (x * self._gain).to(self.unembedding.weight.dtype)
+        x = self.before_unembedding(vectors).to(self.unembedding.weight.dtype)
         return torch.nn.functional.linear(x, self.unembedding.weight).float()
+
+    def before_unembedding(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """The linear part of the final norm."""
+        return self._centred(vectors.float()) * self._gain
+
+    def lens_direction(self, tokens: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
+        """For each token the vector whose dot product with any vector is the lens's logit of that token."""
+        return self._centred(self.unembedding.weight[tokens].float() * self._gain)
+
+    def _centred(self, vectors: Tensor) -> Tensor:
+        return vectors - vectors.mean(-1, keepdim=True) if isinstance(self.final_norm, nn.LayerNorm) else vectors
 
 
 def unknown_family(family: str) -> UserError:
