@@ -21,6 +21,7 @@ LEVELS: list[set[str]] = [
     {"stages"},
     {"store"},
     {"study"},
+    {"checkpoints", "runs"},
     {"doctor", "report"},
     {"cli", "__main__"},
 ]

@@ -43,6 +43,7 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert str(out) in said.out.replace("\n", "")
     summary = json.loads((out / "summary.json").read_text())
     stages = "accuracy localize circuit probe heads mlp0 neurons topk patterns classify overlap"
+    stages += " knockout prompt_knockout bag"  # what it is right about it always is, so nothing is said of failures
     assert list(summary) == stages.split()
     for experiment in summary:
         assert experiment in said.out
@@ -54,7 +55,8 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert manifest["configuration"]["max_operand"] == 9
     assert {stage["status"] for stage in manifest["stages"].values()} == {"done"}
     drawn = {p.name: p.stat().st_size for p in (out / "figures").iterdir()}
-    assert drawn.keys() == {f"{p.name}.{kind}" for p in PLATES for kind in ("png", "svg")} | {"index.json"}
+    plates = [p.name for p in PLATES if p.name != "training"]
+    assert drawn.keys() == {f"{name}.{kind}" for name in plates for kind in ("png", "svg")} | {"index.json"}
     assert min(drawn.values()) > 1000
     assert call(*asked) == 0
     assert capsys.readouterr().err.count("nothing has changed") == len(manifest["stages"])
@@ -87,6 +89,56 @@ def test_one_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "no complete stage 'classify'" in complaint(capsys, "neuron", out, "3", str(top.neuron))
 
 
+@pytest.fixture(scope="module")
+def explained(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all that explaining a prompt needs."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    asked = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--neurons", "atp", "--out", out)
+    assert call(*asked, "--stages", "classify") == 0
+    return out
+
+
+def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert call("explain", explained, "17+8=") == 0
+    said = capsys.readouterr().out
+    for expected in (
+        "17+8= 25 with P = 0.9",
+        "(right)",
+        "The logit of 25",
+        "left over",
+        "heuristics that hold",
+        "Without these",
+    ):
+        assert expected in said
+    assert call("explain", explained, "17 + 8", "--json", "--raw") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["right"], found["answer"]["number"], found["criterion"]) == (25, 25, "raw")
+    assert sum(found["parts"].values()) == pytest.approx(found["logit"], abs=1e-5)
+    assert {"layer", "neuron", "contribution", "heuristic"} <= set(found["neurons"][0])
+    own = max(found["neurons"], key=lambda n: n["contribution"])
+    assert (own["layer"], own["neuron"]) == (3, 17 * 31 + 8)
+    assert call("explain", explained, "17+8=", "--subject", str(saved_adder)) == 0
+
+
+def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for prompt, expected in (
+        ("26--8=", "'-8' is not a whole number"),
+        ("12/0=", "/ was not studied"),
+        ("5000+1=", "beyond 30"),
+        ("a+b=", "'a' is not a whole number"),
+        ("2%2=", "none of the operators"),
+        ("3-1=", "- was not studied in this run; choose from +"),
+    ):
+        assert expected in complaint(capsys, "explain", explained, prompt)
+    assert "no run at" in complaint(capsys, "explain", tmp_path, "1+1=")
+    assert "not the subject of the run" in complaint(capsys, "explain", explained, "1+1=", "--subject", "tiny-llama")
+    assert "no folder" in complaint(capsys, "explain", explained, "1+1=", "--subject", str(tmp_path / "gone"))
+    other = Path(shutil.copytree(explained, tmp_path / "run"))
+    shutil.rmtree(other / "classify")
+    assert "no complete stage 'classify'" in complaint(capsys, "explain", other, "1+1=")
+
+
 def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     asked = ("run", saved_model, "--out", out)
@@ -101,6 +153,7 @@ def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest
     assert "choose from exact, atp, ig, relp, screen" in complaint(capsys, *asked, "--neurons", "quickly")
     assert "choose from mean, mean+std" in complaint(capsys, *asked, "--rank", "median")
     assert "use at least 1" in complaint(capsys, *asked, "--topk", "0")
+    assert "no --knockout-at 'first'; choose from last, all" in complaint(capsys, *asked, "--knockout-at", "first")
     assert "the 48 neurons" in complaint(capsys, *asked, "--max-operand", "5", "--topk", "49")
     assert "negative" in complaint(capsys, *asked, "--seed", "-1")
     assert "no folder" in complaint(capsys, "run", tmp_path / "nothing")

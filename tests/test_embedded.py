@@ -15,7 +15,7 @@ from arithscope.progress import Silent
 from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
 from arithscope.settings import Settings
 from arithscope.study import run
-from arithscope.subject.embedded import DEFAULT, FOLDER, checkpoints, embedded_folder, embedded_names
+from arithscope.subject.embedded import DEFAULT, FOLDER, checkpoint_folder, checkpoint_folders, embedded_names
 from arithscope.subject.load import load
 from arithscope.subject.subject import Subject
 from arithscope.training.data import split_pairs
@@ -85,7 +85,7 @@ def test_cards_are_true_to_the_last_prompt(name: str) -> None:
 
 
 def test_checkpoints_go_from_chance_to_skill() -> None:
-    steps = checkpoints("tiny-pythia")
+    steps = checkpoint_folders(FOLDER / "tiny-pythia")
     assert len(steps) >= 8
     learned = [
         float(np.mean([right(load(f"tiny-pythia@{s}"), o, 150).mean() for o in OPERATORS]))
@@ -98,7 +98,7 @@ def test_checkpoints_go_from_chance_to_skill() -> None:
 
 def test_unknown_checkpoints() -> None:
     with pytest.raises(UserError, match=r"no checkpoint 'step-7'; it has: step-00000"):
-        embedded_folder("tiny-pythia", "step-7")
+        checkpoint_folder(FOLDER / "tiny-pythia", "step-7")
     with pytest.raises(UserError, match="it has: none"):
         load("tiny-llama@step-00000")
 

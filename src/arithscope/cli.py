@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from arithscope.errors import UserError
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
+    from arithscope.store import RunWriter
     from arithscope.subject.subject import Subject
 
 app = typer.Typer(
@@ -30,6 +32,7 @@ SubjectArgument = Annotated[
         help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
     ),
 ]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -89,6 +92,15 @@ def run(
     both_operands: Annotated[
         bool, typer.Option("--both-operands", help="Also try heuristics about both operands at once.")
     ] = False,
+    knockout_at: Annotated[
+        str, typer.Option(help="Where neurons are silenced: at the last position, or at all.")
+    ] = "last",
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Also follow the subject through training: all its checkpoints, or names with commas between."
+        ),
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     template: TemplateText = "{op1}{operator}{op2}=",
@@ -100,6 +112,7 @@ def run(
 ) -> None:
     """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
     from arithscope import study
+    from arithscope.checkpoints import follow
     from arithscope.progress import for_console
     from arithscope.report.plates import draw_plates
     from arithscope.report.terminal import summary_tables
@@ -117,20 +130,26 @@ def run(
         rank=rank,
         topk=topk,
         both_operands=both_operands,
+        knockout_at=knockout_at,
     )
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    study.chosen_stages(names)
-    loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    followed = _checkpoints(subject, checkpoints, names)
+    if followed and names is not None:
+        names.append("training")
+    names = [stage.name for stage in study.chosen_stages(names) if not stage.asked]
+    written = (template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    loaded = _load(subject, *written)
     print(loaded)
     progress = for_console(Console(stderr=True))
-    folder = study.run(
-        loaded,
-        settings,
-        out or _default_out(subject),
-        names,
-        progress,
-        after_stage=lambda run: draw_plates(run, progress),
-    )
+
+    def draw(run: RunWriter) -> None:
+        draw_plates(run, progress)
+
+    folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw)
+    if followed:
+        folder = follow(
+            loaded, followed, lambda name: _load(f"{subject}@{name}", *written), settings, folder, progress, draw
+        )
     for table in summary_tables(folder.summary):
         Console().print(table)
     print(f"Results are in {folder.path}")
@@ -138,7 +157,7 @@ def run(
 
 @app.command()
 def neuron(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: RunArgument,
     layer: Annotated[int, typer.Argument(metavar="L", help="Layer.")],
     index: Annotated[int, typer.Argument(metavar="N", help="Neuron of that layer.")],
     operator: Annotated[str, typer.Option(help="One of + - * /.")] = "+",
@@ -146,9 +165,58 @@ def neuron(
     """Show one neuron of a run: its effect and rank, its pattern, the numbers it promotes, its heuristics."""
     from arithscope.report.neuron import neuron_report
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    for part in neuron_report(run, layer, index, operator):
-        console.print(part)
+    _show(neuron_report(run, layer, index, operator))
+
+
+@app.command()
+def explain(
+    run: RunArgument,
+    prompt: Annotated[str, typer.Argument(help="A prompt as in 226-68=, whatever the run's template.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Use all matches, not only the calibrated ones.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for programs.")] = False,
+    subject: Annotated[
+        str | None, typer.Option(help="Where the run's subject is now, if it is not where it was.")
+    ] = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
+    import json
+
+    from arithscope import runs
+    from arithscope.experiments.classify import CALIBRATED, RAW
+    from arithscope.report.explanation import explanation_report
+    from arithscope.store import RunFolder
+    from arithscope.subject.load import LoadOptions
+
+    folder = RunFolder(run)
+    asked = runs.prompt_of(folder, prompt)
+    options = LoadOptions(
+        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
+    loaded = runs.subject_of(folder, subject, options)
+    found = runs.explained(folder, asked, loaded, RAW if raw else CALIBRATED)
+    if as_json:
+        print(json.dumps(runs.as_json(found), indent=2, ensure_ascii=False))
+    else:
+        _show(explanation_report(found))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, two or more.")],
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("runs/comparison"),
+) -> None:
+    """Put runs side by side: every headline number in a table, and the headline figures with all runs in one."""
+    from arithscope.progress import for_console
+    from arithscope.report.comparison import comparison_tables, write_comparison
+
+    found = write_comparison(runs, out, for_console(Console(stderr=True)))
+    for table in comparison_tables(found):
+        Console().print(table)
+    print(f"Tables and figures are in {out}")
 
 
 @app.command()
@@ -158,13 +226,13 @@ def subjects() -> None:
 
     from rich.table import Table
 
-    from arithscope.subject.embedded import FOLDER, checkpoints, embedded_names
+    from arithscope.subject.embedded import FOLDER, checkpoint_folders, embedded_names
 
     table = Table("subject", "family", "MB", "earlier checkpoints (SUBJECT@CHECKPOINT)")
     for name in embedded_names():
         family = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))["model_type"]
         size = sum(f.stat().st_size for f in (FOLDER / name).rglob("*") if f.is_file()) / 1e6
-        table.add_row(name, family, f"{size:.1f}", " ".join(checkpoints(name)))
+        table.add_row(name, family, f"{size:.1f}", " ".join(checkpoint_folders(FOLDER / name)))
     Console().print(table)
 
 
@@ -228,6 +296,24 @@ def _load(
 
     written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
     return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
+
+
+def _show(parts: Iterable[Any]) -> None:
+    """Print lines and tables as they are."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for part in parts:
+        console.print(part)
+
+
+def _checkpoints(subject: str, wanted: str | None, stages: list[str] | None) -> list[str]:
+    """The checkpoints to follow, if any."""
+    from arithscope.subject.checkpoints import chosen_checkpoints
+
+    if wanted is not None:
+        return chosen_checkpoints(subject, wanted)
+    if stages is not None and "training" in stages:
+        raise UserError("The stage training needs checkpoints to follow; add --checkpoints all.")
+    return []
 
 
 def _default_out(subject: str) -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from arithscope.errors import UserError
 from arithscope.experiments.ablation import Judging
+from arithscope.experiments.association import LAST, POSITIONS
 from arithscope.experiments.neurons import METHODS, RANKS, SCREEN
 from arithscope.experiments.samples import PRESETS, SampleSizes
 from arithscope.measures import EFFECTS
@@ -18,8 +20,9 @@ class Settings:
     """effect: by which effect components are ranked (all are stored). centre: whether NL is taken from logits centred over
     the vocabulary. ratio_of_means: faithfulness as a ratio of means, instead of the mean of the prompts' ratios.
     neurons: how the effects of single neurons are found. rank: by what of their effects over prompts neurons are ranked.
-    topk: how many neurons of each MLP are kept; None: as few as do as well as all.
-    both_operands: whether heuristics about both operands at once (`op1, op2 mod 2 = 0`) are tried too."""
+    topk: how many neurons of each MLP are kept, of all operators or of each; None: as few as do as well as all.
+    both_operands: whether heuristics about both operands at once (`op1, op2 mod 2 = 0`) are tried too.
+    knockout_at: whether neurons are silenced at the last position or at all."""
 
     operators: tuple[str, ...] = OPERATORS
     max_operand: int = 300
@@ -30,31 +33,42 @@ class Settings:
     ratio_of_means: bool = False
     neurons: str = "exact"
     rank: str = "mean"
-    topk: int | None = None
+    topk: int | Mapping[str, int] | None = None
     both_operands: bool = False
+    knockout_at: str = LAST
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(OPERATORS[i] for i in operator_indices(self.operators)))
-        choices = {"preset": PRESETS, "effect": EFFECTS, "neurons": METHODS, "rank": RANKS}
+        choices = {"preset": PRESETS, "effect": EFFECTS, "neurons": METHODS, "rank": RANKS, "knockout_at": POSITIONS}
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
-                raise UserError(f"There is no --{name} {value!r}; choose from {', '.join(known)}.")
+                option = name.replace("_", "-")
+                raise UserError(f"There is no --{option} {value!r}; choose from {', '.join(known)}.")
         if self.max_operand < 1:
             raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
         if self.seed < 0:
             raise UserError(f"--seed {self.seed} is negative; use 0 or more.")
-        if self.topk is not None and self.topk < 1:
+        if self.fixed_k is not None and min(self.fixed_k.values(), default=1) < 1:
             raise UserError(f"--topk {self.topk} keeps no neuron; use at least 1.")
 
     def check(self, subject: Subject) -> None:
         """Raise UserError if this subject cannot be studied so."""
         subject.encoder.check(self.operators, self.max_operand)
-        if self.topk is not None and self.topk > subject.sizes.neurons:
+        if self.most_k(subject) > subject.sizes.neurons:
             raise UserError(f"--topk {self.topk} is more than the {subject.sizes.neurons} neurons that an MLP has.")
 
     @property
     def sizes(self) -> SampleSizes:
         return PRESETS[self.preset]
+
+    @property
+    def fixed_k(self) -> Mapping[str, int] | None:
+        """By operator how many neurons of each MLP are kept, if that is fixed."""
+        return dict.fromkeys(OPERATORS, self.topk) if isinstance(self.topk, int) else self.topk
+
+    def most_k(self, subject: Subject) -> int:
+        """How many neurons of an MLP may be kept at the most."""
+        return subject.sizes.neurons if self.fixed_k is None else max(self.fixed_k.values())
 
     @property
     def picked_by(self) -> str | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from arithscope.experiments.accuracy import Accuracy, accuracy
+from arithscope.experiments.bag import Bag, bag
 from arithscope.experiments.circuit import Circuit, circuit
 from arithscope.experiments.classify import Classify, classify
+from arithscope.experiments.failures import Failures, failures
 from arithscope.experiments.heads import Heads, heads
+from arithscope.experiments.knockout import MASK_BYTES, Knockout, knockout
 from arithscope.experiments.localize import Localize, localize
 from arithscope.experiments.means import MeanActivations, means
 from arithscope.experiments.mlp0 import Mlp0, mlp0
@@ -19,8 +22,11 @@ from arithscope.experiments.neurons import Neurons, neurons
 from arithscope.experiments.overlap import Overlap, overlap
 from arithscope.experiments.patterns import Patterns, patterns
 from arithscope.experiments.probe import Probe, probe
+from arithscope.experiments.prompt_knockout import COUNTS as PROMPT_COUNTS
+from arithscope.experiments.prompt_knockout import PromptKnockout, prompt_knockout
 from arithscope.experiments.result import Result
 from arithscope.experiments.topk import TopK, neuron_counts, topk
+from arithscope.experiments.training import LAST, Checkpoint, Training, training
 from arithscope.heuristics.classification import CPU_CELLS, GPU_CELLS
 from arithscope.measures import EFFECTS
 from arithscope.progress import Progress
@@ -37,6 +43,7 @@ class Stage:
     needs    earlier stages whose results it gets, by name
     reads    the settings its numbers depend on; it can read no others
     memory   bytes it needs beside the weights, as an estimate
+    asked    whether it is run only when asked for
     """
 
     name: str
@@ -45,6 +52,7 @@ class Stage:
     reads: tuple[str, ...]
     compute: Callable[[Subject, Any, dict[str, Any], Progress], Result]
     memory: Callable[[Subject, Settings], int]
+    asked: bool = False
 
 
 def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Accuracy:
@@ -87,7 +95,7 @@ def _neurons(subject: Subject, settings: Any, results: dict[str, Any], progress:
 def _topk(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> TopK:
     earlier = results["accuracy"], results["means"], results["circuit"], results["neurons"]
     s = settings
-    return topk(subject, *earlier, s.sizes, s.seed, s.effect, s.rank, s.topk, s.judging, progress)
+    return topk(subject, *earlier, s.sizes, s.seed, s.effect, s.rank, s.fixed_k, s.judging, progress)
 
 
 def _patterns(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Patterns:
@@ -101,6 +109,32 @@ def _classify(subject: Subject, settings: Any, results: dict[str, Any], progress
 
 def _overlap(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Overlap:
     return overlap(results["topk"])
+
+
+def _knockout(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Knockout:
+    s = settings
+    return knockout(subject, results["accuracy"], results["classify"], s.sizes, s.seed, s.knockout_at, progress)
+
+
+def _prompt_knockout(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> PromptKnockout:
+    s = settings
+    return prompt_knockout(subject, results["accuracy"], results["classify"], s.sizes, s.seed, s.knockout_at, progress)
+
+
+def _failures(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Failures:
+    earlier = results["accuracy"], results["patterns"], results["classify"]
+    return failures(*earlier, settings.sizes, settings.seed, progress)
+
+
+def _bag(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Bag:
+    earlier = results["accuracy"], results["means"], results["circuit"], results["classify"]
+    return bag(subject, *earlier, results.get(FINAL), settings.sizes, settings.seed, settings.judging, progress)
+
+
+def _training(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Training:
+    last = Checkpoint(LAST, results["accuracy"], results["bag"], results["prompt_knockout"])
+    earlier, keys = results[CHECKPOINTS]
+    return training([*earlier, last], keys, settings.seed)
 
 
 def _sweep_memory(subject: Subject, settings: Settings) -> int:
@@ -144,7 +178,7 @@ def _topk_memory(subject: Subject, settings: Settings) -> int:
 def _patterns_memory(subject: Subject, settings: Settings) -> int:
     """Beside a sweep: the patterns, in float16, of all neurons at the most."""
     s = subject.sizes
-    neurons = s.layers * (settings.topk or s.neurons) * len(settings.operators)
+    neurons = s.layers * settings.most_k(subject) * len(settings.operators)
     return _sweep_memory(subject, settings) + neurons * 2 * (settings.max_operand + 1) ** 2
 
 
@@ -153,6 +187,17 @@ def _classify_memory(subject: Subject, settings: Settings) -> int:
     if subject.device.type == "cuda":
         return 80 * GPU_CELLS
     return 2**29 + 40 * CPU_CELLS * torch.get_num_threads()
+
+
+def _knockout_memory(subject: Subject, settings: Settings) -> int:
+    """Beside a replay: which neurons each prompt loses in each variant."""
+    s, sizes = subject.sizes, settings.sizes
+    masks = len(PROMPT_COUNTS) * sizes.prompt_knockout * s.layers * s.neurons
+    return _replay_memory(subject, settings) + 2 * max(masks, MASK_BYTES)
+
+
+def _no_memory(subject: Subject, settings: Settings) -> int:
+    return 0
 
 
 STAGES: tuple[Stage, ...] = (
@@ -189,11 +234,42 @@ STAGES: tuple[Stage, ...] = (
         "topk",
         TopK,
         ("accuracy", "means", "circuit", "neurons"),
-        ("sizes", "seed", "effect", "rank", "topk", "judging"),
+        ("sizes", "seed", "effect", "rank", "fixed_k", "judging"),
         _topk,
         _topk_memory,
     ),
     Stage("patterns", Patterns, ("topk",), ("max_operand",), _patterns, _patterns_memory),
     Stage("classify", Classify, ("patterns",), ("both_operands", "sizes", "seed"), _classify, _classify_memory),
-    Stage("overlap", Overlap, ("topk",), (), _overlap, lambda subject, settings: 0),
+    Stage("overlap", Overlap, ("topk",), (), _overlap, _no_memory),
+    Stage(
+        "knockout", Knockout, ("accuracy", "classify"), ("sizes", "seed", "knockout_at"), _knockout, _knockout_memory
+    ),
+    Stage(
+        "prompt_knockout",
+        PromptKnockout,
+        ("accuracy", "classify"),
+        ("sizes", "seed", "knockout_at"),
+        _prompt_knockout,
+        _knockout_memory,
+    ),
+    Stage("failures", Failures, ("accuracy", "patterns", "classify"), ("sizes", "seed"), _failures, _no_memory),
+    Stage("bag", Bag, ("accuracy", "means", "circuit", "classify"), ("sizes", "seed", "judging"), _bag, _replay_memory),
+    Stage(
+        "training",
+        Training,
+        ("accuracy", "bag", "prompt_knockout"),
+        ("seed",),
+        _training,
+        _no_memory,
+        asked=True,
+    ),
+)
+
+# What is given to the stages of an earlier checkpoint: the final one's circuit, first answer layer and classification.
+FINAL, CHECKPOINTS = "final", "checkpoints"
+_OF_CHECKPOINTS = ("accuracy", "means", "neurons", "topk", "patterns", "classify", "prompt_knockout", "bag")
+CHECKPOINT_STAGES = tuple(
+    replace(stage, needs=(*stage.needs, FINAL)) if stage.name == "bag" else stage
+    for stage in STAGES
+    if stage.name in _OF_CHECKPOINTS
 )

@@ -64,6 +64,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
+    def key(self, stage: str) -> str | None:
+        """What a stage on disk was computed from; None if it is not there."""
+        return _read_json(self.path / stage / "stage.json", "stage")["key"] if self.has(stage) else None
+
     def read(self, stage: str, kind: type[R]) -> R:
         """A stage's result, as the dataclass it was written from."""
         folder = self.path / stage
@@ -91,7 +95,7 @@ class RunWriter(RunFolder):
         self.refresh()
 
     def is_done(self, stage: str) -> bool:
-        return self.has(stage, self.keys[stage])
+        return stage in self.keys and self.has(stage, self.keys[stage])
 
     def start(self, stage: str) -> None:
         self._note(stage, {"status": "running", "started": _now()})
@@ -115,8 +119,8 @@ class RunWriter(RunFolder):
                     "key": self.keys[stage],
                     "finished": _now(),
                     "seconds": round(seconds, 3),
-                    "values": _plain(values),
-                    "summary": _plain(result.summary()),
+                    "values": plain(values),
+                    "summary": plain(result.summary()),
                     "files": files,
                 },
             )
@@ -216,7 +220,7 @@ _TYPES = {
 
 def stage_key(**inputs: Any) -> str:
     """A hash of everything that a stage's numbers depend on."""
-    text = json.dumps(_plain(inputs), sort_keys=True, ensure_ascii=False)
+    text = json.dumps(plain(inputs), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -237,14 +241,14 @@ def _sorted_fields(
     return frames, arrays, values
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN, no numpy numbers and no dataclasses."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

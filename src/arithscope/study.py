@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,27 @@ class _Only:
         self.__dict__.update({name: getattr(settings, name) for name in names})
 
 
-def chosen_stages(names: Sequence[str] | None) -> list[Stage]:
-    """The named stages and all that they need, in order; all stages if none are named."""
-    known = {stage.name: stage for stage in STAGES}
-    wanted = set(known) if names is None else set(names)
+@dataclass(frozen=True)
+class Given:
+    """A result that stages need and that was found elsewhere, with the key of what it was computed from."""
+
+    key: str
+    result: Any
+
+
+def chosen_stages(names: Sequence[str] | None, stages: Sequence[Stage] | None = None) -> list[Stage]:
+    """The named stages and all that they need, in order; if none are named, all but those that must be asked for."""
+    stages = STAGES if stages is None else stages
+    known = {stage.name: stage for stage in stages}
+    wanted = {name for name, stage in known.items() if not stage.asked} if names is None else set(names)
     unknown = sorted(wanted - set(known))
     if unknown or not wanted:
         said = f"There is no stage {unknown[0]!r}" if unknown else "No stage was named"
         raise UserError(f"{said}; choose from {', '.join(known)}.")
-    for stage in reversed(STAGES):
+    for stage in reversed(stages):
         if stage.name in wanted:
             wanted |= set(stage.needs)
-    return [stage for stage in STAGES if stage.name in wanted]
+    return [stage for stage in stages if stage.name in wanted]
 
 
 def run(
@@ -49,35 +58,40 @@ def run(
     stages: Sequence[str] | None,
     progress: Progress,
     after_stage: Callable[[RunWriter], None] = lambda folder: None,
+    known: Sequence[Stage] | None = None,
+    given: Mapping[str, Given] | None = None,
 ) -> RunWriter:
     """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again.
 
-    `after_stage` is called each time that a stage is there: to draw figures, say.
-    """
-    todo = chosen_stages(stages)
+    `after_stage` is called each time that a stage is there: to draw figures, say. `known` are all stages that there are, and
+    `given` are results from elsewhere that they need."""
+    known, given = STAGES if known is None else known, given or {}
+    todo = chosen_stages(stages, known)
     settings.check(subject)
-    described = {**describe_subject(subject), "device": device_name(subject)}
+    found_at = {"source": subject.identity.source, "limit": subject.limit, "device": device_name(subject)}
+    described = {**describe_subject(subject), **found_at}
     configuration = {**asdict(settings), **_template(subject)}
-    with claim(out, described, configuration, _keys(subject, settings)) as folder:
-        results: dict[str, Any] = {}
+    kept = [stage for stage in known if stage in todo or not stage.asked or (out / stage.name).exists()]
+    with claim(out, described, configuration, _keys(subject, settings, kept, given)) as folder:
+        results: dict[str, Any] = {name: it.result for name, it in given.items()}
         for stage in todo:
             if folder.is_done(stage.name):
                 progress.note(f"{stage.name}: nothing has changed, so it is not run again")
                 results[stage.name] = folder.read(stage.name, stage.result)
             else:
-                results[stage.name] = _compute(stage, subject, settings, results, folder, progress)
+                inputs = {name: results[name] for name in (*stage.needs, *given)}
+                results[stage.name] = _compute(stage, subject, settings, inputs, folder, progress)
             after_stage(folder)
         return folder
 
 
 def _compute(
-    stage: Stage, subject: Subject, settings: Settings, results: dict[str, Any], folder: RunWriter, progress: Progress
+    stage: Stage, subject: Subject, settings: Settings, inputs: dict[str, Any], folder: RunWriter, progress: Progress
 ) -> Result:
     """Compute a stage from earlier results and store it."""
     folder.start(stage.name)
     started = time.monotonic()
     try:
-        inputs = {name: results[name] for name in stage.needs}
         result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress)
     except BaseException as error:
         folder.fail(stage.name, type(error).__name__)
@@ -89,7 +103,7 @@ def _compute(
 def describe_subject(subject: Subject) -> dict[str, Any]:
     """What the manifest says of a subject: everything that its numbers depend on, but for the device."""
     return {
-        **asdict(subject.identity),
+        **{name: value for name, value in asdict(subject.identity).items() if name != "source"},
         "family": subject.family,
         "sizes": asdict(subject.sizes),
         "dtype": subject.dtype_name,
@@ -108,16 +122,17 @@ def _template(subject: Subject) -> dict[str, str]:
     return {"template": subject.encoder.template.text, "prefix": subject.encoder.template.prefix}
 
 
-def _keys(subject: Subject, settings: Settings) -> dict[str, str]:
+def _keys(subject: Subject, settings: Settings, stages: Sequence[Stage], given: Mapping[str, Given]) -> dict[str, str]:
     """For each stage a hash of all its inputs: subject, version, the settings it reads, and the stages it needs."""
     keys: dict[str, str] = {}
-    for stage in STAGES:
+    elsewhere = {name: it.key for name, it in given.items()}
+    for stage in stages:
         keys[stage.name] = stage_key(
             stage=stage.name,
             version=__version__,
             subject=describe_subject(subject),
             template=_template(subject),
             settings={name: getattr(settings, name) for name in stage.reads},
-            needs={name: keys[name] for name in stage.needs},
+            needs={name: keys.get(name) or elsewhere[name] for name in stage.needs},
         )
     return keys

@@ -78,7 +78,7 @@ def test_missing_places(tmp_path: Path, saved_model: Path) -> None:
     assert "holds no config.json" in complaint(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"0")
     assert "not a GGUF file" in complaint(tmp_path / "weights.bin")
-    assert "no revisions" in complaint(f"{saved_model}@main")
+    assert "no checkpoint 'main'; it has: none" in complaint(f"{saved_model}@main")
 
 
 def test_hub_ids_are_tried_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from arithscope.experiments.result import of_neuron
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.variance import told_by
 from arithscope.progress import Progress
-from arithscope.prompts import legal_prompts, square
+from arithscope.prompts import Prompts, legal_prompts, square
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep
 
@@ -57,6 +57,11 @@ class Patterns:
     def place(self, operator: str, layer: int, neuron: int) -> int:
         """The row of a neuron."""
         return int(of_neuron(self.neurons.reset_index(drop=True), operator, layer, neuron).index[0])
+
+    def pushes(self, operator: str, prompts: Prompts, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Activation × the value vector's logit of a number, one for each prompt: [neurons of the operator, prompts]."""
+        rows = self.rows(operator)
+        return self.activations[rows, prompts.op1, prompts.op2].astype(np.float64) * self.logits[rows, numbers]
 
     def summary(self) -> dict[str, Any]:
         return {

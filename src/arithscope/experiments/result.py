@@ -11,6 +11,7 @@ import pandas as pd
 from arithscope.measures import Mean, average
 
 AVERAGE = "mean"  # the row of a table that averages over operators, each weighing the same
+MEAN = [field.name for field in fields(Mean)]  # the columns of a table that make up a mean
 
 
 class Result(Protocol):
@@ -22,7 +23,7 @@ class Result(Protocol):
 
 def mean_entry(row: Any) -> dict[str, Any]:
     """The columns of a table's row that make up a mean: value, low, high, n."""
-    return {field.name: row[field.name] for field in fields(Mean)}
+    return {name: row[name] for name in MEAN}
 
 
 def strongest(rows: pd.DataFrame, name: Callable[[Any], str]) -> dict[str, Any]:
@@ -46,9 +47,9 @@ def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def table_of(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
-    """{operator: {measure: mean}} as such a table, with a row behind for the average over operators."""
+    """{operator: {measure: mean}} as such a table, with a row behind for the average over the operators that have it."""
     names = list(dict.fromkeys(m for means in measured.values() for m in means))
-    averages = {m: average([means[m] for means in measured.values()]) for m in names}
+    averages = {m: average([means[m] for means in measured.values() if m in means]) for m in names}
     rows = [
         {"operator": operator, "measure": m, **asdict(mean)}
         for operator, means in [*measured.items(), (AVERAGE, averages)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,15 +74,15 @@ def topk(
     seed: int,
     effect: str,
     rank: str,
-    fixed: int | None,
+    fixed: Mapping[str, int] | None,
     judging: Judging,
     progress: Progress,
 ) -> TopK:
     """Keep ever more of each MLP's neurons in each operator's circuit; choose the fewest that do as well as the plateau (one at
-    the least, for later stages to look at), or the number that is `fixed`. The MLPs below the first answer layer stay
-    whole, and all of them at earlier positions: neurons were ranked by what they do at the last one."""
+    the least, for later stages to look at), or the number that is `fixed` for the operator. The MLPs below the first answer
+    layer stay whole, and all of them at earlier positions: neurons were ranked by what they do at the last one."""
     s, layers = subject.sizes, range(neurons.first_layer, subject.sizes.layers)
-    counts = neuron_counts(s.neurons, fixed)
+    counts = neuron_counts(s.neurons, () if fixed is None else fixed.values())
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
     mean_values = means.on(subject.device)
     curves, tops = [], []
@@ -102,7 +103,7 @@ def topk(
             ours, theirs = compare_with_random(
                 subject, mean_values, prompts, edits, sizes.draws, judging, random, advance
             )
-            chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed)
+            chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed[operator])
             curves.append(curve_table(operator, counts, ours, theirs))
             tops.append(_best(ranking, counts[chosen]))
             measured[operator] = beside_random(ours[chosen], theirs[chosen])
@@ -112,11 +113,11 @@ def topk(
     return TopK(curve, table_of(measured), top, ks, s.neurons, left_out)
 
 
-def neuron_counts(total: int, fixed: int | None = None) -> list[int]:
-    """Sizes to try: none, about ten a decade, all neurons, and a fixed one."""
+def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:
+    """Sizes to try: none, about ten a decade, all neurons, and fixed ones."""
     decades = (10**power for power in range(len(str(total))))
     steps = {int(step * decade + 0.5) for decade in decades for step in A_DECADE}
-    return sorted({0, total, *(n for n in steps if n < total), *([] if fixed is None else [fixed])})
+    return sorted({0, total, *(n for n in steps if n < total), *fixed})
 
 
 def _best(ranking: pd.DataFrame, k: int) -> pd.DataFrame:

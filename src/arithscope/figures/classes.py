@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, RAW, Classify
 from arithscope.figures.patterns import KIND_ORDER, PLACE_ORDER
-from arithscope.figures.style import SIGNS, new_figure, styled
+from arithscope.figures.style import SIGNS, errors, new_figure, styled
 
 ORDER = (ANY, *KIND_ORDER, *PLACE_ORDER)
 CRITERION_COLOURS = {RAW: "#BBBBBB", CALIBRATED: "#0072B2"}
@@ -26,10 +26,8 @@ def raw_and_calibrated(classify: Classify) -> Figure:
     ):
         for i, (name, criterion) in enumerate(zip(names, CRITERIA, strict=True)):
             rows = table.loc[name].loc[operators]
-            errors = np.abs(np.stack([rows.value - rows.low, rows.high - rows.value]))
-            bars = axes.bar(
-                x + (i - 0.5) * 0.38, rows.value, 0.36, yerr=errors, color=CRITERION_COLOURS[criterion], label=criterion
-            )
+            at, colour = x + (i - 0.5) * 0.38, CRITERION_COLOURS[criterion]
+            bars = axes.bar(at, rows.value, 0.36, yerr=errors(rows), color=colour, label=criterion)
             axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
         axes.set_xticks(x, [SIGNS[o] for o in operators])
         axes.set_ylabel(label)

@@ -13,7 +13,10 @@ from arithscope.figures.circuits import circuit_table, faithfulness_by_heads
 from arithscope.figures.classes import kinds_by_layer, raw_and_calibrated
 from arithscope.figures.diagram import circuit_diagram
 from arithscope.figures.first_mlp import first_mlp_effects, first_mlp_faithfulness, number_tuning
+from arithscope.figures.growth import training_curves
+from arithscope.figures.knockouts import bag_alone, knockout_by_heuristic, prompt_knockout_curves
 from arithscope.figures.localization import localization, localization_by_operator
+from arithscope.figures.mistakes import failure_contributions, worst_prompts
 from arithscope.figures.neurons import faithfulness_by_neurons, neuron_effects, neuron_overlap, screens_against_exact
 from arithscope.figures.patterns import example_neurons, heuristic_gallery, matching_walkthrough, unclassified_neurons
 from arithscope.figures.probes import probe_accuracy
@@ -242,5 +245,64 @@ PLATES: tuple[Plate, ...] = (
         "Whether operators share their neurons",
         "Intersection over union of the operators' top neurons, as chosen for each operator: over all layers (left) and within "
         "each (right). Operators with different k cannot reach 1. (Paper: Appendix D.)",
+    ),
+    Plate(
+        "knockout-by-heuristic",
+        ("knockout",),
+        knockout_by_heuristic,
+        "What is lost without a heuristic's neurons",
+        "For each heuristic with at least ten neurons these are set to zero, and correct prompts, none of them used to "
+        "choose neurons, are asked again: some that satisfy the heuristic and as many that do not. The largest drop comes "
+        "first. Dashes: the former prompts, with as many top neurons of each layer silenced that do not match the "
+        "heuristic. Bars: 95 % bootstrap intervals. (Paper: Section 4.2, knockout by heuristic type.)",
+    ),
+    Plate(
+        "prompt-knockout",
+        ("prompt_knockout",),
+        prompt_knockout_curves,
+        "What is lost without the neurons of a prompt's own heuristics",
+        "For each correct prompt the n neurons of each layer that score best among the heuristics that hold for it are "
+        "set to zero. Controls lose as many neurons of each layer: top neurons of which no heuristic holds for the "
+        "prompt, as far as there are any, or top neurons drawn at random (mean of the draws). Bands: 95 % bootstrap "
+        "intervals over prompts. (Paper: Section 4.2, knockout by prompt.)",
+    ),
+    Plate(
+        "bag-alone",
+        ("bag",),
+        bag_alone,
+        "What the bag of heuristics can do alone",
+        "The operator's circuit, but from the first answer layer on each MLP keeps only some of its top neurons at the "
+        "last position. " + _FAITHFULNESS + " (Paper: Section 5, for training checkpoints.)",
+    ),
+    Plate(
+        "failure-contributions",
+        ("failures",),
+        failure_contributions,
+        "Why some prompts fail",
+        "Prompts that the model gets right and wrong. Above: how many heuristic neurons (calibrated) are associated with "
+        "each. Middle: activation × value-vector logit of the right answer, summed over all heuristic neurons. In the "
+        "titles the difference of means, right minus wrong. Below: a logistic model of being right on both. Lines: "
+        "quartiles; diamonds: means; brackets and bars: 95 % bootstrap intervals. (Paper: Section 4.3.)",
+    ),
+    Plate(
+        "worst-prompts",
+        ("failures",),
+        worst_prompts,
+        "The worst mistakes, and which heuristics made them",
+        "Of each operator the wrongly answered prompts with the least probable right answer. Pushed: by how much "
+        "heuristic neurons (calibrated) raise the given answer's logit above the right one's, all together and by "
+        "heuristic; each neuron counts for the heuristic it matches furthest beyond expectation. In the logit lens, up to "
+        "the final norm's scale. (Paper: Section 4.3.)",
+    ),
+    Plate(
+        "training",
+        ("training",),
+        training_curves,
+        "How the bag of heuristics grows over training",
+        "(a) Of the final checkpoint's pairs of neuron and heuristic, the share that are matches at an earlier "
+        "checkpoint. (b) Faithfulness of the circuit with only the heuristic neurons of a checkpoint, all of them or "
+        "those that share a pair with the final one. (c) Accuracy when each prompt loses neurons of its own heuristics. A "
+        "checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % bootstrap intervals. "
+        "(Paper: Section 5.)",
     ),
 )

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 # Colour-blind safe (Okabe and Ito), one for each operator and one for each position, the same in every figure.
 OPERATOR_COLOURS = {"+": "#0072B2", "-": "#D55E00", "*": "#009E73", "/": "#CC79A7"}
@@ -50,6 +51,11 @@ def line_with_band(axes: Axes, x: Any, table: pd.DataFrame, **options: Any) -> N
     axes.fill_between(x, table.low, table.high, color=line.get_color(), alpha=0.18, linewidth=0)
 
 
+def errors(table: Any) -> NDArray[np.float64]:
+    """Distances of intervals from their values, below and above, for error bars."""
+    return np.abs(np.stack([table.value - table.low, table.high - table.value]))
+
+
 def grid_shape(n: int, widest: int) -> tuple[int, int]:
     """Rows and columns for n panels."""
     columns = max(1, min(n, widest))
@@ -81,7 +87,7 @@ def table_figure(header: Sequence[str], rows: Sequence[Sequence[str]], widths: S
     axes.set_ylim(total + 0.1, -0.1)
     axes.axis("off")
     left = np.cumsum([0.05, *widths[:-1]])
-    tops = np.cumsum([0, 1, *heights[:-1]])
+    tops = np.cumsum([0, 1, *heights])[:-1] if rows else [0]
     for top, row, weight in zip(tops, [header, *rows], ["bold", *["normal"] * len(rows)], strict=True):
         for x, cell in zip(left, row, strict=True):
             for i, line in enumerate(cell.split("\n")):

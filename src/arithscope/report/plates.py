@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from arithscope.figures.gallery import PLATES, Plate
 from arithscope.figures.style import STYLE, finish
@@ -45,15 +46,20 @@ def draw_plates(run: RunWriter, progress: Progress) -> None:
 
 
 def _draw(folder: Path, plate: Plate, results: list[Any], run: RunWriter) -> dict[str, Any]:
-    figure = plate.draw(*results)
+    title = f"{plate.title} · {run.manifest['subject']['name']}"
+    save_figure(folder, plate.name, plate.draw(*results), title, plate.caption)
+    return {"title": plate.title, "caption": plate.caption, "drawn_from": _sources(plate, run)}
+
+
+def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: str) -> None:
+    """Add title and caption to a figure and write it as PNG and SVG."""
     with rc_context(STYLE):
-        finish(figure, f"{plate.title} · {run.manifest['subject']['name']}", plate.caption)
-        with new_file(folder / f"{plate.name}.png") as path:
+        finish(figure, title, caption)
+        with new_file(folder / f"{name}.png") as path:
             figure.savefig(path, format="png", dpi=150)
         figure.set_layout_engine("none")  # everything is in its place by now
-        with new_file(folder / f"{plate.name}.svg") as path:
+        with new_file(folder / f"{name}.svg") as path:
             figure.savefig(path, format="svg", metadata={"Date": None})
-    return {"title": plate.title, "caption": plate.caption, "drawn_from": _sources(plate, run)}
 
 
 def _sources(plate: Plate, run: RunWriter) -> dict[str, str]:

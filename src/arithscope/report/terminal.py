@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -12,25 +13,31 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     """One table for each experiment in summary.json: a column an operator, a row a measure, with its interval below."""
     tables = []
     for experiment, columns in summary.items():
-        table = Table(title=experiment, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("", min_width=13)
-        for operator in columns:
-            table.add_column(operator)
+        table = experiment_table(experiment, list(columns))
         measures = list(dict.fromkeys(name for entries in columns.values() for name in entries))
         prompts = [_prompts(entries) for entries in columns.values()]
         if any(prompts):
             table.add_row("prompts", *(f"{n:,}" for n in prompts))
         for measure in measures:
-            table.add_row(measure.replace("_", " "), *(_shown(entries.get(measure)) for entries in columns.values()))
+            table.add_row(measure.replace("_", " "), *(shown(entries.get(measure)) for entries in columns.values()))
         tables.append(table)
     return tables
+
+
+def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
+    """An empty table with a column for names in front."""
+    table = Table(title=experiment, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", min_width=13)
+    for name in columns:
+        table.add_column(name)
+    return table
 
 
 def _prompts(entries: dict[str, Any]) -> int:
     return max((v["n"] for v in entries.values() if isinstance(v, dict)), default=0)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A mean with what it belongs to and its interval, a list of names, or a plain value."""
     if value is None or (isinstance(value, dict) and value["value"] is None):
         return "–"

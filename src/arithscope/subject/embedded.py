@@ -14,15 +14,16 @@ def embedded_names() -> list[str]:
     return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "config.json").is_file())
 
 
-def checkpoints(name: str) -> list[str]:
-    """Earlier stages of training that come with a subject, in order, for `name@step-…`."""
-    return sorted(folder.parent.name for folder in (FOLDER / name).glob("checkpoints/*/config.json"))
+def checkpoint_folders(folder: Path) -> list[str]:
+    """Earlier stages of training that lie beside a subject, for `name@step-…`."""
+    return sorted(path.parent.name for path in folder.glob("checkpoints/*/config.json"))
 
 
-def embedded_folder(name: str, checkpoint: str | None = None) -> Path:
+def checkpoint_folder(folder: Path, checkpoint: str | None) -> Path:
+    """Where a subject lies, or one of its checkpoints."""
     if checkpoint is None:
-        return FOLDER / name
-    if checkpoint not in checkpoints(name):
-        known = ", ".join(checkpoints(name)) or "none"
-        raise UserError(f"{name} has no checkpoint {checkpoint!r}; it has: {known}.")
-    return FOLDER / name / "checkpoints" / checkpoint
+        return folder
+    if checkpoint not in checkpoint_folders(folder):
+        known = ", ".join(checkpoint_folders(folder)) or "none"
+        raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {known}.")
+    return folder / "checkpoints" / checkpoint

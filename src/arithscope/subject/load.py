@@ -21,11 +21,12 @@ from transformers.utils import logging as transformers_logging
 from arithscope.errors import UserError
 from arithscope.prompts import Template
 from arithscope.subject.architectures import FAMILIES
-from arithscope.subject.embedded import embedded_folder, embedded_names
+from arithscope.subject.embedded import FOLDER, checkpoint_folder, embedded_names
 from arithscope.subject.replay import check_replay
 from arithscope.subject.subject import Identity, Subject, unknown_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+QUANTIZATIONS = ("4bit", "8bit")
 SMALL = 2_000_000_000  # parameters up to which float32 is the default
 
 
@@ -72,7 +73,9 @@ def load(subject: str, template: Template | None = None, options: LoadOptions | 
     model = _model(place, config, device, options)
     tokenizer = _attempt(place, "tokenizer", AutoTokenizer.from_pretrained, place.source, **place.arguments(options))
     revision = place.revision or "" if place.local else _folder(place).name
-    identity = Identity(place.name, revision, _weight_hash(place, model), _tokenizer_hash(tokenizer))
+    path = Path(subject).expanduser()
+    source = str(path.resolve()) if path.exists() else subject
+    identity = Identity(place.name, revision, _weight_hash(place, model), _tokenizer_hash(tokenizer), source)
     loaded = Subject(model, tokenizer, identity, template)
     check_replay(loaded, loaded.encode(loaded.encoder.examples()))
     return loaded
@@ -112,14 +115,14 @@ def _find(subject: str) -> _Place:
     whole = Path(subject).expanduser()
     base, _, revision = (subject, "", "") if whole.exists() else subject.partition("@")
     if base in embedded_names():
-        return _Place(base, str(embedded_folder(base, revision or None)), revision or None, None, True)
+        folder = checkpoint_folder(FOLDER / base, revision or None)
+        return _Place(base, str(folder), revision or None, None, True)
     path = Path(base).expanduser()
     if path.is_dir():
-        if revision:
-            raise UserError(f"{base} is a folder, which has no revisions; name the checkpoint's own folder.")
-        if not (path / "config.json").is_file():
+        folder = checkpoint_folder(path, revision or None)
+        if not (folder / "config.json").is_file():
             raise UserError(f"The folder {base} holds no config.json; name a folder in Hugging Face format.")
-        return _Place(path.resolve().name, str(path), None, None, True)
+        return _Place(path.resolve().name, str(folder), revision or None, None, True)
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"{base} is a file, but not a GGUF file; name a folder in Hugging Face format.")
@@ -223,8 +226,8 @@ def _dtype(config: Any, options: LoadOptions) -> torch.dtype | str:
 
 
 def _quantization(kind: str) -> Any:
-    if kind not in ("4bit", "8bit"):
-        raise UserError(f"There is no quantisation {kind!r}; choose 4bit or 8bit.")
+    if kind not in QUANTIZATIONS:
+        raise UserError(f"There is no quantisation {kind!r}; choose {' or '.join(QUANTIZATIONS)}.")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("Loading in 4 or 8 bits needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
     from transformers import BitsAndBytesConfig

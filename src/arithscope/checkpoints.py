@@ -1,0 +1,80 @@
+"""Following a model through its training: a smaller study of each checkpoint, with the final one's choices, then all
+together."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from arithscope import study
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.bag import Bag
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.classify import Classify
+from arithscope.experiments.probe import Probe
+from arithscope.experiments.prompt_knockout import PromptKnockout
+from arithscope.experiments.samples import TooFewCorrect
+from arithscope.experiments.topk import TopK
+from arithscope.experiments.training import Checkpoint, Training
+from arithscope.progress import Progress
+from arithscope.settings import Settings
+from arithscope.stages import CHECKPOINT_STAGES, CHECKPOINTS, FINAL
+from arithscope.store import RunFolder, RunWriter, stage_key
+from arithscope.study import Given
+from arithscope.subject.subject import Subject
+
+FOLDER = "checkpoints"  # of a run folder: a run folder for each checkpoint
+TRAINING = "training"
+
+
+def follow(
+    subject: Subject,
+    names: Sequence[str],
+    load_checkpoint: Callable[[str], Subject],
+    settings: Settings,
+    final: RunWriter,
+    progress: Progress,
+    after_stage: Callable[[RunWriter], None] = lambda folder: None,
+) -> RunWriter:
+    """Study the checkpoints of a subject whose own study is done (`final`), each in a run folder below it, and compare them.
+
+    Every checkpoint is its own run: stopped, it goes on where it was, and what has not changed is not computed again.
+    """
+    top = final.read("topk", TopK)
+    given = {
+        name: Given(final.keys[name], final.read(name, kind)) for name, kind in (("probe", Probe), ("circuit", Circuit))
+    }
+    given[FINAL] = Given(final.keys["classify"], final.read("classify", Classify))
+    fixed = replace(settings, topk=top.k, operators=tuple(top.operators))
+    found, keys = [], []
+    for i, name in enumerate(names):
+        progress.note(f"checkpoint {name}, {i + 1} of {len(names)}")
+        folder = final.path / FOLDER / name
+        enough = True
+        try:
+            study.run(load_checkpoint(name), fixed, folder, None, progress, known=CHECKPOINT_STAGES, given=given)
+        except TooFewCorrect:
+            progress.note(f"checkpoint {name} answers next to no prompt correctly, so that it has no heuristic neurons")
+            enough = False
+        run = RunFolder(folder)
+        found.append(
+            Checkpoint(
+                name,
+                run.read("accuracy", Accuracy),
+                run.read("bag", Bag) if enough else None,
+                run.read("prompt_knockout", PromptKnockout) if enough else None,
+            )
+        )
+        keys.append(stage_key(**{stage: run.key(stage) for stage in run.manifest["stages"]}))
+    _forget_if_other(final, list(names), keys)
+    gathered = {CHECKPOINTS: Given("", (found, keys))}
+    return study.run(subject, settings, final.path, [TRAINING], progress, after_stage, given=gathered)
+
+
+def _forget_if_other(final: RunWriter, names: list[str], keys: list[str]) -> None:
+    """The stage's key covers the final checkpoint; what was gathered from other checkpoints, or other results, is removed."""
+    if final.has(TRAINING):
+        earlier = final.read(TRAINING, Training)
+        if (earlier.checkpoints[:-1], earlier.keys) != (names, keys):
+            shutil.rmtree(final.path / TRAINING)

@@ -1,0 +1,185 @@
+"""One prompt: what the model answers, which heuristics hold for it, what their neurons add to the answer, and what it answers
+without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from arithscope.experiments.association import LAST, Association, as_many, association, silencing
+from arithscope.experiments.classify import Classify
+from arithscope.heuristics.kinds import Bools
+from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.subject.contributions import logit_contributions
+from arithscope.subject.edits import Edit, editing
+from arithscope.subject.subject import Subject
+
+HEURISTIC_NEURONS = "associated neurons"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says: the token as text, the number it is (None if it is none), and probabilities."""
+
+    token: str
+    number: int | None
+    probability: float
+    p_answer: float  # of the right answer
+
+
+@dataclass(frozen=True)
+class Silenced:
+    """What the model says without some neurons; `control` loses as many of each layer that are not associated with the prompt
+    (None if there are not as many)."""
+
+    neurons: int
+    answer: Answer
+    control: Answer | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A prompt's *associated* neurons are the top neurons that match a heuristic which holds for it.
+
+    logit: of the right answer, before soft-capping, as the sum of `parts`: associated neurons, other top neurons, all other
+    neurons, attention, embeddings, biases, and what is left over (rounding; in some families norms behind MLPs and attention).
+    heuristics: those that hold for the prompt, with how many neurons match each and what these add; a neuron may match several.
+    neurons: the associated ones, by the size of what they add: activation × value_logit (of the right answer, through the logit
+    lens) ÷ scale. Of each its best-scoring heuristic among those that hold.
+    kinds: what neurons add by the kind of that heuristic, each neuron once, and the sum so far."""
+
+    prompt: str
+    operator: str
+    op1: int
+    op2: int
+    right: int
+    criterion: str
+    answer: Answer
+    logit: float
+    scale: float
+    parts: dict[str, float]
+    heuristics: pd.DataFrame  # heuristic, kind, on, direct, neurons, contribution
+    neurons: pd.DataFrame  # layer, neuron, activation, value_logit, contribution, heuristic, kind, on, score
+    kinds: pd.DataFrame  # kind, on, neurons, contribution, running
+    silenced: Silenced
+
+
+@torch.no_grad()
+def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: str, seed: int) -> Explanation:
+    """Explain one prompt with the heuristics that a run found, by raw or calibrated matches."""
+    operator = OPERATORS[int(prompt.operator[0])]
+    of = association(classify, operator, criterion)
+    ids, token = subject.encode(prompt), subject.answers(prompt)
+    parts = logit_contributions(subject, ids, token)
+    score = of.best_scores(prompt)[:, 0]
+    associated = score > 0
+    adds, fires = (x[0].cpu().double().numpy()[of.layers, of.neurons] for x in (parts.neurons, parts.activations))
+    everything = float(parts.neurons.sum())
+    best = _best_heuristics(of, prompt, score)
+    rows = np.flatnonzero(associated)
+    rows = rows[np.argsort(-np.abs(adds[rows]), kind="stable")]
+    lens = _value_logits(subject, of, rows, token)
+    neurons = pd.DataFrame(
+        {
+            "layer": of.layers[rows],
+            "neuron": of.neurons[rows],
+            "activation": fires[rows],
+            "value_logit": lens,
+            "contribution": adds[rows],
+            "heuristic": [str(of.heuristics[i]) for i in best[rows]],
+            "kind": [of.heuristics[i].kind for i in best[rows]],
+            "on": [of.heuristics[i].on for i in best[rows]],
+            "score": score[rows],
+        }
+    )
+    return Explanation(
+        prompt=prompt.text(subject.encoder.template)[0].removeprefix(subject.encoder.template.prefix),
+        operator=operator,
+        op1=int(prompt.op1[0]),
+        op2=int(prompt.op2[0]),
+        right=int(prompt.answer[0]),
+        criterion=criterion,
+        answer=_answer(subject, subject.logits(ids)[0], int(token[0])),
+        logit=float(parts.logit),
+        scale=float(parts.scale),
+        parts={
+            HEURISTIC_NEURONS: float(adds[associated].sum()),
+            "other top neurons": float(adds[~associated].sum()),
+            "all other neurons": everything - float(adds.sum()),
+            "attention": float(parts.attention.sum()),
+            "embeddings": float(parts.embeddings),
+            "biases": float(parts.biases),
+            "left over": float(parts.left_over),
+        },
+        heuristics=_heuristics(of, prompt, adds),
+        neurons=neurons,
+        kinds=_kinds(neurons),
+        silenced=_silenced(subject, of, associated, ids, int(token[0]), random_source(seed, "explain", operator)),
+    )
+
+
+def _best_heuristics(of: Association, prompt: Prompts, score: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Of each associated neuron the heuristic that holds with the best score, the first of equal ones; −1 for the others."""
+    best = np.full(len(of), -1)
+    holds = of.holds(prompt)[:, 0] if of.heuristics else np.zeros(0, dtype=np.bool_)
+    wanted = holds[of.heuristic] & (of.score == score[of.row])
+    best[of.row[wanted][::-1]] = of.heuristic[wanted][::-1]  # of several, the last that is written stays
+    return best
+
+
+def _value_logits(
+    subject: Subject, of: Association, rows: NDArray[np.int64], token: torch.Tensor
+) -> NDArray[np.float64]:
+    """The value vectors' logits of the right answer."""
+    direction, found = subject.lens_direction(token)[0], np.zeros(len(of))
+    for layer, here in of.of_layers():
+        vectors = subject.value_vectors(layer)
+        chosen = torch.from_numpy(of.neurons[here]).to(vectors.device)
+        found[here] = (vectors[chosen].to(direction) @ direction).cpu().double().numpy()
+    return found[rows]
+
+
+def _heuristics(of: Association, prompt: Prompts, adds: NDArray[np.float64]) -> pd.DataFrame:
+    rows = []
+    for i in np.flatnonzero(of.holds(prompt)[:, 0] if of.heuristics else []):
+        h, members = of.heuristics[i], of.members(int(i))
+        named = {"heuristic": str(h), "kind": h.kind, "on": h.on, "direct": h.direct}
+        rows.append({**named, "neurons": int(members.sum()), "contribution": float(adds[members].sum())})
+    table = pd.DataFrame(rows, columns=["heuristic", "kind", "on", "direct", "neurons", "contribution"])
+    return table.sort_values("contribution", ascending=False, kind="stable", ignore_index=True)
+
+
+def _kinds(neurons: pd.DataFrame) -> pd.DataFrame:
+    """Each neuron once, by the kind of its best heuristic; the largest contribution first, then the sum so far."""
+    grouped = neurons.groupby(["kind", "on"], sort=False).contribution.agg(["size", "sum"]).reset_index()
+    table = grouped.rename(columns={"size": "neurons", "sum": "contribution"})
+    table = table.sort_values("contribution", ascending=False, kind="stable", ignore_index=True)
+    return table.assign(running=table.contribution.cumsum())
+
+
+def _silenced(
+    subject: Subject, of: Association, associated: Bools, ids: torch.Tensor, token: int, random: np.random.Generator
+) -> Silenced:
+    control = as_many(of, associated, ~associated, random)
+
+    def without(chosen: Bools) -> Answer:
+        edits: list[Edit] = silencing(subject, of, chosen[None, None], LAST)
+        with editing(subject, edits, 1):
+            return _answer(subject, subject.logits(ids)[0], token)
+
+    enough = control.sum() == associated.sum()
+    return Silenced(int(associated.sum()), without(associated), without(control) if enough else None)
+
+
+def _answer(subject: Subject, logits: torch.Tensor, right: int) -> Answer:
+    p = logits.double().softmax(-1)
+    said = int(logits.argmax())
+    numbers: Mapping[int, int] = {int(t): n for n, t in enumerate(subject.encoder.answer_tokens.tolist())}
+    text: Any = subject.tokenizer.decode([said])
+    return Answer(str(text), numbers.get(said), float(p[said]), float(p[right]))

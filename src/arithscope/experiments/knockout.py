@@ -1,0 +1,192 @@
+"""Whether a heuristic's neurons matter for the prompts it holds for: they are silenced, and prompts asked again.
+
+Each heuristic with enough neurons is tested on held-out correct prompts, some that satisfy it and as many that do not. Two
+controls are silenced on the same prompts: as many top neurons of each layer that do not match the heuristic, and as many
+drawn from all top neurons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from arithscope.experiments.ablation import Judging, ablated_scores
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.association import Association, as_many, association, silencing
+from arithscope.experiments.classify import CRITERIA, Classify
+from arithscope.experiments.result import MEAN, by_operator, table_of
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.heuristics.kinds import Bools, Heuristic
+from arithscope.measures import Mean, bootstrap_mean, difference, sign_test
+from arithscope.progress import Progress
+from arithscope.prompts import Prompts, random_source
+from arithscope.subject.subject import Subject
+
+FEWEST_NEURONS = 10  # that a heuristic must have to be tested
+FEWEST_PROMPTS = 10  # of either group
+OWN, UNMATCHED, RANDOM = SILENCED = ("own", "unmatched", "random")
+ASSOCIATED, OTHERS = GROUPS = ("associated", "not_associated")
+MASK_BYTES = 2**27  # of the masks of one pass
+
+HEURISTIC = ["operator", "criterion", "heuristic", "kind", "on", "neurons"]
+
+
+@dataclass(frozen=True)
+class Knockout:
+    """accuracy: of each heuristic, on associated prompts and on others, with its own neurons silenced, or as many unmatched or
+    random top neurons. Before, it is 1: all prompts are correct.
+    differences: `prompts`, by how much more accuracy is left on others than on associated prompts, own neurons silenced;
+    `unmatched` and `random`, by how much more is left on associated prompts when the control is silenced instead (paired).
+    table: means over heuristics, with intervals over heuristics; they overlap, so that intervals are narrow rather than wide.
+    signs: of the three differences how many are above and below zero, and the two-sided p of a sign test."""
+
+    accuracy: pd.DataFrame  # operator, criterion, heuristic, kind, on, neurons, group, silenced, value, low, high, n
+    differences: pd.DataFrame  # operator, criterion, heuristic, kind, on, neurons, difference, value, low, high, n
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+    signs: pd.DataFrame  # operator, criterion, difference, above, below, p
+
+    def summary(self) -> dict[str, Any]:
+        out = by_operator(self.table)
+        for row in self.signs[self.signs.difference == "prompts"].to_dict("records"):
+            operator, criterion = str(row["operator"]), str(row["criterion"])
+            out[operator] |= {
+                f"{criterion}_heuristics_hurt_more": f"{row['above']} of {row['above'] + row['below']}",
+                f"{criterion}_sign_test_p": row["p"],
+            }
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """A heuristic to be tested: which top neurons each variant silences, and the prompts, associated ones first."""
+
+    heuristic: Heuristic
+    silenced: Bools  # variants, top neurons
+    prompts: Prompts
+    associated: int
+
+
+def knockout(
+    subject: Subject,
+    accuracy: Accuracy,
+    classify: Classify,
+    sizes: SampleSizes,
+    seed: int,
+    positions: str,
+    progress: Progress,
+) -> Knockout:
+    """Test every heuristic of every operator, by raw and by calibrated matches."""
+    samples = splits(accuracy, sizes, seed)
+    planned = [
+        (criterion, of, list(_tests(of, samples[operator].held_out, sizes.knockout, seed)))
+        for operator in classify.operators
+        if operator in samples
+        for criterion in CRITERIA
+        for of in [association(classify, operator, criterion)]
+    ]
+    accuracies: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    with progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
+        for criterion, of, tests in planned:
+            for test, right in _run(subject, of, tests, positions, advance):
+                h = test.heuristic
+                named = dict(
+                    zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.silenced[0].sum()), strict=True)
+                )
+                random = random_source(seed, "knockout intervals", of.operator, str(h))
+                left = _accuracies(test, right, random)
+                accuracies += [
+                    {**named, "group": group, "silenced": silenced, **asdict(mean)}
+                    for (silenced, group), mean in left.items()
+                ]
+                differences += [
+                    {**named, "difference": name, **asdict(mean)}
+                    for name, mean in _differences(test, right, left, random).items()
+                ]
+    return _result(accuracies, differences, seed)
+
+
+def _tests(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[_Test]:
+    """Heuristics with enough neurons and enough held-out prompts of both groups."""
+    sizes = np.bincount(of.heuristic, minlength=len(of.heuristics))
+    for i in np.flatnonzero(sizes >= FEWEST_NEURONS):
+        h = of.heuristics[i]
+        holds = h.holds(pool)
+        random = random_source(seed, "knockout prompts", of.operator, str(h))  # the same for both criteria
+        groups = [random.permutation(np.flatnonzero(which))[:size] for which in (holds, ~holds)]
+        if min(map(len, groups)) >= FEWEST_PROMPTS:
+            members = of.members(int(i))
+            random = random_source(seed, "knockout controls", of.operator, str(h))
+            every = np.ones_like(members)
+            silenced = np.stack([members, *(as_many(of, members, c, random) for c in (~members, every))])
+            yield _Test(h, silenced, pool[np.concatenate(groups)], len(groups[0]))
+
+
+def _run(
+    subject: Subject, of: Association, tests: Sequence[_Test], positions: str, advance: Callable[[int], None]
+) -> Iterator[tuple[_Test, NDArray[np.float64]]]:
+    """Each test, and whether its prompts are still right, [variants, prompts]; as many tests in a pass as fit."""
+    row = len(SILENCED) * subject.sizes.neurons * len(np.unique(of.layers))
+    start = 0
+    while start < len(tests):
+        ends = np.cumsum([len(t.prompts) for t in tests[start:]])
+        some = tests[start : start + max(1, int(np.searchsorted(ends, MASK_BYTES // row, side="right")))]
+        prompts = together([t.prompts for t in some])
+        chosen = np.repeat(np.stack([t.silenced for t in some], axis=1), [len(t.prompts) for t in some], axis=1)
+        scores = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions), Judging(), lambda n: None)
+        for test, right in zip(some, np.split(scores[..., 1], ends[: len(some) - 1], axis=1), strict=True):
+            yield test, right
+            advance(1)
+        start += len(some)
+
+
+def together(parts: Sequence[Prompts]) -> Prompts:
+    """All prompts in one table."""
+    return Prompts(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("op1", "operator", "op2")))
+
+
+def _accuracies(test: _Test, right: NDArray[np.float64], random: np.random.Generator) -> dict[tuple[str, str], Mean]:
+    groups = dict(zip(GROUPS, np.split(right, [test.associated], axis=1), strict=True))
+    return {
+        (silenced, group): bootstrap_mean(values[i], random)
+        for i, silenced in enumerate(SILENCED)
+        for group, values in groups.items()
+    }
+
+
+def _differences(
+    test: _Test, right: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
+) -> dict[str, Mean]:
+    own, *controls = right[:, : test.associated]
+    found = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
+    return found | {
+        name: bootstrap_mean(control - own, random) for name, control in zip(SILENCED[1:], controls, strict=True)
+    }
+
+
+def _result(accuracies: list[dict[str, Any]], differences: list[dict[str, Any]], seed: int) -> Knockout:
+    left = pd.DataFrame(accuracies, columns=[*HEURISTIC, "group", "silenced", *MEAN])
+    gaps = pd.DataFrame(differences, columns=[*HEURISTIC, "difference", *MEAN])
+    measured: dict[str, dict[str, Mean]] = {}
+    own = left[left.silenced == OWN]
+    tables = [
+        *((f"{{}}_{group}", own[own.group == group]) for group in GROUPS),
+        ("{}_difference", gaps[gaps.difference == "prompts"]),
+        *((f"{{}}_beyond_{name}", gaps[gaps.difference == name]) for name in SILENCED[1:]),
+    ]
+    for name, table in tables:
+        for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
+            measure = name.format(criterion)
+            random = random_source(seed, "knockout", str(operator), measure)
+            measured.setdefault(str(operator), {})[measure] = bootstrap_mean(rows.value, random)
+    signs = [
+        {"operator": operator, "criterion": criterion, "difference": name, **asdict(sign_test(rows.value))}
+        for (operator, criterion, name), rows in gaps.groupby(["operator", "criterion", "difference"], sort=False)
+    ]
+    columns = ["operator", "criterion", "difference", "above", "below", "p"]
+    return Knockout(left, gaps, table_of(measured), pd.DataFrame(signs, columns=columns))

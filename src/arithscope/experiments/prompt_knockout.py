@@ -1,0 +1,179 @@
+"""Whether a prompt's own heuristics carry its answer: the neurons of the heuristics that hold for it are silenced.
+
+Of each layer the n best-scoring neurons among those, for growing n, each prompt its own. Two controls lose as many neurons
+of each layer: top neurons of which no heuristic holds for the prompt, and any top neurons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool
+from numpy.typing import NDArray
+
+from arithscope.experiments.ablation import Judging, ablated_scores
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.association import Association, association, silencing
+from arithscope.experiments.classify import CRITERIA, Classify
+from arithscope.experiments.result import MEAN, by_operator, table_of
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.measures import Mean, bootstrap_means
+from arithscope.progress import Progress
+from arithscope.prompts import Prompts, random_source, sample
+from arithscope.subject.subject import Subject
+
+OWN, UNASSOCIATED, RANDOM = SILENCED = ("associated", "unassociated", "random")
+COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons of each layer, while there are as many
+DRAWS = 3  # of each control
+REPORTED = (5, 10, 25)  # that training is compared at, the last of them in the summary too
+
+
+@dataclass(frozen=True)
+class PromptKnockout:
+    """curve: accuracy (1 before) and mean probability of the answer with the n best-scoring neurons of each layer silenced
+    that are associated with the prompt, or as many that are not (`unassociated`), or any (`random`: both the mean of some
+    draws for each prompt). removed: how many neurons that is, of all layers together; a prompt may have fewer than n of them.
+    differences: accuracy under a control minus that under `associated`, prompt by prompt, over those prompts that have as many
+    neurons for the control; NaN where there is none."""
+
+    curve: pd.DataFrame  # operator, criterion, silenced, size, measure, value, low, high, n, removed
+    differences: pd.DataFrame  # operator, criterion, control, size, value, low, high, n
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+
+    def summary(self) -> dict[str, Any]:
+        return by_operator(self.table[self.table.measure.str.endswith(f"_{REPORTED[-1]}")])
+
+
+@dataclass(frozen=True, eq=False)
+class _Silenced:
+    """Of one way of choosing neurons: how many it takes from each prompt, and the scores left, [sizes, prompts] each."""
+
+    removed: NDArray[np.float64]
+    right: NDArray[np.float64]
+    p_answer: NDArray[np.float64]
+
+
+def prompt_knockout(
+    subject: Subject,
+    accuracy: Accuracy,
+    classify: Classify,
+    sizes: SampleSizes,
+    seed: int,
+    positions: str,
+    progress: Progress,
+) -> PromptKnockout:
+    """For each operator, by raw and by calibrated matches: one replay of all prompts and sizes for each way of choosing."""
+    curves, gaps = [], []
+    prompts = {
+        operator: sample(split.held_out, sizes.prompt_knockout, random_source(seed, "prompt knockout", operator))
+        for operator, split in splits(accuracy, sizes, seed).items()
+        if operator in classify.operators and len(split.held_out)
+    }
+    with progress.task("prompt_knockout", len(prompts) * len(CRITERIA) * (1 + 2 * DRAWS)) as advance:
+        for operator, chosen in prompts.items():
+            for criterion in CRITERIA:
+                of = association(classify, operator, criterion)
+                found = silenced_by_prompt(subject, of, chosen, seed, positions, advance)
+                random = random_source(seed, "prompt knockout intervals", operator, criterion)
+                named = {"operator": operator, "criterion": criterion}
+                curves += [{**named, **row} for row in _curve(found, counts(of), random)]
+                gaps += [{**named, **row} for row in _gaps(found, counts(of), random)]
+    columns = ["operator", "criterion", "silenced", "size", "measure", *MEAN, "removed"]
+    curve = pd.DataFrame(curves, columns=columns)
+    differences = pd.DataFrame(gaps, columns=["operator", "criterion", "control", "size", *MEAN])
+    return PromptKnockout(curve, differences, _table(curve, differences))
+
+
+def counts(of: Association) -> list[int]:
+    """Sizes to try: none, those of COUNTS while a layer has so many top neurons, and REPORTED in any case."""
+    most = int(np.bincount(of.layers).max(initial=0))
+    return [0, *(n for n in COUNTS if n <= most or n in REPORTED)]
+
+
+def silenced_by_prompt(
+    subject: Subject,
+    of: Association,
+    prompts: Prompts,
+    seed: int,
+    positions: str,
+    advance: Callable[[int], None],
+) -> dict[str, list[_Silenced]]:
+    """What is left of each prompt: with its associated neurons silenced, and for each draw of both controls."""
+    scores = of.best_scores(prompts)
+    ranks = of.ranks(np.where(scores > 0, scores, np.nan))
+    own = chosen_first(of, ranks, ranks, counts(of))
+
+    def measured(chosen: NDArray[np.bool_]) -> _Silenced:
+        advance(1)
+        removed = chosen.sum(-1).astype(np.float64)
+        edits = silencing(subject, of, chosen, positions)
+        if not edits:  # there is nothing to silence
+            return _Silenced(removed, *np.ones((2, *removed.shape)))
+        left = ablated_scores(subject, prompts, edits, Judging(), lambda n: None)
+        return _Silenced(removed, left[..., 1], left[..., 2])
+
+    found = {OWN: [measured(own)]}
+    for name, candidates in ((UNASSOCIATED, scores == 0), (RANDOM, np.ones_like(scores, dtype=np.bool_))):
+        random = random_source(seed, "prompt knockout", name, of.operator)
+        found[name] = [
+            measured(
+                chosen_first(of, of.ranks(np.where(candidates, random.random(scores.shape), np.nan)), ranks, counts(of))
+            )
+            for _ in range(DRAWS)
+        ]
+    return found
+
+
+def chosen_first(
+    of: Association, ranks: NDArray[np.int64], own: NDArray[np.int64], sizes: Sequence[int]
+) -> Bool[NDArray[Any], "sizes prompts rows"]:
+    """For each size the first neurons of each layer and prompt by `ranks` [rows, prompts]: as many as there are first ones by
+    the prompt's `own` ranks."""
+    found = np.zeros((len(sizes), ranks.shape[1], len(ranks)), dtype=np.bool_)
+    for _, rows in of.of_layers():
+        for i, size in enumerate(sizes):
+            found[i, :, rows] = ranks[rows] < (own[rows] < size).sum(0)
+    return found
+
+
+def _curve(
+    found: dict[str, list[_Silenced]], sizes: Sequence[int], random: np.random.Generator
+) -> list[dict[str, Any]]:
+    rows = []
+    for name, draws in found.items():
+        removed = np.mean([draw.removed for draw in draws], axis=0).mean(1)
+        for measure, field in (("accuracy", "right"), ("p_answer", "p_answer")):
+            means = bootstrap_means(np.mean([getattr(draw, field) for draw in draws], axis=0), random)
+            rows += [
+                {"silenced": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
+                for size, mean, n in zip(sizes, means, removed, strict=True)
+            ]
+    return rows
+
+
+def _gaps(found: dict[str, list[_Silenced]], sizes: Sequence[int], random: np.random.Generator) -> list[dict[str, Any]]:
+    rows = []
+    [own] = found[OWN]
+    for control in SILENCED[1:]:
+        left = np.mean([draw.right for draw in found[control]], axis=0) - own.right
+        as_many = np.all([draw.removed == own.removed for draw in found[control]], axis=0)
+        for size, gap, kept in zip(sizes, left, as_many, strict=True):
+            [mean] = bootstrap_means(gap[None, kept], random)
+            rows.append({"control": control, "size": size, **asdict(mean)})
+    return rows
+
+
+def _table(curve: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
+    measured: dict[str, dict[str, Mean]] = {}
+    rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
+    named = rows.assign(name=rows.criterion + "_" + rows.silenced)
+    controls = differences[differences["size"].isin(REPORTED)]
+    named = pd.concat([named, controls.assign(name=controls.criterion + "_beyond_" + controls.control)])
+    for row in named.sort_values("size", kind="stable").to_dict("records"):
+        mean = Mean(*(row[name] for name in MEAN))
+        measured.setdefault(str(row["operator"]), {})[f"{row['name']}_{row['size']}"] = mean
+    return table_of(measured)

@@ -1,0 +1,42 @@
+"""Made-up classifications: which neuron matches which heuristic is said, not found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from arithscope.experiments.classify import Classify
+from arithscope.heuristics.kinds import parse
+
+Match = tuple[int, int, str, float, bool]  # layer, neuron, heuristic, score, calibrated
+
+
+def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Match]) -> Classify:
+    """The top neurons (layer, neuron) of one operator and their matches; only what later stages read is there."""
+    rows = [
+        {
+            "operator": operator,
+            "layer": layer,
+            "neuron": neuron,
+            "heuristic": text,
+            "kind": parse(text).kind,
+            "on": parse(text).on,
+            "score": score,
+            "beyond": 100 * score,
+            "calibrated": calibrated,
+        }
+        for layer, neuron, text, score, calibrated in matches
+    ]
+    columns = ["operator", "layer", "neuron", "heuristic", "kind", "on", "score", "beyond", "calibrated"]
+    known = pd.DataFrame([{"operator": operator, "layer": i, "neuron": n} for i, n in top])
+    found = pd.DataFrame(rows, columns=columns).astype({"calibrated": bool, "score": float})
+    return Classify(found, pd.DataFrame(), known, pd.DataFrame(), pd.DataFrame())
+
+
+def together(*parts: Classify) -> Classify:
+    """Several operators in one."""
+    matches, neurons = (
+        pd.concat([getattr(p, name) for p in parts], ignore_index=True) for name in ("matches", "neurons")
+    )
+    return Classify(matches, pd.DataFrame(), neurons, pd.DataFrame(), pd.DataFrame())

@@ -1,0 +1,84 @@
+"""What heuristic neurons can do alone, on a model whose neurons are known; and what a checkpoint has of the final bag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arithscope.experiments.ablation import Judging
+from arithscope.experiments.association import association
+from arithscope.experiments.bag import bag, kept_neurons, pairs
+from arithscope.experiments.classify import CALIBRATED, CRITERIA
+from arithscope.experiments.samples import PRESETS, splits
+from arithscope.progress import Silent
+from tests.experiments.bags import Match, made_up
+from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
+
+TOP = [(ADDING_LAYER, pair) for pair in range(OPERANDS**2)]
+
+
+def of_small_first_operands(most: int, calibrated: int) -> list[Match]:
+    """The neurons (a, b) with a ≤ most match; those with a ≤ calibrated do so after calibration."""
+    return [(layer, p, "op1 in [0, 30]", 0.9, p // OPERANDS <= calibrated) for layer, p in TOP if p // OPERANDS <= most]
+
+
+def test_the_adder_knows_the_sums_of_the_neurons_it_keeps(adder_results: dict[str, Any]) -> None:
+    classify = made_up("+", TOP, of_small_first_operands(20, 10))
+    earlier = (adder_results[name] for name in ("accuracy", "means", "circuit"))
+    found = bag(copy_and_add(), *earlier, classify, None, PRESETS["quick"], 0, Judging(), Silent())
+    prompts = splits(adder_results["accuracy"], PRESETS["quick"], 0)["+"].evaluation
+    curve = found.curve.set_index(["neurons", "measure"])
+    assert curve.loc[("top", "accuracy")].value == 1
+    assert curve.loc[("top", "faithfulness")].value == pytest.approx(1, abs=1e-2)
+    for name, most in (("raw", 20), ("calibrated", 10)):
+        known = float(np.mean(prompts.op1 <= most))
+        assert known <= curve.loc[(name, "accuracy")].value <= known + 0.1
+        assert curve.loc[(name, "accuracy")].kept == (most + 1) * OPERANDS
+        assert curve.loc[(name, "accuracy")].n == len(prompts)
+    assert curve.loc[("random", "accuracy")].kept == 11 * OPERANDS
+    assert 0.1 < curve.loc[("random", "accuracy")].value < 0.7
+    assert found.present.empty
+    assert set(found.summary()["+"]) >= {"calibrated_faithfulness", "random_accuracy", "top_accuracy"}
+
+
+def test_mutual_neurons_and_pairs_already_present(adder_results: dict[str, Any]) -> None:
+    """Here a ≤ 20 (10 after calibration); finally a ≤ 5, and another rule for some neurons with a = 30."""
+    classify = made_up("+", TOP, of_small_first_operands(20, 10))
+    others: list[Match] = [(layer, p, "op2 mod 2 = 0", 0.8, True) for layer, p in TOP[30 * OPERANDS :: 2]]
+    final = made_up("+", TOP, [*of_small_first_operands(5, 5), *others])
+    earlier = (adder_results[name] for name in ("accuracy", "means", "circuit"))
+    found = bag(copy_and_add(), *earlier, classify, final, PRESETS["quick"], 0, Judging(), Silent())
+    prompts = splits(adder_results["accuracy"], PRESETS["quick"], 0)["+"].evaluation
+    curve = found.curve.set_index(["neurons", "measure"])
+    for criterion in CRITERIA:
+        row = curve.loc[(f"{criterion}_mutual", "accuracy")]
+        known = float(np.mean(prompts.op1 <= 5))
+        assert row.kept == 6 * OPERANDS
+        assert known <= row.value <= known + 0.1
+    of_final = 6 * OPERANDS + len(others)
+    for row in found.present.to_dict("records"):
+        assert row["value"] == pytest.approx(6 * OPERANDS / of_final)
+        assert row["n"] == of_final
+    assert len(found.present) == 2
+    assert found.summary()["+"]["raw_present"]["n"] == of_final
+
+
+def test_pairs_and_masks() -> None:
+    """A neuron is mutual if it shares a pair, not if it has another heuristic there."""
+    here = made_up("+", [(0, 1), (0, 2), (1, 5)], [(0, 1, "op1 = op2", 0.9, True), (0, 2, "op1 mod 2 = 0", 0.9, False)])
+    final = made_up("+", [(0, 1), (0, 2)], [(0, 1, "op1 = op2", 0.7, True), (0, 2, "op1 mod 2 = 1", 0.9, True)])
+    assert pairs(here, "+", "raw") == {(0, 1, "op1 = op2"), (0, 2, "op1 mod 2 = 0")}
+    assert pairs(here, "+", "calibrated") == {(0, 1, "op1 = op2")}
+    assert pairs(here, "-", "raw") == set()
+    of = association(here, "+", CALIBRATED)
+    kept = kept_neurons(of, here, final, np.random.default_rng(0))
+    assert kept["raw"].tolist() == [True, True, False]
+    assert (
+        kept["calibrated"].tolist()
+        == kept["raw_mutual"].tolist()
+        == kept["calibrated_mutual"].tolist()
+        == [True, False, False]
+    )
+    assert kept["random"].sum() == 1

@@ -1,0 +1,155 @@
+"""What the bag of heuristics has for right and wrong prompts: by enumeration, and where it tells everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classify
+from arithscope.experiments.failures import PUSHERS, WORST, Failures, failures
+from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.progress import Silent
+from arithscope.prompts import legal_prompts
+from tests.experiments.bags import Match, made_up, together
+from tests.heuristics import brute
+
+LIMIT, MOST = 60, 20
+SIZES = SampleSizes(discovery=5, evaluation=5, first_mlp=1, probe=None, failures=30)
+TOP = [(1, n) for n in range(5)] + [(2, n) for n in range(3)]
+RULES = ["op1 in [0, 10]", "op2 mod 3 = 1", "result ~ .1.", "op1 = op2"]
+
+
+@pytest.fixture(scope="module")
+def known() -> tuple[Accuracy, Patterns, Classify, Failures]:
+    """Two operators of random neurons; a prompt is answered wrongly if they push the right answer little."""
+    random = np.random.default_rng(0)
+    frames, bags, fields, logits = [], [], [], []
+    for operator in "+-":
+        matches: list[Match] = [(*n, RULES[i % 4], 0.6 + 0.04 * i, i % 3 > 0) for i, n in enumerate(TOP[:6])]
+        bags.append(made_up(operator, TOP, matches))
+        field = random.standard_normal((len(TOP), MOST + 1, MOST + 1)).astype(np.float16)
+        values = random.standard_normal((len(TOP), LIMIT)).astype(np.float32)
+        prompts = legal_prompts(operator, MOST, LIMIT)
+        pushes = (field[:6, prompts.op1, prompts.op2].astype(float) * values[:6, prompts.answer]).sum(0)
+        right = pushes > np.quantile(pushes, 0.3)
+        wrong = (prompts.answer + 1 + random.integers(0, 5, len(prompts))) % LIMIT
+        frames.append(
+            pd.DataFrame(
+                {
+                    "operator": operator,
+                    "op1": prompts.op1,
+                    "op2": prompts.op2,
+                    "answer": prompts.answer,
+                    "predicted": np.where(right, prompts.answer, np.where(random.random(len(right)) < 0.1, -1, wrong)),
+                    "correct": right,
+                    "p_answer": random.random(len(right)).astype(np.float32),
+                }
+            )
+        )
+        fields.append(field)
+        logits.append(values)
+    accuracy = Accuracy(pd.concat(frames, ignore_index=True), pd.DataFrame())
+    classify = together(*bags)
+    patterns = Patterns(classify.neurons, np.concatenate(fields), np.concatenate(logits))
+    return accuracy, patterns, classify, failures(accuracy, patterns, classify, SIZES, 0, Silent())
+
+
+def pushed(patterns: Patterns, row: dict[str, Any], neuron: int, number: int) -> float:
+    at = patterns.place(row["operator"], *TOP[neuron])
+    return float(patterns.activations[at, row["op1"], row["op2"]]) * float(patterns.logits[at, number])
+
+
+def test_features_by_enumeration(known: Any) -> None:
+    _, patterns, classify, found = known
+    assert len(found.prompts) == 2 * 2 * 30
+    for row in found.prompts.iloc[::7].to_dict("records"):
+        for criterion in CRITERIA:
+            m = classify.matches[classify.matches.operator == row["operator"]]
+            m = m if criterion == RAW else m[m.calibrated]
+            neurons = {TOP.index(n) for n in zip(m.layer, m.neuron, strict=True)}
+            associated = {
+                TOP.index((layer, n))
+                for layer, n, text in zip(m.layer, m.neuron, m.heuristic, strict=True)
+                if brute.rule(text)(row["op1"], row["op2"], row["answer"])
+            }
+            assert row[f"{criterion}_associated_neurons"] == len(associated)
+            for name, some in (("contribution", neurons), ("associated_contribution", associated)):
+                want = sum(pushed(patterns, row, i, row["answer"]) for i in some)
+                assert row[f"{criterion}_{name}"] == pytest.approx(want, abs=1e-6)
+
+
+def test_the_sample(known: Any) -> None:
+    """As many wrong as right prompts; right ones that were used for nothing else."""
+    accuracy, _, _, found = known
+    for operator, split in splits(accuracy, SIZES, 0).items():
+        rows = found.prompts[found.prompts.operator == operator]
+        assert rows.correct.sum() == (~rows.correct).sum() == 30
+        used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
+        right = rows[rows.correct]
+        assert not set(zip(right.op1, right.op2, strict=True)) & used
+        assert not rows.duplicated(["op1", "op2"]).any()
+
+
+def test_differences_and_model(known: Any) -> None:
+    """Raw contributions decide what is right here, and the number of neurons does not."""
+    found = known[-1]
+    gaps = found.differences.set_index(["operator", "criterion", "feature"])
+    model = found.model.set_index(["operator", "criterion", "term"])
+    for operator in "+-":
+        rows = found.prompts[found.prompts.operator == operator]
+        for criterion in CRITERIA:
+            for feature in ("associated_neurons", "contribution"):
+                values = rows[f"{criterion}_{feature}"]
+                row = gaps.loc[(operator, criterion, feature)]
+                assert row.value == pytest.approx(values[rows.correct].mean() - values[~rows.correct].mean())
+                assert row.value == pytest.approx(row.correct - row.incorrect)
+        told = gaps.loc[(operator, RAW, "contribution")]
+        assert told.low > 0
+        assert model.loc[(operator, RAW, "auc")].value > 0.98
+        assert model.loc[(operator, RAW, "contribution")].low > 1
+        few = gaps.loc[(operator, RAW, "associated_neurons")]
+        assert few.low <= 0 <= few.high
+        assert model.loc[(operator, CALIBRATED, "auc")].value < 1
+    assert found.summary()["+"]["raw_auc"]["value"] == model.loc[("+", RAW, "auc")].value
+
+
+def test_the_worst_prompts(known: Any) -> None:
+    accuracy, patterns, classify, found = known
+    for operator in "+-":
+        rows = accuracy.prompts[(accuracy.prompts.operator == operator) & ~accuracy.prompts.correct]
+        rows = rows[rows.predicted >= 0].sort_values("p_answer").head(WORST)
+        worst = found.worst[found.worst.operator == operator]
+        assert worst.op1.tolist() == rows.op1.tolist()
+        assert len(worst) == WORST
+        m = classify.matches[(classify.matches.operator == operator) & classify.matches.calibrated]
+        for row in worst.to_dict("records"):
+            by_rule: dict[str, float] = {}
+            for layer, n, text in zip(m.layer, m.neuron, m.heuristic, strict=True):  # one calibrated match each
+                i = TOP.index((layer, n))
+                gap = pushed(patterns, row, i, row["predicted"]) - pushed(patterns, row, i, row["answer"])
+                by_rule[text] = by_rule.get(text, 0.0) + gap
+            assert row["pushed"] == pytest.approx(sum(by_rule.values()), abs=1e-6)
+            most = sorted((t for t in by_rule if by_rule[t] > 0), key=lambda t: -by_rule[t])[:PUSHERS]
+            assert list(row["heuristics"]) == most
+            assert list(row["pushes"]) == pytest.approx([by_rule[t] for t in most])
+
+
+def test_a_model_that_is_always_right_has_no_failures(known: Any) -> None:
+    accuracy, patterns, classify, _ = known
+    right = Accuracy(accuracy.prompts.assign(correct=True, predicted=accuracy.prompts.answer), accuracy.table)
+    noted: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    found = failures(right, patterns, classify, SIZES, 0, Noting())
+    assert found.prompts.empty
+    assert found.worst.empty
+    assert len(noted) == 2
+    assert "left out" in noted[0]

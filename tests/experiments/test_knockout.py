@@ -1,0 +1,194 @@
+"""Knockouts by heuristic: against one prompt at a time, and on a model whose answers depend on known neurons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+
+from arithscope.experiments import knockout as module
+from arithscope.experiments.accuracy import Accuracy, accuracy, as_prompts
+from arithscope.experiments.association import association
+from arithscope.experiments.classify import CRITERIA, RAW
+from arithscope.experiments.knockout import GROUPS, SILENCED, Knockout, knockout
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.heuristics.kinds import parse
+from arithscope.progress import Silent
+from arithscope.prompts import Prompts
+from arithscope.subject.load import load
+from arithscope.subject.subject import Subject
+from tests.experiments import plain
+from tests.experiments.bags import Match, made_up
+from tests.experiments.bags import together as both
+from tests.hand_built import ADDING_LAYER, MAX_OPERAND, OPERANDS, copy_and_add
+
+SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=None, knockout=12)
+
+
+def still_right(subject: Subject, prompt: Prompts, neurons: list[tuple[int, int]], positions: list[int]) -> bool:
+    """One prompt through the whole model."""
+    z = plain.logits(subject, prompt, plain.silenced(subject, neurons, positions))
+    return int(z.argmax()) == int(subject.answers(prompt))
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
+@pytest.mark.parametrize("where", ["last", "all"])
+def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many neurons of the last layers match rules that hold for some prompts; several tests share a pass."""
+    subject = load(name)
+    known = accuracy(subject, ("+",), 25, 0, Silent())
+    top = [(layer, n) for layer in (3, 4, 5) for n in range(512)]
+    texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
+    matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
+    classify = made_up("+", top, matches)
+    looked: list[tuple[Any, Any]] = []
+    original = module._run
+
+    def watched(*arguments: Any) -> Any:
+        for test, right in original(*arguments):
+            looked.append((test, right))
+            yield test, right
+
+    monkeypatch.setattr(module, "_run", watched)
+    found = knockout(subject, known, classify, SIZES, 0, where, Silent())
+    positions = list(
+        range(subject.positions.last if where == "last" else subject.positions.op1, subject.encoder.length)
+    )
+    assert len(looked) == 6
+    changed = 0
+    for test, right in looked[:: 1 if where == "last" else 5]:
+        for variant, silenced in enumerate(test.silenced):
+            neurons = [top[i] for i in np.flatnonzero(silenced)]
+            want = [still_right(subject, test.prompts[[i]], neurons, positions) for i in range(len(test.prompts))]
+            assert right[variant].tolist() == want
+            changed += want.count(False)
+    assert changed > 5  # the test can fail
+    _check_tables(found, looked)
+
+
+def _check_tables(found: Knockout, looked: list[tuple[Any, Any]]) -> None:
+    """The tables hold the means and differences of what was measured."""
+    left = found.accuracy.set_index(["criterion", "heuristic", "silenced", "group"]).value
+    gaps = found.differences.set_index(["criterion", "heuristic", "difference"]).value
+    for criterion, (test, right) in zip([c for c in CRITERIA for _ in range(3)], looked, strict=True):
+        text = str(test.heuristic)
+        groups = dict(zip(GROUPS, (right[:, : test.associated], right[:, test.associated :]), strict=True))
+        for variant, silenced in enumerate(SILENCED):
+            for group, values in groups.items():
+                assert left[criterion, text, silenced, group] == pytest.approx(values[variant].mean())
+        own, unmatched, random = groups["associated"].mean(1)
+        assert gaps[criterion, text, "prompts"] == pytest.approx(groups["not_associated"][0].mean() - own)
+        assert gaps[criterion, text, "unmatched"] == pytest.approx(unmatched - own)
+        assert gaps[criterion, text, "random"] == pytest.approx(random - own)
+    for row in found.signs.to_dict("records"):
+        rows = found.differences[
+            (found.differences.criterion == row["criterion"]) & (found.differences.difference == row["difference"])
+        ]
+        assert (row["above"], row["below"]) == ((rows.value > 0).sum(), (rows.value < 0).sum())
+        if row["above"] + row["below"]:
+            assert row["p"] == pytest.approx(binomtest(row["above"], row["above"] + row["below"]).pvalue)
+    table = found.table.set_index(["operator", "measure"]).value
+    rows = found.differences[(found.differences.criterion == RAW) & (found.differences.difference == "prompts")]
+    assert table["+", "raw_difference"] == pytest.approx(rows.value.mean())
+
+
+def adder_bag(rules: list[str]) -> Any:
+    """The adder's neuron (a, b) is said to match every rule that holds for a + b."""
+    top = [(ADDING_LAYER, pair) for pair in range(OPERANDS**2)]
+    prompts = Prompts(
+        *(np.array(x) for x in ([p // OPERANDS for _, p in top], [0] * len(top), [p % OPERANDS for _, p in top]))
+    )
+    matches = [(*top[i], text, 0.9, True) for text in rules for i in np.flatnonzero(parse(text).holds(prompts))]
+    return made_up("+", top, matches)
+
+
+def known_sums() -> Accuracy:
+    return accuracy(copy_and_add(), ("+",), MAX_OPERAND, 0, Silent())
+
+
+def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
+    """Without the neurons of all pairs that satisfy a rule no such sum is known; all others are."""
+    rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]", "op1 = op2"]
+    found = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
+    left = found.accuracy.set_index(["criterion", "heuristic", "silenced", "group"]).sort_index()
+    for criterion in CRITERIA:
+        for text in rules:
+            own = left.loc[(criterion, text, "own")]
+            assert own.loc["associated"].value <= 1 / 12  # with nothing to go by, some answer is right by chance
+            assert own.loc["not_associated"].value == 1
+            unmatched = left.loc[(criterion, text, "unmatched")]
+            assert unmatched.loc["associated"].value == 1
+            assert unmatched.loc["not_associated"].value < 1 or text == "op1 = op2"  # which has few neurons
+    assert found.signs.set_index(["criterion", "difference"]).loc[(RAW, "prompts")].above == 4
+    assert found.summary()["+"]["raw_heuristics_hurt_more"] == "4 of 4"
+
+
+def test_prompts_are_held_out_and_satisfy_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, seen = known_sums(), []
+    original = module._run
+    monkeypatch.setattr(module, "_run", lambda s, of, tests, *rest: seen.extend(tests) or original(s, of, tests, *rest))
+    knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"]), SIZES, 0, "last", Silent())
+    split = splits(known, SIZES, 0)["+"]
+    used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
+    assert len(seen) == 4
+    for test in seen:
+        pairs = list(zip(test.prompts.op1, test.prompts.op2, strict=True))
+        assert not set(pairs) & used
+        assert len(set(pairs)) == len(pairs) == 24
+        assert test.heuristic.holds(test.prompts).tolist() == [True] * 12 + [False] * 12
+        assert test.associated == 12
+        own, unmatched, random = test.silenced
+        assert not (own & unmatched).any()
+        assert own.sum() == unmatched.sum() == random.sum()
+    assert seen[0].prompts.op1.tolist() == seen[2].prompts.op1.tolist()  # the same for both criteria
+
+
+def test_rules_with_few_neurons_or_prompts_are_not_tested() -> None:
+    """Nine neurons are too few; and so are nine prompts, or nine others."""
+    top = [(ADDING_LAYER, n) for n in range(100)]
+    matches: list[Match] = [
+        *((*n, "op1 in [0, 10]", 0.9, False) for n in top[:9]),
+        *((*n, "op1 in [0, 20]", 0.9, i > 0) for i, n in enumerate(top[:10])),
+        *((*n, "result in {0, 1}", 0.9, True) for n in top),
+        *((*n, "result in [0, 60]", 0.9, True) for n in top),
+    ]
+    found = knockout(copy_and_add(), known_sums(), made_up("+", top, matches), SIZES, 0, "last", Silent())
+    assert set(zip(found.accuracy.criterion, found.accuracy.heuristic, strict=True)) == {("raw", "op1 in [0, 20]")}
+    none = knockout(copy_and_add(), known_sums(), made_up("+", top, []), SIZES, 0, "last", Silent())
+    assert none.accuracy.empty
+    assert none.summary() == {}
+
+
+def test_operators_may_differ_in_what_they_have() -> None:
+    """One has raw matches only: its calibrated numbers are missing, and the average is over the other."""
+    subject = copy_and_add()
+    known = accuracy(subject, ("+", "-"), MAX_OPERAND, 0, Silent())  # a − 0 is right
+    right = Accuracy(known.prompts.assign(correct=True), known.table)
+    top = [(ADDING_LAYER, n) for n in range(100)]
+    bags = [made_up(o, top, [(*n, "op1 in [0, 10]", 0.9, o == "+") for n in top]) for o in "+-"]
+    found = knockout(subject, right, both(*bags), SIZES, 0, "last", Silent()).summary()
+    assert "calibrated_difference" in found["+"]
+    assert "calibrated_difference" not in found["-"]
+    assert found["mean"]["calibrated_difference"]["value"] == found["+"]["calibrated_difference"]["value"]
+
+
+def test_all_sets_of_a_pass_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers with one heuristic in a pass and a few rows in a batch."""
+    rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]"]
+    whole = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
+    monkeypatch.setattr(module, "MASK_BYTES", 1)
+    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 5)
+    parts = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
+    pd.testing.assert_frame_equal(whole.accuracy, parts.accuracy)
+
+
+def test_operators_without_held_out_prompts_are_left_out() -> None:
+    known = known_sums()
+    few = Accuracy(known.prompts.assign(correct=np.arange(len(known.prompts)) < 2), known.table)
+    of = adder_bag(["op1 in [0, 10]"])
+    assert len(as_prompts(few.prompts[few.prompts.correct])) == 2
+    assert knockout(copy_and_add(), few, of, SIZES, 0, "last", Silent()).accuracy.empty
+    assert association(of, "+", RAW).classified.any()

@@ -1,0 +1,172 @@
+"""Knockouts by prompt: a set of neurons for each row of a batch, against one prompt at a time and known answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arithscope.experiments.association import association
+from arithscope.experiments.classify import RAW
+from arithscope.experiments.prompt_knockout import (
+    DRAWS,
+    OWN,
+    RANDOM,
+    REPORTED,
+    UNASSOCIATED,
+    chosen_first,
+    counts,
+    prompt_knockout,
+    silenced_by_prompt,
+)
+from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.progress import Silent
+from arithscope.prompts import legal_prompts, random_source, sample
+from arithscope.subject.load import load
+from tests.experiments import plain
+from tests.experiments.bags import Match, made_up
+from tests.experiments.test_knockout import adder_bag, known_sums
+from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
+from tests.heuristics import brute
+
+SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=None, prompt_knockout=30)
+RULES = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]", "op1 = op2"]
+
+
+def random_bag(layers: range, neurons: int) -> tuple[list[tuple[int, int]], list[Match]]:
+    """Every neuron matches one to three rules, with scores of its own."""
+    random = np.random.default_rng(1)
+    top = [(layer, n) for layer in layers for n in range(neurons)]
+    matches: list[Match] = []
+    for neuron in top:
+        for text in random.choice(RULES, random.integers(1, 4), replace=False).tolist():
+            matches.append((*neuron, text, float(random.uniform(0.6, 1)), True))
+    return top, matches
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
+@pytest.mark.parametrize("where", ["last", "all"])
+def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = load(name)
+    top, matches = random_bag(range(3, 6), 512)
+    of = association(made_up("+", top, matches), "+", RAW)
+    prompts = sample(legal_prompts("+", 40, 1000), 5, random_source(0, "test"))
+    seen: list[Any] = []
+    original = chosen_first
+
+    def watched(*arguments: Any) -> Any:
+        seen.append(original(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr("arithscope.experiments.prompt_knockout.chosen_first", watched)
+    found = silenced_by_prompt(subject, of, prompts, 0, where, lambda n: None)
+    positions = list(
+        range(subject.positions.last if where == "last" else subject.positions.op1, subject.encoder.length)
+    )
+    ways = [found[OWN][0], *found[UNASSOCIATED], *found[RANDOM]]
+    assert len(seen) == len(ways) == 1 + 2 * DRAWS
+    different = set()
+    for way, chosen in list(zip(ways, seen, strict=True))[:: DRAWS + 1]:
+        for size in (3, 8, 12):
+            for i in range(len(prompts)):
+                neurons = [top[row] for row in np.flatnonzero(chosen[size, i])]
+                z = plain.logits(subject, prompts[[i]], plain.silenced(subject, neurons, positions))
+                answer = int(subject.answers(prompts[[i]]))
+                assert bool(way.right[size, i]) == (int(z.argmax()) == answer)
+                assert way.p_answer[size, i] == pytest.approx(float(z.softmax(-1)[answer]), abs=2e-5)
+                assert way.removed[size, i] == len(neurons)
+                different.add(round(float(way.p_answer[size, i]), 3))
+    assert len(different) > 10
+
+
+def test_the_best_scoring_associated_neurons_are_chosen() -> None:
+    """By sorting the neurons of each layer, prompt by prompt."""
+    top, matches = random_bag(range(2), 40)
+    of = association(made_up("+", top, matches), "+", RAW)
+    prompts = sample(legal_prompts("+", 40, 1000), 6, random_source(0, "test"))
+    scores = of.best_scores(prompts)
+    ranks = of.ranks(np.where(scores > 0, scores, np.nan))
+    sizes = counts(of)
+    assert sizes == [0, 1, 2, 3, 5, 7, 10, 15, 25, 40]
+    chosen = chosen_first(of, ranks, ranks, sizes)
+    for i, (a, b) in enumerate(zip(prompts.op1.tolist(), prompts.op2.tolist(), strict=True)):
+        for layer in range(2):
+            best: dict[int, float] = {}
+            for at, neuron, text, score, _ in matches:
+                if at == layer and brute.rule(text)(a, b, a + b):
+                    best[neuron] = max(best.get(neuron, 0), score)
+            order = sorted(best, key=lambda n: -best[n])
+            for s, size in enumerate(sizes):
+                mine = {top[row][1] for row in np.flatnonzero(chosen[s, i]) if top[row][0] == layer}
+                assert mine == set(order[:size])
+    # A control takes as many of each layer as there are, in the order of its own ranks.
+    wish = np.random.default_rng(0).random(scores.shape)
+    control = chosen_first(of, of.ranks(np.where(scores == 0, wish, np.nan)), ranks, sizes)
+    assert not (control & (scores > 0).T[None]).any()
+    for layer in range(2):
+        here = of.layers == layer
+        available = (scores == 0)[here].sum(0)
+        assert (control[..., here].sum(-1) == np.minimum(chosen[..., here].sum(-1), available)).all()
+
+
+def test_the_adder_loses_a_sum_with_its_neuron() -> None:
+    """Neuron (a, b) alone knows a + b. Told that it matches the rule of its own pair, prompts lose it first."""
+    top = [(ADDING_LAYER, pair) for pair in range(OPERANDS**2)]
+    matches: list[Match] = []
+    for layer, pair in top:
+        a, b = divmod(pair, OPERANDS)
+        matches += [
+            (layer, pair, f"op1 ~ {a:03d}", 0.7 + 0.01 * (b == 5), True),
+            (layer, pair, f"op2 ~ {b:03d}", 0.8, True),
+        ]
+    subject, known = copy_and_add(), known_sums()
+    found = prompt_knockout(subject, known, made_up("+", top, matches), SIZES, 0, "last", Silent())
+    curve = found.curve[(found.curve.measure == "accuracy") & (found.curve.criterion == RAW)]
+    curve = curve.set_index(["silenced", "size"])
+    assert curve.loc[(OWN, 0)].value == 1
+    # 31 neurons share the second operand, and one of them has the pair: by 40 all of them are gone.
+    assert curve.loc[(OWN, 40)].value <= 2 / 30
+    assert curve.loc[(OWN, 40)].removed == 40
+    assert curve.loc[(UNASSOCIATED, 40)].value == 1
+    assert curve.loc[(UNASSOCIATED, 200)].removed == pytest.approx(61)  # no more are associated: 31 + 31 − 1
+    assert curve.loc[(RANDOM, 40)].value > 0.9
+    gaps = found.differences[found.differences.criterion == RAW].set_index(["control", "size"])
+    assert gaps.loc[(UNASSOCIATED, 40)].value == pytest.approx(1 - curve.loc[(OWN, 40)].value)
+    assert gaps.loc[(UNASSOCIATED, 40)].low > 0.8
+    assert found.summary()["+"]["raw_associated_25"]["value"] == curve.loc[(OWN, 25)].value
+
+
+def test_where_nothing_is_unassociated_there_is_no_difference() -> None:
+    """Every neuron matches a rule that holds for all prompts, so that no other is left for the control."""
+    found = prompt_knockout(copy_and_add(), known_sums(), adder_bag(["result in [0, 60]"]), SIZES, 0, "last", Silent())
+    curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "silenced", "size"])
+    assert (curve.xs(UNASSOCIATED, level="silenced").removed == 0).all()
+    assert (curve.xs(UNASSOCIATED, level="silenced").value == 1).all()
+    gaps = found.differences[(found.differences.control == UNASSOCIATED) & (found.differences["size"] > 0)]
+    assert gaps.value.isna().all()
+    assert (gaps.n == 0).all()
+    assert np.isnan(found.summary()["+"][f"raw_beyond_unassociated_{REPORTED[-1]}"]["value"])
+
+
+def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, seen = known_sums(), []
+    original = silenced_by_prompt
+    monkeypatch.setattr(
+        "arithscope.experiments.prompt_knockout.silenced_by_prompt",
+        lambda s, of, prompts, *rest: seen.append(prompts) or original(s, of, prompts, *rest),
+    )
+    prompt_knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]"]), SIZES, 0, "last", Silent())
+    split = splits(known, SIZES, 0)["+"]
+    used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
+    for prompts in seen:
+        assert len(prompts) == 30
+        assert not set(zip(prompts.op1, prompts.op2, strict=True)) & used
+
+
+def test_small_batches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, of = known_sums(), adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"])
+    whole = prompt_knockout(copy_and_add(), known, of, SIZES, 0, "last", Silent())
+    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 7)
+    parts = prompt_knockout(copy_and_add(), known, of, SIZES, 0, "last", Silent())
+    assert whole.curve.value.tolist() == pytest.approx(parts.curve.value.tolist(), abs=1e-5)

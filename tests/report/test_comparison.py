@@ -1,0 +1,127 @@
+"""Runs side by side: the numbers of their summaries, curves on shared axes, and a folder that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from arithscope.errors import UserError
+from arithscope.experiments.compare import CURVES, compare
+from arithscope.figures.comparison import PANELS
+from arithscope.progress import Silent
+from arithscope.report.comparison import comparison_tables, open_studies, write_comparison
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.study import run
+from tests.families import small
+from tests.hand_built import copy_and_add
+from tests.test_cli import call, complaint
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One with every stage (but one that takes long), one with few, of another subject."""
+    folder = tmp_path_factory.mktemp("runs")
+    stages = [stage.name for stage in STAGES if stage.name != "mlp0" and not stage.asked]
+    run(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder / "adder", stages, Silent())
+    run(small("llama", "sdpa"), Settings(("+", "-"), 9), folder / "llama", ["accuracy"], Silent())
+    return [folder / "adder", folder / "llama"]
+
+
+def test_every_number_is_there(runs: list[Path]) -> None:
+    found = compare(open_studies(runs))
+    assert found.runs == ["copy and add", "small llama"]
+    rows = found.table.set_index(["run", "experiment", "operator", "measure"])
+    for name, path in zip(found.runs, runs, strict=True):
+        summary = json.loads((path / "summary.json").read_text())
+        counted = 0
+        for experiment, operators in summary.items():
+            for operator, measures in operators.items():
+                for measure, entry in measures.items():
+                    if isinstance(entry, dict):
+                        row: Any = rows.loc[(name, experiment, operator, measure)]
+                        want = [entry[k] for k in ("value", "low", "high", "n")]
+                        shown = [row.value, row.low, row.high, row.n]
+                        assert [None if pd.isna(x) else x for x in shown] == want
+                        counted += 1
+                    elif isinstance(entry, float | int):
+                        assert rows.loc[(name, experiment, operator, measure)].value == entry
+                        counted += 1
+        assert counted == (found.table.run == name).sum() > 0
+
+
+def test_curves_lie_between_nothing_and_everything(runs: list[Path]) -> None:
+    found = compare(open_studies(runs))
+    assert set(found.curves.curve) == set(CURVES) - {"final pairs present over training"}
+    for curve, rows in found.curves.groupby("curve"):
+        assert rows.x.min() >= 0
+        assert rows.x.max() == 1 or "without" in str(curve)
+    topk = pd.read_parquet(runs[0] / "topk" / "curve.parquet")
+    want = topk[(topk.circuit == "found") & (topk.measure == "faithfulness")].value.tolist()
+    shown = found.curves[found.curves.curve == "faithfulness by share of neurons"]
+    assert shown.value.tolist() == want
+
+
+def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "both"
+    assert call("compare", *runs, "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "copy and add" in said
+    assert "calibrated difference" in said
+    drawn = {p.stem for p in out.glob("*.png")}
+    left_out = {"training", "failures", "overlap"}  # one operator, without checkpoints, that never fails
+    assert drawn == {panels.name for panels in PANELS} - left_out
+    assert min(p.stat().st_size for p in out.iterdir()) > 50
+    assert json.loads((out / "comparison.json").read_text())["runs"]["small llama"] == str(runs[1])
+    assert len(pd.read_parquet(out / "table.parquet")) > 100
+    assert call("compare", *runs, "--out", out) == 0  # in the place of the former
+
+
+def test_bars_show_the_numbers(runs: list[Path]) -> None:
+    found = compare(open_studies(runs))
+    figure = next(p for p in PANELS if p.name == "accuracy").draw(found)
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    rows = found.table[(found.table.experiment == "accuracy") & (found.table.measure == "accuracy")]
+    values = rows.set_index(["run", "operator"]).value
+    operators = list(dict.fromkeys(rows.operator))
+    want = [values.get((run, o)) for run in found.runs for o in operators]
+    assert [None if pd.isna(h) else h for h in heights] == [None if w is None else pytest.approx(w) for w in want]
+
+
+def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
+    tables = {str(t.title): t for t in comparison_tables(compare(open_studies(runs)))}
+    assert [c.header for c in tables["accuracy"].columns] == ["", "copy and add", "small llama"]
+    assert "knockout" in tables
+
+
+def test_runs_of_one_subject_are_named_after_their_folders(runs: list[Path], tmp_path: Path) -> None:
+    run(small("llama", "sdpa"), Settings(("+",), 5, seed=3), tmp_path / "other", ["accuracy"], Silent())
+    assert [s.name for s in open_studies([runs[1], tmp_path / "other"])] == ["llama", "other"]
+
+
+def test_bad_comparisons(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "two run folders" in complaint(capsys, "compare", runs[0], "--out", tmp_path / "x")
+    assert "no run at" in complaint(capsys, "compare", runs[0], tmp_path, "--out", tmp_path / "x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    assert "holds no comparison" in complaint(capsys, "compare", *runs, "--out", tmp_path / "full")
+    assert (tmp_path / "full" / "file").read_text() == "mine"
+    (tmp_path / "a-file").write_text("")
+    assert "Cannot write" in complaint(capsys, "compare", *runs, "--out", tmp_path / "a-file" / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_comparison_that_fails_leaves_nothing(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("arithscope.report.comparison.save_figure", broken)
+    with pytest.raises(UserError, match="No space left"):
+        write_comparison(runs, tmp_path / "both", Silent())
+    assert not (tmp_path / "both").exists()

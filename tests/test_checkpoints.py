@@ -1,0 +1,192 @@
+"""Following a model through training: sub-runs that resume, a final checkpoint that is reused, and the curves behind it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from arithscope.errors import UserError
+from arithscope.experiments.training import LAST, Training
+from arithscope.report import plates
+from arithscope.store import RunFolder
+from arithscope.subject import checkpoints as subject_checkpoints
+from arithscope.subject.checkpoints import checkpoints_of, chosen_checkpoints
+from arithscope.subject.subject import Subject
+from tests.conftest import saved
+from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
+from tests.test_cli import call, complaint
+
+
+def changed(change: Any) -> Subject:
+    subject = copy_and_add()
+    model = copy.deepcopy(subject.model)
+    with torch.no_grad():
+        change(model)
+    return Subject(model, subject.tokenizer, subject.identity)
+
+
+def forget_half(model: Any) -> None:
+    """The neurons of sums whose first operand is 5 or more write nothing yet."""
+    model.transformer.h[ADDING_LAYER].mlp.c_proj.weight[5 * OPERANDS : OPERANDS**2] = 0
+
+
+def never_right(model: Any) -> None:
+    model.lm_head.weight.neg_()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adder with two earlier checkpoints; one is never right, one knows half of the sums."""
+    folder = saved(copy_and_add(), tmp_path_factory.mktemp("models") / "adder")
+    saved(changed(never_right), folder / "checkpoints" / "step-2")
+    saved(changed(forget_half), folder / "checkpoints" / "step-10")
+    return folder
+
+
+ASKED = ("--max-operand", "9", "--operators", "+", "--neurons", "atp", "--stages", "accuracy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_figures() -> Iterator[None]:
+    """Drawing all of them for every run would take minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plates, "PLATES", tuple(p for p in plates.PLATES if p.name in ("accuracy", "training")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def followed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert call("run", trained, *ASKED, "--checkpoints", "all", "--out", out) == 0
+    return out
+
+
+def test_the_curves(followed: Path) -> None:
+    training = RunFolder(followed).read("training", Training)
+    assert training.checkpoints == ["step-2", "step-10", LAST]
+    right = training.accuracy.set_index("checkpoint").value
+    assert right["step-2"] == 0
+    assert right["step-10"] == pytest.approx(0.5, abs=0.05)
+    assert right[LAST] == 1
+    # One that is never right has no circuit, and the final one is not compared with itself.
+    assert set(training.present.checkpoint) == {"step-10"}
+    assert set(training.faithfulness.checkpoint) == set(training.knockout.checkpoint) == {"step-10", LAST}
+    earlier, final = (RunFolder(f) for f in (followed / "checkpoints" / "step-10", followed))
+    pairs = []
+    for run in (earlier, final):
+        matches = pd.read_parquet(run.path / "classify" / "matches.parquet")
+        pairs.append(set(zip(matches.layer, matches.neuron, matches.heuristic, strict=True)))
+    raw = training.present[training.present.criterion == "raw"].iloc[0]
+    assert raw.n == len(pairs[1])
+    assert raw.value == pytest.approx(len(pairs[0] & pairs[1]) / len(pairs[1]))
+    mutual = training.faithfulness.set_index(["checkpoint", "neurons", "measure"])
+    kept = {(layer, n) for layer, n, _ in pairs[0] & pairs[1]}
+    assert mutual.loc[("step-10", "raw_mutual", "accuracy")].kept == len(kept)
+    assert set(training.knockout["size"]) == {5, 10, 25}
+
+
+def test_the_summary_and_the_figure(followed: Path) -> None:
+    summary = json.loads((followed / "summary.json").read_text())
+    assert set(summary["training"]) >= {"+", "mean"}
+    share = summary["training"]["+"]["raw_mutual_share"]
+    table = RunFolder(followed).read("training", Training).faithfulness.set_index(["checkpoint", "neurons", "measure"])
+    all_, mutual = (table.loc[("step-10", name, "faithfulness")].value for name in ("raw", "raw_mutual"))
+    assert share["value"] == pytest.approx(mutual / all_)
+    assert (followed / "figures" / "training.png").stat().st_size > 10_000
+
+
+def test_checkpoints_use_the_final_ones_choices(followed: Path) -> None:
+    manifest = json.loads((followed / "checkpoints" / "step-10" / "manifest.json").read_text())
+    final = json.loads((followed / "topk" / "stage.json").read_text())["values"]["k"]
+    assert manifest["configuration"]["topk"] == final
+    stages = "accuracy means neurons topk patterns classify prompt_knockout bag"
+    assert list(manifest["stages"]) == stages.split()
+    assert {s["status"] for s in manifest["stages"].values()} == {"done"}
+    assert not (followed / "checkpoints" / "step-2" / "neurons").exists()
+
+
+def test_nothing_is_computed_twice(trained: Path, followed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {f: f.stat().st_mtime_ns for f in followed.rglob("stage.json")}
+    capsys.readouterr()
+    assert call("run", trained, *ASKED, "--checkpoints", "all", "--out", followed) == 0
+    assert " to do" not in capsys.readouterr().err
+    assert {f: f.stat().st_mtime_ns for f in followed.rglob("stage.json")} == before
+
+
+def test_a_stopped_checkpoint_goes_on(
+    trained: Path, followed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(followed, tmp_path / "run"))
+    shutil.rmtree(out / "checkpoints" / "step-10" / "bag")
+    before = {f: f.stat().st_mtime_ns for f in out.rglob("stage.json")}
+    assert call("run", trained, *ASKED, "--checkpoints", "all", "--out", out) == 0
+    assert (out / "checkpoints" / "step-10" / "bag" / "stage.json").exists()
+    assert all(f.stat().st_mtime_ns == time for f, time in before.items())  # the same numbers: training as before
+
+
+def test_other_checkpoints_are_gathered_anew(trained: Path, followed: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(followed, tmp_path / "run"))
+    assert call("run", trained, *ASKED, "--checkpoints", "step-10", "--out", out) == 0
+    assert RunFolder(out).read("training", Training).checkpoints == ["step-10", LAST]
+
+
+def test_a_run_without_checkpoints_keeps_what_was_found(trained: Path, followed: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(followed, tmp_path / "run"))
+    before = json.loads((out / "summary.json").read_text())
+    assert call("run", trained, *ASKED, "--out", out) == 0
+    assert json.loads((out / "summary.json").read_text()) == before
+    # With other settings it is stale: kept, but no longer part of the summary.
+    assert call("run", trained, *ASKED, "--seed", "1", "--out", out) == 0
+    assert "training" not in json.loads((out / "summary.json").read_text())
+    assert json.loads((out / "manifest.json").read_text())["stages"]["training"]["status"] == "stale"
+
+
+def test_of_the_final_checkpoint_only_what_the_curves_need_is_run(followed: Path) -> None:
+    assert not (followed / "mlp0").exists()
+    assert not (followed / "knockout").exists()
+    assert (followed / "bag" / "stage.json").exists()
+
+
+def test_bad_checkpoints(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    asked = ("run", trained, "--max-operand", "9", "--operators", "+", "--out", out)
+    assert "no checkpoint 'step-7'; choose from step-2, step-10" in complaint(capsys, *asked, "--checkpoints", "step-7")
+    assert "No checkpoint was named" in complaint(capsys, *asked, "--checkpoints", ",")
+    assert "needs checkpoints" in complaint(capsys, *asked, "--stages", "training")
+    assert "has no checkpoints" in complaint(capsys, "run", "tiny-llama", "--checkpoints", "all", "--out", out)
+    assert "is one checkpoint" in complaint(
+        capsys, "run", "tiny-pythia@step-00500", "--checkpoints", "all", "--out", out
+    )
+    assert "no checkpoint 'step-7'" in complaint(capsys, "run", f"{trained}@step-7", *ASKED, "--out", out)
+    assert not out.exists()
+
+
+def test_names_in_the_order_of_training(trained: Path) -> None:
+    assert checkpoints_of(str(trained)) == ["step-2", "step-10"]
+    assert checkpoints_of("tiny-pythia")[:2] == ["step-00000", "step-00500"]
+    assert chosen_checkpoints(str(trained), "step-10, step-2") == ["step-2", "step-10"]
+
+
+def test_revisions_of_a_hub_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hub:
+        def list_repo_refs(self, name: str) -> Any:
+            if name != "lab/model":
+                raise OSError("no such repository")
+            branches = [SimpleNamespace(name=n) for n in ("main", "step1000", "step16", "step143000")]
+            return SimpleNamespace(branches=branches)
+
+    monkeypatch.setattr(subject_checkpoints, "HfApi", Hub)
+    assert chosen_checkpoints("lab/model", "all") == ["step16", "step1000", "step143000"]
+    with pytest.raises(UserError, match="no checkpoint 'main'"):
+        chosen_checkpoints("lab/model", "main")
+    with pytest.raises(UserError, match="could not be had"):
+        chosen_checkpoints("lab/other", "all")
