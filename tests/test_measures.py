@@ -315,3 +315,14 @@ def test_intervals_of_coefficients_cover() -> None:
         c = logistic(random.normal(size=(60, 1)), random.random(60) < 0.5, random).coefficients[0]
         inside += c.low <= 0 <= c.high
     assert inside >= 50
+
+
+def test_intervals_of_very_many_values() -> None:
+    """Neighbours are put together: the mean is the same, and the interval that of the central limit theorem."""
+    x = np.random.default_rng(0).exponential(2.0, 90_001) ** 2
+    found = bootstrap_mean(x, np.random.default_rng(1))
+    assert found.value == x.mean()
+    half = 1.96 * x.std() / len(x) ** 0.5
+    assert [found.low, found.high] == pytest.approx([x.mean() - half, x.mean() + half], abs=0.1 * half)
+    means = resampled_means(x, np.random.default_rng(2))
+    assert means.std() == pytest.approx(x.std() / len(x) ** 0.5, rel=0.08)

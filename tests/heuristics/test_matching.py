@@ -53,8 +53,8 @@ def test_every_overlap_against_sets(operator: str) -> None:
     neurons = Neurons(patterns(sets), logits)
     activations, on_answer = neurons.on_prompts(range(7), sets)
     found = {
-        False: torch.maximum(*(overlaps(order(x), sets.indirect) for x in (activations, -activations))),
-        True: overlaps(order(activations * on_answer), sets.direct),
+        False: torch.maximum(*(overlaps(order(x, sets.depth), sets.indirect) for x in (activations, -activations))),
+        True: overlaps(order(activations * on_answer, sets.depth), sets.direct),
     }
     kinds = set()
     for direct, side in ((False, sets.indirect), (True, sets.direct)):
@@ -110,10 +110,12 @@ def test_ties_favour_no_heuristic() -> None:
     assert torch.equal(order(torch.tensor([[0.0, -0.0, 1.0, -1.0, 0.0]])), torch.tensor([[2, 0, 1, 4, 3]]))
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50))
-def test_order_is_a_stable_sort(values: list[float]) -> None:
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50), st.integers(1, 60))
+def test_order_is_a_stable_sort(values: list[float], first: int) -> None:
     want = sorted(range(len(values)), key=lambda i: (-values[i], i))
-    assert order(torch.tensor([values], dtype=torch.float32))[0].tolist() == want
+    rows = torch.tensor([values, values[::-1]], dtype=torch.float32)
+    assert order(rows)[0].tolist() == want
+    assert order(rows, first)[0].tolist() == want[:first]
 
 
 def test_three_of_five_match() -> None:

@@ -46,12 +46,14 @@ def test_what_a_number_tells() -> None:
     rows = torch.from_numpy(
         np.stack([np.sin(op1), np.sin(op1) + np.cos(op2), np.ones(3600), noise[0] + 3 * np.sin(op1)])
     )
-    told = told_by(rows, torch.from_numpy(op1)).tolist()
+    told, other = (x.tolist() for x in told_by(rows, torch.from_numpy(op1), torch.from_numpy(op2)))
     assert told[0] == pytest.approx(1)
     one, two = np.var(np.sin(np.arange(60))), np.var(np.cos(np.arange(60)))
     assert told[1] == pytest.approx(one / (one + two), abs=0.01)
     assert told[2] == 0
     assert told[3] == pytest.approx(9 * one / (9 * one + 1), abs=0.03)
+    assert other[1] == pytest.approx(two / (one + two), abs=0.01)
     # Noise is told by nothing, on average, however many groups there are.
     for groups in (op1, op1 * 30 + op2 // 2):
-        assert abs(float(told_by(torch.from_numpy(noise), torch.from_numpy(groups)).mean())) < 0.01
+        [share] = told_by(torch.from_numpy(noise), torch.from_numpy(groups))
+        assert abs(float(share.mean())) < 0.01

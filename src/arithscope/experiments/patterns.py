@@ -21,7 +21,7 @@ from arithscope.subject.sweep import sweep
 
 TOP_TOKENS = 10
 LARGEST = float(np.finfo(np.float16).max)
-ROWS = 64  # patterns that are looked at together
+ROWS = 16  # patterns that are looked at together; many more are slower, as memory for them is fetched anew each time
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress)
             for block in sweep(subject, square(operator, max_operand), neurons=list(layers), progress=advance):
                 for layer, (rows, chosen) in layers.items():
                     seen = block.seen.neurons[layer]
-                    values = seen[:, chosen.to(seen.device)].float().clamp(-LARGEST, LARGEST)
+                    values = seen.index_select(1, chosen.to(seen.device)).float().clamp(-LARGEST, LARGEST)
                     activations[np.ix_(rows, block.rows)] = values.T.half().cpu().numpy()
     logits = _lens(subject, neurons)
     described = [
@@ -121,14 +121,17 @@ def _described(
     prompts = legal_prompts(operator, max_operand, subject.limit)
     cells = prompts.op1 * (max_operand + 1) + prompts.op2
     numbers = {"op1": prompts.op1, "op2": prompts.op2, "result": prompts.answer}
-    codes = {name: torch.from_numpy(np.unique(x, return_inverse=True)[1]) for name, x in numbers.items()}
+    codes = {
+        name: torch.from_numpy(np.unique(x, return_inverse=True)[1]).to(subject.device) for name, x in numbers.items()
+    }
     found: dict[str, list[Tensor]] = {name: [] for name in (*codes, "alignment")}
     for rows in np.array_split(neurons.index.to_numpy(), -(-len(neurons) // ROWS)):
-        fired = torch.from_numpy(activations[rows][:, cells]).to(subject.device)
-        written = torch.from_numpy(logits[rows][:, prompts.answer]).to(subject.device)
-        for name, values in codes.items():
-            found[name].append(told_by(fired, values.to(subject.device)).cpu())
-        found["alignment"].append(_correlation(fired, written).cpu())
+        fired, written = (
+            torch.from_numpy(x[rows][:, where]).to(subject.device).double()
+            for x, where in ((activations, cells), (logits, prompts.answer))
+        )
+        for name, x in zip(found, (*told_by(fired, *codes.values()), _correlation(fired, written)), strict=True):
+            found[name].append(x.cpu())
     columns = {name: torch.cat(parts).numpy() for name, parts in found.items()}
     direct = (columns["result"] > np.maximum(columns["op1"], columns["op2"])) & (columns["alignment"] > 0)
     tokens = np.argsort(-logits[neurons.index], axis=1, kind="stable")[:, :TOP_TOKENS]
@@ -137,6 +140,6 @@ def _described(
 
 def _correlation(a: Tensor, b: Tensor) -> Tensor:
     """Pearson's, row by row; 0 where one of the rows is constant."""
-    a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
+    a, b = (x - x.mean(1, keepdim=True) for x in (a, b))
     size = (a.norm(dim=1) * b.norm(dim=1)).clamp(min=1e-300)
     return (a * b).sum(1) / size

@@ -33,7 +33,7 @@ class SampleSizes:
 
 
 PRESETS = {
-    "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, permutations=8, knockout=25),
+    "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, draws=4, permutations=8, knockout=25),
     "paper": SampleSizes(discovery=100, evaluation=100, first_mlp=50, probe=None),
 }
 

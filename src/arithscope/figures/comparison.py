@@ -63,6 +63,7 @@ def _curves(comparison: Comparison, curves: Sequence[str], label: str, log: bool
         panel.set_ylim(-0.05, 1.05)
         if log:
             panel.set_xscale("symlog", linthresh=1)
+        panel.set_xlim(0, None)
     axes[0, 0].set_ylabel(curves[0].split(" by ")[0].split(" without ")[0])
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure

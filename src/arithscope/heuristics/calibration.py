@@ -93,7 +93,7 @@ def direct(
     found, sets, ranks = [], [], []
     for start in range(0, len(todo), rows):
         permuted = [activations[i].roll(shift) * logits[i] for i, shift in todo[start : start + rows]]
-        ordered = order(torch.stack(permuted))
+        ordered = order(torch.stack(permuted), catalogue.depth)
         found.append(overlaps(ordered, side))
         if divided:
             ranks.append(ranks_by_result(ordered, catalogue))

@@ -31,22 +31,33 @@ from arithscope.prompts import Prompts, legal_prompts, random_source
 class Variable:
     """A number 0…size−1 for each prompt, and the heuristics that depend on nothing else.
 
+    Overlaps come from one cumulative histogram. Each number has a cell for each size k of the heuristics that hold for it, and
+    one more for what comes behind them: so few cells are far faster than one for every number and every size.
+
     holds    which heuristics hold for which numbers
     cuts     the distinct sizes k of the heuristics, ascending
-    entries  of the table [size, cuts] that says how often each number occurs among the k foremost prompts: those whose sum is a
-             heuristic's overlap, heuristic after heuristic; `ends` says where in this list each heuristic's entries end
+    cells    where a prompt counts, by the piece its rank is in (from one cut up to the next) and its number
+    entries  how often each number occurs among the k foremost prompts is the cumulative count at a cell less that at the
+    before   cell before the number's first: these two, for each heuristic and each number it holds for; the sum over a
+    ends     heuristic's numbers is its overlap. Heuristic after heuristic; `ends` says where each one's end
     """
 
     name: str
     values: Int[Tensor, " prompts"]
     holds: Bool[Tensor, "heuristics size"]
     cuts: Int[Tensor, " cuts"]
+    cells: Int[Tensor, "cuts size"]
     entries: Int[Tensor, " entries"]
+    before: Int[Tensor, " entries"]
     ends: Int[Tensor, " heuristics"]
 
     @property
     def size(self) -> int:
         return self.holds.shape[1]
+
+    @cached_property
+    def cell_count(self) -> int:
+        return int(self.cells.max()) + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +105,17 @@ class Catalogue:
 
     @property
     def width(self) -> int:
-        """How many numbers one order of the prompts takes: the prompts, or the counts of a variable."""
-        counts = [v.size * len(v.cuts) for side in (self.indirect, self.direct) for v in side.variables]
-        return max(len(self), *counts)
+        """How many numbers one order of the prompts takes: the prompts, or the entries of a variable."""
+        entries = [len(v.entries) for side in (self.indirect, self.direct) for v in side.variables]
+        return max(len(self), *entries)
+
+    @cached_property
+    def depth(self) -> int:
+        """How many of the foremost prompts are looked at: as many as the largest heuristic has. For division, with its sets of
+        several results, that can be nearly all."""
+        if self.operator == "/":
+            return len(self)
+        return max(int(side.sizes.max()) for side in (self.indirect, self.direct))
 
     @property
     def answers(self) -> Int[Tensor, " prompts"]:
@@ -135,8 +154,9 @@ def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch
             continue
         cuts, cut = np.unique(k[says], return_inverse=True)
         heuristic, value = members[says].nonzero()
-        entries = value * len(cuts) + cut[heuristic]
-        parts = (values, members[says], cuts, entries, members[says].sum(1).cumsum())
+        cells = _cells(value, cut[heuristic], members.shape[1], len(cuts))
+        entries, before = cells[cut[heuristic], value], cells[0, value] - 1
+        parts = (values, members[says], cuts, cells, entries, before, members[says].sum(1).cumsum())
         variables.append(Variable(name, *(torch.from_numpy(x).to(device) for x in parts)))
         kept += [group[i] for i in says]
         sizes.append(k[says])
@@ -152,6 +172,14 @@ def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch
         torch.from_numpy(starts[which] if len(k) else k).to(device),
         len(prompts),
     )
+
+
+def _cells(value: Ints, cut: Ints, size: int, cuts: int) -> Ints:
+    """The cells of a histogram that tells, for these pairs of number and cut, how many prompts with the number come before the
+    cut: [cuts, size], number after number, from 1 on so that there is an empty one before the first."""
+    width = cuts + 1
+    used = np.unique(np.append(value * width + cut, np.arange(size) * width + cuts))
+    return 1 + np.searchsorted(used, np.arange(size) * width + np.arange(cuts)[:, None])
 
 
 def _looks_at(heuristic: Heuristic) -> str:

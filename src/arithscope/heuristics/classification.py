@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,12 +27,14 @@ from arithscope.heuristics.calibration import (
 )
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Heuristic
-from arithscope.heuristics.matching import is_match, order, overlaps
+from arithscope.heuristics.matching import is_match, order, overlaps, taken
 from arithscope.heuristics.multi_result import how_many_sets
 from arithscope.heuristics.tails import evidence as one_evidence
 from arithscope.prompts import random_source
 
-CPU_CELLS, GPU_CELLS = 2**21, 2**25  # that are worked on at a time: orders of the prompts × prompts, or × counts
+CPU_CELLS, GPU_CELLS = 2**20, 2**25  # that are worked on at a time: orders of the prompts × prompts, or × entries
+
+Columns = dict[str, NDArray[Any]]  # of a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,7 @@ class Neurons:
             torch.from_numpy(np.array(x[rows.start : rows.stop])).to(catalogue.cells.device)
             for x in (self.activations, self.logits)
         )
-        return activations.flatten(1)[:, catalogue.cells].float(), logits[:, catalogue.answers].float()
+        return taken(activations.flatten(1), catalogue.cells).float(), taken(logits, catalogue.answers)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def match(
     """Score every neuron against every heuristic."""
     size = max(1, rows_at_a_time(catalogue) // (1 + draws))
 
-    def work(start: int) -> Matched:
+    def work(start: int) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
         rows = range(start, min(start + size, len(neurons)))
         done = _matched(neurons, rows, catalogue, draws, seed, names)
         advance(len(rows))
@@ -129,12 +133,9 @@ def match(
 
     # A GPU is kept busy by one piece of work, and its memory is for one.
     each = map if catalogue.cells.is_cuda else pool.map
-    parts = list(each(work, range(0, len(neurons), size)))
-    matches, best = (
-        _with_chances(pd.concat(tables, ignore_index=True), len(catalogue))
-        for tables in ([part.matches for part in parts], [part.best for part in parts])
-    )
-    return Matched(matches, best, np.concatenate([part.null for part in parts]))
+    matches, best, null = zip(*each(work, range(0, len(neurons), size)), strict=True)
+    tables = [_with_chances(list(chain(*parts)), len(catalogue)) for parts in (matches, best)]
+    return Matched(tables[0], tables[1], np.concatenate(null))
 
 
 def rows_at_a_time(catalogue: Catalogue) -> int:
@@ -155,9 +156,10 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 def _matched(
     neurons: Neurons, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
-) -> Matched:
+) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
+    """Matches and best pairs, in pieces, and the null of some neurons."""
     activations, logits = neurons.on_prompts(rows, catalogue)
-    above, below = (overlaps(order(x), catalogue.indirect) for x in (activations, -activations))
+    above, below = (overlaps(order(x, catalogue.depth), catalogue.indirect) for x in (activations, -activations))
     both, sign = torch.maximum(above, below), torch.where(below > above, -1, 1)
     chance = catalogue.indirect.chance.expand_as(both)
     indirect = Overlaps(catalogue.indirect.sizes[None], both, chance, catalogue.indirect.evidence(both))
@@ -168,8 +170,8 @@ def _matched(
         ]
     )
     found = direct(activations, logits, catalogue, shifts, rows_at_a_time(catalogue))
-    matches: list[pd.DataFrame] = []
-    best: list[pd.DataFrame] = []
+    matches: list[Columns] = []
+    best: list[Columns] = []
     promoted = found.catalogued.overlap
     for side, sets, signs, evidence in (
         (catalogue.indirect, indirect, sign, indirect.beyond),
@@ -183,12 +185,13 @@ def _matched(
             tables.append(_pairs(at, rows, heuristics, signs[at], evidence, sets))
     if found.several is not None:
         several, sets = found.several
-        at = several.found.nonzero().flatten()
-        heuristics = [several.heuristic(i, catalogue) for i in at.tolist()]
         evidence = one_evidence(len(catalogue), sets.size[:, 0], sets.overlap[:, 0])[:, None]
-        best.append(_pairs((at, torch.zeros_like(at)), rows, heuristics, torch.ones_like(at), evidence, sets))
-        matches.append(best[-1][is_match(best[-1].overlap, best[-1]["size"])])
-    return Matched(pd.concat(matches), pd.concat(best), found.null.cpu().numpy())
+        matched = several.found & is_match(several.overlap, several.size)
+        for tables, which in ((matches, matched), (best, several.found)):
+            at = which.nonzero().flatten()
+            heuristics = [several.heuristic(i, catalogue) for i in at.tolist()]
+            tables.append(_pairs((at, torch.zeros_like(at)), rows, heuristics, torch.ones_like(at), evidence, sets))
+    return matches, best, found.null.cpu().numpy()
 
 
 def _pairs(
@@ -198,7 +201,7 @@ def _pairs(
     sign: Tensor,
     evidence: Tensor,
     sets: Overlaps,
-) -> pd.DataFrame:
+) -> Columns:
     """A table of some pairs of neuron and set, given by their places in `evidence` and `sets`."""
     columns = {
         "row": at[0] + rows.start,
@@ -215,11 +218,13 @@ def _pairs(
         "on": np.array([h.on for h in heuristics], dtype=object),
         "direct": np.array([h.direct for h in heuristics], dtype=np.bool_),
     }
-    return pd.DataFrame({**described, **{name: x.cpu().numpy() for name, x in columns.items()}})
+    return {**described, **{name: x.cpu().numpy() for name, x in columns.items()}}
 
 
-def _with_chances(pairs: pd.DataFrame, total: int) -> pd.DataFrame:
-    """Overlaps as shares of the set."""
+def _with_chances(pieces: Sequence[Columns], total: int) -> pd.DataFrame:
+    """One table of all pairs, neuron after neuron, with overlaps as shares of the set."""
+    joined = pd.DataFrame({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+    pairs = joined.sort_values("row", kind="stable", ignore_index=True)
     score, chance = pairs.overlap / pairs["size"], pairs["size"] / total
     corrected = (score - chance) / (1 - chance)
     return pairs.assign(score=score, chance=chance, corrected=corrected, expected=pairs.expected / pairs["size"])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import MultiResult
-from arithscope.heuristics.matching import foremost, is_match, sorted_rows
+from arithscope.heuristics.matching import histogram, is_match, sorted_rows
 
 MOST = 4
 PERCENT = 95
@@ -70,8 +70,10 @@ def grid(total: int) -> list[int]:
 
 def ranks_by_result(ordered: Int[Tensor, "orders prompts"], catalogue: Catalogue) -> Int[Tensor, "orders prompts"]:
     """Ranks of the prompts, by result and then ascending, as result code · N + rank."""
-    total = ordered.shape[1]
-    return sorted_rows((catalogue.codes * total)[ordered].add_(torch.arange(total, device=ordered.device)))
+    total, device = ordered.shape[1], ordered.device
+    kind = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # the smaller are sorted faster
+    first = (catalogue.codes * total).to(kind).index_select(0, ordered.flatten())
+    return sorted_rows(first.view(ordered.shape).add_(torch.arange(total, device=device)))
 
 
 def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalogue: Catalogue) -> MultiResults:
@@ -79,7 +81,9 @@ def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalog
     (orders, total), results, device = ordered.shape, len(catalogue.results), ordered.device
     most = min(MOST, results)
     cuts = torch.tensor(grid(total), device=device)
-    counts = foremost(catalogue.codes, ordered, cuts, results).transpose(1, 2).long()
+    cells = torch.arange(len(cuts) * results, device=device).view(len(cuts), results)
+    pieces = histogram(ordered, catalogue.codes, cuts, cells, cells.numel())
+    counts = pieces.view(orders, len(cuts), results).cumsum(1)  # among the first T prompts
     # The most frequent results, the smaller result first among equals.
     backwards = torch.arange(results - 1, -1, -1, device=device)
     frequent = (counts * results + backwards).topk(most, dim=-1).indices  # [orders, cuts, most]
@@ -106,7 +110,7 @@ def _below(ranks: Tensor, codes: Tensor, k: Tensor, catalogue: Catalogue) -> Ten
     """How often results [orders, sets, most] occur among the first k [orders, sets] prompts of each order: by bisection."""
     bounds = codes * ranks.shape[1] + k[..., None]
     first = catalogue.result_sizes.cumsum(0) - catalogue.result_sizes
-    return torch.searchsorted(ranks, bounds.flatten(1)).view(bounds.shape) - first[codes]
+    return torch.searchsorted(ranks, bounds.flatten(1).to(ranks.dtype)).view(bounds.shape) - first[codes]
 
 
 def _information(total: int, k: Tensor, overlap: Tensor) -> Tensor:

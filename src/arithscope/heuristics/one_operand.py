@@ -44,8 +44,9 @@ def remaining(
     permuted: Int[Tensor, "kinds draws prompts"],
 ) -> Float[Tensor, "kinds heuristics"]:
     """The mean overlaps of heuristics, all of one class, with permuted activations × weights that are not permuted."""
-    ordered = order(activations[permuted.flatten(0, 1)] * weights)
     side = catalogue.direct if heuristics[0].direct else catalogue.indirect
+    moved = activations.index_select(0, permuted.flatten()).view(-1, len(weights))
+    ordered = order(moved * weights, catalogue.depth)
     counted = overlaps(ordered, side)
     found = [
         _overlap(ordered, h, catalogue) if isinstance(h, MultiResult) else counted[:, side.column[h]]

@@ -16,21 +16,25 @@ from arithscope.heuristics.catalogue import Catalogue, Variable
 from arithscope.heuristics.kinds import RESULT, Heuristic, MultiResult
 
 
-def told_by(patterns: Float[Tensor, "rows prompts"], values: Int[Tensor, " prompts"]) -> Float[Tensor, " rows"]:
-    """The share of each row's variance that is told by a number of the prompt: 1 if the row is a function of it.
+def told_by(patterns: Float[Tensor, "rows prompts"], *numbers: Int[Tensor, " prompts"]) -> list[Float[Tensor, " rows"]]:
+    """The share of each row's variance that is told by a number of the prompt, for each of these numbers: 1 if the row is a
+    function of it.
 
     The correlation ratio, corrected for the number of groups (ε²), so that it is 0 on average for noise and may be negative.
     0 for a row without variance.
     """
-    n, sizes = patterns.shape[1], values.bincount()
-    groups = int((sizes > 0).sum())
-    x = patterns.double() - patterns.double().mean(1, keepdim=True)
-    sizes = sizes.clamp(min=1).double()
-    sums = torch.zeros(len(x), len(sizes), dtype=x.dtype, device=x.device).index_add_(1, values, x)
-    total = (x**2).sum(1)
-    left = (total - (sums**2 / sizes).sum(1)) / total.clamp(min=1e-300)
-    told = 1 - left * (n - 1) / max(n - groups, 1)
-    return torch.where(total > 0, told, torch.zeros_like(told))
+    x = patterns.double()
+    x = x - x.mean(1, keepdim=True)
+    total = x.square().sum(1)
+    found = []
+    for values in numbers:
+        n, sizes = len(values), values.bincount()
+        groups = int((sizes > 0).sum())
+        sums = torch.zeros(len(x), len(sizes), dtype=x.dtype, device=x.device).index_add_(1, values, x)
+        left = (total - (sums**2 / sizes.clamp(min=1)).sum(1)) / total.clamp(min=1e-300)
+        told = 1 - left * (n - 1) / max(n - groups, 1)
+        found.append(torch.where(total > 0, told, torch.zeros_like(told)))
+    return found
 
 
 class Coverage:
@@ -60,7 +64,7 @@ class Coverage:
         """What each subset of the heuristics explains."""
         x = pattern.astype(np.float64)
         x -= x.mean()
-        variance = float(x @ x)
+        variance = float(np.square(x).sum())  # x @ x would wake threads of its own
         if not heuristics or variance == 0.0:
             return [0.0] * len(subsets)
         rows = [(RESULT, h.admits(self._results)) if isinstance(h, MultiResult) else self._rows[h] for h in heuristics]

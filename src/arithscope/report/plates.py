@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from arithscope.figures.gallery import PLATES, Plate
@@ -22,6 +24,7 @@ from arithscope.stages import STAGES
 from arithscope.store import RunWriter
 
 FOLDER = "figures"
+PNG_DPI, SVG_DPI = 150, 100  # the latter is for images inside
 
 
 def draw_plates(run: RunWriter, progress: Progress) -> None:
@@ -55,11 +58,14 @@ def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: st
     """Add title and caption to a figure and write it as PNG and SVG."""
     with rc_context(STYLE):
         finish(figure, title, caption)
+        figure.set_dpi(PNG_DPI)
+        # Each canvas draws the figure once; `savefig` would draw it twice, first only to find the layout.
         with new_file(folder / f"{name}.png") as path:
-            figure.savefig(path, format="png", dpi=150)
+            FigureCanvasAgg(figure).print_png(path)
         figure.set_layout_engine("none")  # everything is in its place by now
+        figure.set_dpi(SVG_DPI)
         with new_file(folder / f"{name}.svg") as path:
-            figure.savefig(path, format="svg", metadata={"Date": None})
+            FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
 
 
 def _sources(plate: Plate, run: RunWriter) -> dict[str, str]:

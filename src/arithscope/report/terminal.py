@@ -52,4 +52,4 @@ def shown(value: Any) -> str:
 def _figure(x: float) -> str:
     if abs(x) >= 1000:
         return f"{x:.1e}"
-    return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.2f}"
+    return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 0.9995 else f"{x:.2f}"

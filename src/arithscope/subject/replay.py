@@ -128,7 +128,9 @@ def tail_logits(
     cache = DynamicCache()
     for i, (keys, values) in enumerate(prefix):
         cache.update(keys, values, i)
-    return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1))
+    # By index: a slice would not lie together in memory, and be unembedded row by row.
+    last = torch.tensor([ids.shape[1] - 1])
+    return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last))
 
 
 @contextmanager

@@ -151,4 +151,7 @@ def _tails(subject: Subject, prompts: Prompts, block: _Beginnings, kept: int, ro
 
 
 def _spread(keys_values: KeysValues, beginning: Tensor) -> KeysValues:
-    return [(k[beginning.to(k.device)], v[beginning.to(v.device)]) for k, v in keys_values]
+    # Ten times as fast, on a CPU, as indexing.
+    return [
+        (k.index_select(0, beginning.to(k.device)), v.index_select(0, beginning.to(v.device))) for k, v in keys_values
+    ]
