@@ -57,7 +57,7 @@ def test_kill_at_random_moments(tmp_path: Path, saved_adder: Path) -> None:
     asked = (saved_adder, "heads")
     assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
     moments, folder = random.Random(0), tmp_path / "run"
-    for stage in ("accuracy", "means", "localize", "circuit"):
+    for stage in ("means", "accuracy", "localize", "circuit"):
         process = start(RUN, folder, *asked)
         while process.poll() is None and not (folder / stage).exists():
             time.sleep(0.01)

@@ -32,7 +32,7 @@ def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pyte
     second = run(subject, SMALL, tmp_path, None, Silent()).summary
     assert calls == [8]
     assert first == second
-    run(subject, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # accuracy does not depend on the preset
+    run(subject, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # means do not depend on the preset
     assert calls == [8]
     run(subject, replace(SMALL, max_operand=6), tmp_path, None, Silent())
     run(subject, SMALL, tmp_path, None, Silent())
@@ -50,14 +50,14 @@ def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pyt
 
 def test_same_numbers_in_another_folder(tmp_path: Path) -> None:
     subject = small("gptj")
-    a, b = (run(subject, SMALL, tmp_path / name, ["accuracy", "means"], Silent()).summary for name in "ab")
+    a, b = (run(subject, SMALL, tmp_path / name, ["means", "accuracy"], Silent()).summary for name in "ab")
     assert a == b
 
 
 def test_chosen_stages() -> None:
     assert [s.name for s in chosen_stages(None)] == [s.name for s in STAGES if s.name != "training"]
-    assert [s.name for s in chosen_stages(["accuracy"])] == ["accuracy"]
-    assert [s.name for s in chosen_stages(["circuit"])] == ["accuracy", "means", "localize", "circuit"]
+    assert [s.name for s in chosen_stages(["means"])] == ["means"]
+    assert [s.name for s in chosen_stages(["circuit"])] == ["means", "accuracy", "localize", "circuit"]
     for bad in (["nothing"], []):
         with pytest.raises(UserError, match="tage"):
             chosen_stages(bad)
@@ -131,13 +131,13 @@ def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
 def test_nothing_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is never right has no circuit; what was found before stays."""
     subject = small("llama", "sdpa")
-    original = STAGES[0]
+    first, original = STAGES[:2]
 
     def never_right(*arguments: Any) -> Any:
         found = original.compute(*arguments)
         return replace(found, prompts=found.prompts.assign(correct=False))
 
-    monkeypatch.setattr(study, "STAGES", (replace(original, compute=never_right), *STAGES[1:]))
+    monkeypatch.setattr(study, "STAGES", (first, replace(original, compute=never_right), *STAGES[2:]))
     for stage in ("localize", "probe"):
         with pytest.raises(UserError, match="next to no prompt correctly"):
             run(subject, SMALL, tmp_path / stage, [stage], Silent())
@@ -151,8 +151,8 @@ def test_after_each_stage(tmp_path: Path) -> None:
             small("llama", "sdpa"),
             SMALL,
             tmp_path,
-            ["accuracy", "means"],
+            ["means", "accuracy"],
             Silent(),
             after_stage=lambda folder: seen.append([s.name for s in STAGES if folder.is_done(s.name)]),
         )
-    assert seen == [["accuracy"], ["accuracy", "means"], ["accuracy", "means"], ["accuracy", "means"]]
+    assert seen == [["means"], ["means", "accuracy"], ["means", "accuracy"], ["means", "accuracy"]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from arithscope.experiments.accuracy import Accuracy, accuracy
+from arithscope.experiments.accuracy import Accuracy, accuracy_from
 from arithscope.experiments.bag import Bag, bag
 from arithscope.experiments.circuit import Circuit, circuit
 from arithscope.experiments.classify import Classify, classify
@@ -56,7 +56,7 @@ class Stage:
 
 
 def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Accuracy:
-    return accuracy(subject, settings.operators, settings.max_operand, settings.seed, progress)
+    return accuracy_from(results["means"], settings.operators, subject.limit, settings.seed)
 
 
 def _means(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> MeanActivations:
@@ -201,8 +201,8 @@ def _no_memory(subject: Subject, settings: Settings) -> int:
 
 
 STAGES: tuple[Stage, ...] = (
-    Stage("accuracy", Accuracy, (), ("operators", "max_operand", "seed"), _accuracy, _sweep_memory),
     Stage("means", MeanActivations, (), ("max_operand",), _means, _sweep_memory),
+    Stage("accuracy", Accuracy, ("means",), ("operators", "seed"), _accuracy, _no_memory),
     Stage("localize", Localize, ("accuracy",), ("sizes", "seed"), _localize, _replay_memory),
     Stage(
         "circuit",
@@ -267,7 +267,7 @@ STAGES: tuple[Stage, ...] = (
 
 # What is given to the stages of an earlier checkpoint: the final one's circuit, first answer layer and classification.
 FINAL, CHECKPOINTS = "final", "checkpoints"
-_OF_CHECKPOINTS = ("accuracy", "means", "neurons", "topk", "patterns", "classify", "prompt_knockout", "bag")
+_OF_CHECKPOINTS = ("means", "accuracy", "neurons", "topk", "patterns", "classify", "prompt_knockout", "bag")
 CHECKPOINT_STAGES = tuple(
     replace(stage, needs=(*stage.needs, FINAL)) if stage.name == "bag" else stage
     for stage in STAGES

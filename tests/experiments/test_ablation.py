@@ -141,9 +141,11 @@ def test_samples_shrink_together_and_stay_disjoint() -> None:
     accuracy = pretended(small("llama", "sdpa"), "+-", 5)
     for wanted in (SampleSizes(4, 6, 2, None), SampleSizes(1000, 1000, 2, None)):
         for operator, split in splits(accuracy, wanted, 3).items():
-            keys = [list(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
-            assert not set(keys[0]) & set(keys[1])
+            parts = (split.discovery, split.evaluation, split.held_out)
+            keys = [list(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in parts]
+            assert len(set(keys[0] + keys[1] + keys[2])) == sum(map(len, keys))
             available = len(accuracy.correct(operator))
-            assert len(keys[0]) == min(wanted.discovery, available // 2)
+            assert len(keys[0]) == min(wanted.discovery, available // 3)
+            assert len(keys[2]) == max(available - len(keys[0]) - len(keys[1]), available // 3)
             assert np.all(split.others.answer != split.discovery.answer)
     assert set(split.others.operator.tolist()) == {0, 1}  # counterfactuals come from all operators

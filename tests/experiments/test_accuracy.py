@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from arithscope.experiments.accuracy import Accuracy, accuracy
+from arithscope.experiments.accuracy import Accuracy, accuracy, accuracy_from
+from arithscope.experiments.means import means
 from arithscope.experiments.result import AVERAGE
 from arithscope.progress import Silent
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts, square
 from tests.families import NUMBERS, small
 
 
@@ -32,6 +34,18 @@ def test_every_legal_prompt_against_a_full_pass(result: Accuracy) -> None:
         assert row.p_answer == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-6)
         predicted = subject.encoder.tokens([int(logits.argmax())])[0]
         assert row.predicted == (int(predicted) if predicted.isdigit() else -1)
+
+
+@pytest.mark.parametrize("operators", ["+-*/", "-/"])
+def test_the_sweep_of_mean_activations_tells_the_same(operators: str) -> None:
+    subject = small("llama", "sdpa")
+    alone = accuracy(subject, operators, 12, 3, Silent())
+    swept = means(subject, 12, Silent())
+    found = accuracy_from(swept, operators, subject.limit, 3)
+    pd.testing.assert_frame_equal(found.prompts, alone.prompts, rtol=1e-4)
+    pd.testing.assert_frame_equal(found.table, alone.table, rtol=1e-4)
+    legal = square("+-*/", 12).legal(subject.limit)
+    assert np.isnan(swept.p_answer).tolist() == (~legal).tolist()
 
 
 def test_table_and_summary(result: Accuracy) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from numpy.typing import NDArray
 
+from arithscope.experiments.answers import Answers
+from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.result import by_operator, table_of
-from arithscope.measures import Mean, bootstrap_mean, log_probability
+from arithscope.measures import Mean, bootstrap_mean
 from arithscope.progress import Progress
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts, operator_indices, random_source, square
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep
 
@@ -55,26 +57,30 @@ def as_prompts(rows: pd.DataFrame) -> Prompts:
 def accuracy(subject: Subject, operators: Sequence[str], max_operand: int, seed: int, progress: Progress) -> Accuracy:
     """Ask the model every legal prompt."""
     prompts = legal_prompts(operators, max_operand, subject.limit)
-    answers = subject.answers(prompts)
-    predicted = torch.empty(len(prompts), dtype=torch.long)
-    probability = torch.empty(len(prompts), dtype=torch.float32)
+    answers = Answers(subject, prompts)
     with progress.task("accuracy", len(prompts)) as advance:
         for block in sweep(subject, prompts, progress=advance):
-            rows = torch.from_numpy(block.rows)
-            predicted[rows] = block.logits.argmax(-1).cpu()
-            wanted = answers[rows.to(answers.device)].to(block.logits.device)
-            probability[rows] = log_probability(block.logits, wanted).exp().float().cpu()
-    number_of_token = torch.full((subject.sizes.vocabulary,), -1)
-    number_of_token[subject.encoder.answer_tokens] = torch.arange(subject.limit)
+            answers.see(block.rows, block.logits)
+    return _tabulated(prompts, answers.predicted, answers.p_answer, seed)
+
+
+def accuracy_from(means: MeanActivations, operators: Sequence[str], limit: int, seed: int) -> Accuracy:
+    """The same from the sweep that mean activations were taken from, which asked all of them."""
+    prompts = square(means.operators, means.max_operand)
+    kept = np.flatnonzero(prompts.legal(limit) & np.isin(prompts.operator, operator_indices(operators)))
+    return _tabulated(prompts[kept], means.predicted[kept], means.p_answer[kept], seed)
+
+
+def _tabulated(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32], seed: int) -> Accuracy:
     frame = pd.DataFrame(
         {
             "operator": np.array(OPERATORS)[prompts.operator],
             "op1": prompts.op1.astype(np.int32),
             "op2": prompts.op2.astype(np.int32),
             "answer": prompts.answer.astype(np.int32),
-            "predicted": number_of_token[predicted].numpy().astype(np.int32),
-            "correct": (predicted == answers.cpu()).numpy(),
-            "p_answer": probability.numpy(),
+            "predicted": predicted,
+            "correct": predicted == prompts.answer,
+            "p_answer": p_answer,
         }
     )
     return Accuracy(frame, _table(frame, seed))

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.localize import effect_reducer, effect_statistics
@@ -199,7 +198,7 @@ def _agreement(
     for i, measure in enumerate(EFFECTS):
         ours, theirs = _means(exact)[..., i], _means(estimates)[..., i]
         row: dict[str, Any] = {"operator": operator, "screen": screen, "measure": measure}
-        row["rank_correlation"] = float(spearmanr(ours.ravel(), theirs.ravel()).statistic)
+        row["rank_correlation"] = pd.Series(ours.ravel()).rank().corr(pd.Series(theirs.ravel()).rank())
         for percent in RECALLED:
             k = share_of(ours.shape[1], percent)
             pairs = zip(best_first(ours)[:, :k], best_first(theirs)[:, :k], strict=True)

@@ -74,7 +74,9 @@ def _paired_bars(panel: Axes, table: pd.DataFrame) -> None:
         (OTHERS, OTHERS_COLOUR, 0.2, "prompts that do not"),
     ):
         rows = intervals.loc[group].loc[wide.index]
-        intervals_shown = {"yerr": errors(rows), "error_kw": {"elinewidth": 0.5}} if len(x) <= MOST_NAMES else {}
+        intervals_shown: dict[str, Any] = (
+            {"yerr": errors(rows), "error_kw": {"elinewidth": 0.5}} if len(x) <= MOST_NAMES else {}
+        )
         panel.bar(x + shift, rows.value, 0.4, color=colour, label=label, **intervals_shown)
     panel.plot(x - 0.2, wide[UNMATCHED, ASSOCIATED], "_", color="black", label="the former, other neurons silenced")
     panel.set_ylim(0, 1.05)

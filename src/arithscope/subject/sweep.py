@@ -76,9 +76,14 @@ def sweep(
 
 @torch.no_grad()
 def mean_activations(
-    subject: Subject, prompts: Prompts, progress: Progress | None = None, rows: int | None = None
+    subject: Subject,
+    prompts: Prompts,
+    progress: Progress | None = None,
+    rows: int | None = None,
+    see: Callable[[NDArray[np.int64], Tensor], None] = lambda rows, logits: None,
 ) -> Means:
-    """The mean over prompts, at every position, of all heads and neurons (the values of mean ablation)."""
+    """The mean over prompts, at every position, of all heads and neurons (the values of mean ablation). `see` is told the rows
+    and logits of each block on the way."""
     s, layers = subject.sizes, range(subject.sizes.layers)
     length, first = subject.encoder.length, subject.positions.op2
     totals = Means(
@@ -104,7 +109,8 @@ def mean_activations(
             add(seen, slice(0, first))
         for tail in _tails(subject, prompts, block, kept, rows):
             with capturing(subject, heads=layers, neurons=layers, keep=lambda x: x.float().sum(0)) as seen:
-                tail_logits(subject, _spread(keys_values, tail.beginning), tail.ids)
+                logits = tail_logits(subject, _spread(keys_values, tail.beginning), tail.ids)
+            see(tail.rows, logits)
             add(seen, slice(first, length))
             if progress is not None:
                 progress(len(tail.rows))
