@@ -71,13 +71,22 @@ def test_kill_at_random_moments(tmp_path: Path, saved_adder: Path) -> None:
     assert figures[0] == figures[1]
 
 
+def stored(folder: Path) -> Any:
+    """Every stage's checksums and summary, and the statuses of all."""
+    records = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/stage.json"))}
+    status = {
+        name: entry["status"] for name, entry in json.loads((folder / "manifest.json").read_text())["stages"].items()
+    }
+    return {name: (r["files"], r["summary"], r["key"]) for name, r in records.items()}, status, summary(folder)
+
+
 def test_kill_at_every_write(tmp_path: Path, saved_model: Path) -> None:
-    asked = (saved_model, "accuracy")
+    asked = (saved_model, "means")
     assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
     deaths = 0
     while finish(DIE_AT_REPLACE, folder := tmp_path / str(deaths), *asked, deaths + 1) == 9:
         assert finish(RUN, folder, *asked) == 0
-        assert summary(folder) == summary(tmp_path / "undisturbed")
+        assert stored(folder) == stored(tmp_path / "undisturbed")
         deaths += 1
     assert deaths > 4  # manifest, summary, stage record and stage folder at the least
-    assert summary(folder) == summary(tmp_path / "undisturbed")
+    assert stored(folder) == stored(tmp_path / "undisturbed")

@@ -74,7 +74,7 @@ def follow(
 
 def _forget_if_other(final: RunWriter, names: list[str], keys: list[str]) -> None:
     """The stage's key covers the final checkpoint; what was gathered from other checkpoints, or other results, is removed."""
-    if final.has(TRAINING):
+    if final.is_done(TRAINING):
         earlier = final.read(TRAINING, Training)
         if (earlier.checkpoints[:-1], earlier.keys) != (names, keys):
             shutil.rmtree(final.path / TRAINING)

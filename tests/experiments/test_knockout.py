@@ -162,6 +162,18 @@ def test_rules_with_few_neurons_or_prompts_are_not_tested() -> None:
     assert none.summary() == {}
 
 
+def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
+    """All but twenty neurons match: there are not as many unmatched ones, while random ones may be the same."""
+    top = [(ADDING_LAYER, n) for n in range(100)]
+    classify = made_up("+", top, [(*n, "op1 in [0, 10]", 0.9, True) for n in top[20:]])
+    found = knockout(copy_and_add(), known_sums(), classify, SIZES, 0, "last", Silent())
+    gaps = found.differences[found.differences.criterion == RAW].set_index("difference")
+    assert np.isnan(gaps.value["unmatched"])
+    assert gaps.n["unmatched"] == 0
+    assert gaps.n["random"] == 12
+    assert np.isnan(found.summary()["+"]["raw_beyond_unmatched"]["value"])
+
+
 def test_operators_may_differ_in_what_they_have() -> None:
     """One has raw matches only: its calibrated numbers are missing, and the average is over the other."""
     subject = copy_and_add()

@@ -41,7 +41,8 @@ class Knockout:
     """accuracy: of each heuristic, on associated prompts and on others, with its own neurons silenced, or as many unmatched or
     random top neurons. Before, it is 1: all prompts are correct.
     differences: `prompts`, by how much more accuracy is left on others than on associated prompts, own neurons silenced;
-    `unmatched` and `random`, by how much more is left on associated prompts when the control is silenced instead (paired).
+    `unmatched` and `random`, by how much more is left on associated prompts when the control is silenced instead (paired; NaN
+    where there are not as many neurons for it).
     table: means over heuristics, with intervals over heuristics; they overlap, so that intervals are narrow rather than wide.
     signs: of the three differences how many are above and below zero, and the two-sided p of a sign test."""
 
@@ -162,11 +163,13 @@ def _accuracies(test: _Test, right: NDArray[np.float64], random: np.random.Gener
 def _differences(
     test: _Test, right: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
 ) -> dict[str, Mean]:
+    """The controls' ones are NaN where there were not as many neurons for the control."""
     own, *controls = right[:, : test.associated]
+    wanted, *taken = test.silenced.sum(1)
     found = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
-    return found | {
-        name: bootstrap_mean(control - own, random) for name, control in zip(SILENCED[1:], controls, strict=True)
-    }
+    for name, control, size in zip(SILENCED[1:], controls, taken, strict=True):
+        found[name] = bootstrap_mean(control - own if size == wanted else [], random)
+    return found
 
 
 def _result(accuracies: list[dict[str, Any]], differences: list[dict[str, Any]], seed: int) -> Knockout:
@@ -183,7 +186,7 @@ def _result(accuracies: list[dict[str, Any]], differences: list[dict[str, Any]],
         for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
             measure = name.format(criterion)
             random = random_source(seed, "knockout", str(operator), measure)
-            measured.setdefault(str(operator), {})[measure] = bootstrap_mean(rows.value, random)
+            measured.setdefault(str(operator), {})[measure] = bootstrap_mean(rows.value.dropna(), random)
     signs = [
         {"operator": operator, "criterion": criterion, "difference": name, **asdict(sign_test(rows.value))}
         for (operator, criterion, name), rows in gaps.groupby(["operator", "criterion", "difference"], sort=False)

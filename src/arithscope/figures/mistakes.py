@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from arithscope.experiments.classify import CALIBRATED
 from arithscope.experiments.failures import AUC, HYPOTHESES, Failures
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, new_figure, styled, table_figure
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, hide_unused, new_figure, styled, table_figure
 
 LABELS = dict(
     zip(HYPOTHESES, ("associated heuristic neurons", "contribution to the right answer's logit"), strict=True)
@@ -35,6 +35,9 @@ def failure_contributions(failures: Failures) -> Figure:
             _spread(panel, rows, f"{CALIBRATED}_{feature}", OPERATOR_COLOURS[operator])
             panel.set_title(f"{SIGNS[operator]}: {told.value:+.2f} [{told.low:.2f}, {told.high:.2f}]")
         _coefficients(column[-1], failures.model, operator)
+    if not operators:
+        axes[0, 0].text(0, 0.5, "no operator has both right and wrong prompts")
+        hide_unused(axes[:, 0], 1)
     for panel, label in zip(
         axes[:, 0], (*LABELS.values(), "log-odds of being right\nper standard deviation"), strict=True
     ):
