@@ -20,6 +20,7 @@ from arithscope.report import plates
 from arithscope.store import RunFolder
 from arithscope.subject import checkpoints as subject_checkpoints
 from arithscope.subject.checkpoints import checkpoints_of, chosen_checkpoints
+from arithscope.subject.load import load
 from arithscope.subject.subject import Subject
 from tests.conftest import saved
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
@@ -168,6 +169,13 @@ def test_bad_checkpoints(trained: Path, tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert "no checkpoint 'step-7'" in complaint(capsys, "run", f"{trained}@step-7", *ASKED, "--out", out)
     assert not out.exists()
+
+
+def test_a_folder_with_an_at_sign_in_its_name(trained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "me@home"))
+    assert load(str(folder)).identity.revision == ""
+    assert load(f"{folder}@step-10").identity.revision == "step-10"
+    assert checkpoints_of(str(folder)) == ["step-2", "step-10"]
 
 
 def test_names_in_the_order_of_training(trained: Path) -> None:

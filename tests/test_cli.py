@@ -137,6 +137,10 @@ def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pyte
     other = Path(shutil.copytree(explained, tmp_path / "run"))
     shutil.rmtree(other / "classify")
     assert "no complete stage 'classify'" in complaint(capsys, "explain", other, "1+1=")
+    manifest = json.loads((other / "manifest.json").read_text())
+    del manifest["subject"]["limit"]
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert "earlier version" in complaint(capsys, "explain", other, "1+1=")
 
 
 def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,3 +1,3 @@
 """arithscope: a microscope for arithmetic in language models."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

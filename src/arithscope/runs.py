@@ -18,10 +18,12 @@ from arithscope.subject.subject import Subject
 
 def prompt_of(run: RunFolder, text: str) -> Prompts:
     """A prompt, as a person writes it, if it is one that the run studied."""
-    configuration = run.manifest["configuration"]
-    return parse_prompt(
-        text, configuration["operators"], configuration["max_operand"], run.manifest["subject"]["limit"]
-    )
+    configuration, limit = run.manifest["configuration"], run.manifest["subject"].get("limit")
+    if limit is None:
+        raise UserError(
+            f"The run in {run.path} is of an earlier version of arithscope; run it again to explain prompts."
+        )
+    return parse_prompt(text, configuration["operators"], configuration["max_operand"], limit)
 
 
 def subject_of(run: RunFolder, elsewhere: str | None, options: LoadOptions) -> Subject:

@@ -113,7 +113,7 @@ def _find(subject: str) -> _Place:
     if not subject.strip():
         raise UserError(f"No subject was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
     whole = Path(subject).expanduser()
-    base, _, revision = (subject, "", "") if whole.exists() else subject.partition("@")
+    base, _, revision = (subject, "", "") if whole.exists() or "@" not in subject else subject.rpartition("@")
     if base in embedded_names():
         folder = checkpoint_folder(FOLDER / base, revision or None)
         return _Place(base, str(folder), revision or None, None, True)
