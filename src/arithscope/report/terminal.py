@@ -8,6 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+WIDEST = 8  # characters of an interval's ends, so that five columns fit into 80
+
 
 def summary_tables(summary: dict[str, Any]) -> list[Table]:
     """One table for each experiment in summary.json: a column an operator, a row a measure, with its interval below."""
@@ -15,9 +17,9 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     for experiment, columns in summary.items():
         table = experiment_table(experiment, list(columns))
         measures = list(dict.fromkeys(name for entries in columns.values() for name in entries))
-        prompts = [_prompts(entries) for entries in columns.values()]
-        if any(prompts):
-            table.add_row("prompts", *(f"{n:,}" for n in prompts))
+        sizes = [_size(entries) for entries in columns.values()]
+        if any(sizes):
+            table.add_row("n", *(f"{n:,}" for n in sizes))
         for measure in measures:
             table.add_row(measure.replace("_", " "), *(shown(entries.get(measure)) for entries in columns.values()))
         tables.append(table)
@@ -33,7 +35,8 @@ def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _prompts(entries: dict[str, Any]) -> int:
+def _size(entries: dict[str, Any]) -> int:
+    """Of the largest sample: prompts, neurons or heuristics."""
     return max((v["n"] for v in entries.values() if isinstance(v, dict)), default=0)
 
 
@@ -46,10 +49,14 @@ def shown(value: Any) -> str:
     if not isinstance(value, dict):
         return _figure(value) if isinstance(value, float) else str(value)
     whose = f"{value['component']}\n" if "component" in value else ""
-    return f"{whose}{_figure(value['value'])}\n[{_figure(value['low'])},{_figure(value['high'])}]"
+    low, high = _figure(value["low"]), _figure(value["high"])
+    interval = f"[{low},{high}]" if len(low) + len(high) <= WIDEST else f"[{low},\n {high}]"
+    return f"{whose}{_figure(value['value'])}\n{interval}"
 
 
 def _figure(x: float) -> str:
     if abs(x) >= 1000:
         return f"{x:.1e}"
+    if abs(x) >= 10:
+        return f"{x:.1f}"
     return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 0.9995 else f"{x:.2f}"
