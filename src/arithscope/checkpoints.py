@@ -51,25 +51,18 @@ def follow(
     for i, name in enumerate(names):
         progress.note(f"checkpoint {name}, {i + 1} of {len(names)}")
         folder = final.path / FOLDER / name
-        enough = True
+        gathered: dict[str, type] = {"accuracy": Accuracy, "bag": Bag, "prompt_knockout": PromptKnockout}
         try:
             study.run(load_checkpoint(name), fixed, folder, None, progress, known=CHECKPOINT_STAGES, given=given)
         except TooFewCorrect:
             progress.note(f"checkpoint {name} answers next to no prompt correctly, so that it has no heuristic neurons")
-            enough = False
+            gathered = {"accuracy": Accuracy}
         run = RunFolder(folder)
-        found.append(
-            Checkpoint(
-                name,
-                run.read("accuracy", Accuracy),
-                run.read("bag", Bag) if enough else None,
-                run.read("prompt_knockout", PromptKnockout) if enough else None,
-            )
-        )
-        keys.append(stage_key(**{stage: run.key(stage) for stage in run.manifest["stages"]}))
+        found.append(Checkpoint(name, **{stage: run.read(stage, kind) for stage, kind in gathered.items()}))
+        keys.append(stage_key(**{stage: run.key(stage) for stage in gathered}))
     _forget_if_other(final, list(names), keys)
-    gathered = {CHECKPOINTS: Given("", (found, keys))}
-    return study.run(subject, settings, final.path, [TRAINING], progress, after_stage, given=gathered)
+    together = {CHECKPOINTS: Given("", (found, keys))}
+    return study.run(subject, settings, final.path, [TRAINING], progress, after_stage, given=together)
 
 
 def _forget_if_other(final: RunWriter, names: list[str], keys: list[str]) -> None:

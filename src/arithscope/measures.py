@@ -268,7 +268,7 @@ def logistic(features: NDArray[np.float64], outcome: NDArray[np.bool_], random: 
     """Logistic regression of an outcome [values] on features [values, features], each standardised first.
 
     Coefficients are log-odds per standard deviation, shrunk a little (ridge RIDGE; the intercept is free). A resample draws
-    values with replacement, as counts that weigh them; those with one outcome only are drawn again. NaN without both outcomes.
+    values with replacement, as counts that weigh them; those with one outcome only are left out. NaN without both outcomes.
     """
     n, width = features.shape
     y = np.asarray(outcome, dtype=np.float64)

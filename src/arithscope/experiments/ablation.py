@@ -55,7 +55,11 @@ def mean_ablation(
 
 
 def ablated_scores(
-    subject: Subject, prompts: Prompts, edits: Sequence[Edit], judging: Judging, advance: Callable[[int], None]
+    subject: Subject,
+    prompts: Prompts,
+    edits: Sequence[Edit],
+    judging: Judging,
+    advance: Callable[[int], None] = lambda n: None,
 ) -> NDArray[np.float64]:
     """NL, whether it is right, and P(answer), for every prompt under every variant: [variants, prompts, scores].
 
@@ -122,7 +126,7 @@ def yardstick(subject: Subject, means: Means, prompts: Prompts, judging: Judging
     keep = torch.tensor([[False], [True]])
     heads = keep[:, :, None].expand(2, s.layers, s.heads)
     edits = mean_ablation(subject, means, heads, {i: keep.expand(2, s.neurons) for i in range(s.layers)})
-    empty, model = ablated_scores(subject, prompts, edits, judging, lambda n: None)[..., 0]
+    empty, model = ablated_scores(subject, prompts, edits, judging)[..., 0]
     return Yardstick(empty, model, judging)
 
 

@@ -22,10 +22,8 @@ class Answers:
 
     def __init__(self, subject: Subject, prompts: Prompts):
         self._legal = torch.from_numpy(prompts.legal(subject.limit))
-        tokens = subject.encoder.answer_tokens
-        self._wanted = tokens[torch.from_numpy(np.where(self._legal, prompts.answer, 0))]
-        self._numbers = torch.full((subject.sizes.vocabulary,), -1, dtype=torch.int32)
-        self._numbers[tokens] = torch.arange(len(tokens), dtype=torch.int32)
+        self._wanted = subject.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.answer, 0))]
+        self._numbers = subject.number_of_token
         self.predicted = np.full(len(prompts), -1, dtype=np.int32)
         self.p_answer = np.full(len(prompts), np.nan, dtype=np.float32)
 

@@ -16,14 +16,15 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.classify import CALIBRATED, Classify
+from arithscope.experiments.classify import Classify
 from arithscope.heuristics.kinds import Bools, Heuristic, Ints, parse
 from arithscope.prompts import Prompts
 from arithscope.subject.edits import Edit, edit
 from arithscope.subject.subject import Site, Subject
 
 NO_RANK = np.iinfo(np.int32).max  # of a neuron that is no candidate
-LAST, ALL = POSITIONS = ("last", "all")  # where neurons are silenced
+LAST = "last"
+POSITIONS = (LAST, "all")  # where neurons are silenced
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +101,7 @@ class Association:
 def association(classify: Classify, operator: str, criterion: str) -> Association:
     """Of an operator, with all matches (raw) or the calibrated ones."""
     top = classify.neurons[classify.neurons.operator == operator]
-    matches = classify.matches[classify.matches.operator == operator]
-    if criterion == CALIBRATED:
-        matches = matches[matches.calibrated]
+    matches = classify.matched(operator, criterion)
     place = {neuron: i for i, neuron in enumerate(zip(top.layer, top.neuron, strict=True))}
     row = np.array([place[neuron] for neuron in zip(matches.layer, matches.neuron, strict=True)], dtype=np.int64)
     names, heuristic = np.unique(matches.heuristic.to_numpy(dtype=str), return_inverse=True)

@@ -17,10 +17,10 @@ from arithscope.experiments.association import Association, as_many, association
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import MEAN, by_operator, table_of
+from arithscope.experiments.result import MEAN, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools
-from arithscope.measures import Mean, bootstrap_mean
+from arithscope.measures import bootstrap_mean
 from arithscope.progress import Progress
 from arithscope.prompts import random_source
 from arithscope.subject.subject import Subject
@@ -44,10 +44,7 @@ class Bag:
         rows = self.curve[self.curve.measure != "p_answer"]
         named = rows.assign(measure=rows.neurons + "_" + rows.measure)
         there = self.present.assign(measure=self.present.criterion + "_present")
-        measured: dict[str, dict[str, Mean]] = {}
-        for row in pd.concat([named, there]).to_dict("records"):
-            measured.setdefault(str(row["operator"]), {})[str(row["measure"])] = Mean(*(row[name] for name in MEAN))
-        return by_operator(table_of(measured))
+        return by_operator(with_average(pd.concat([named, there])))
 
 
 def bag(
@@ -74,7 +71,7 @@ def bag(
             masks = of.masks(np.stack(list(kept.values())), s.neurons)
             heads = circuit.keeps(operator, s.layers, s.heads)
             edits = mean_ablation(subject, mean_values, heads, masks, neurons_from=subject.positions.last)
-            scores = ablated_scores(subject, prompts, edits, judging, lambda n: None)
+            scores = ablated_scores(subject, prompts, edits, judging)
             measured = yardstick(subject, mean_values, prompts, judging).measure(scores, random)
             curves += [
                 {"operator": operator, "neurons": name, "kept": int(some.sum()), "measure": m, **asdict(means_of[m])}
@@ -108,9 +105,8 @@ def kept_neurons(
 
 def pairs(classify: Classify, operator: str, criterion: str) -> set[tuple[int, int, str]]:
     """Every match of an operator: layer, neuron, heuristic."""
-    m = classify.matches
-    m = m[(m.operator == operator) & (m.calibrated if criterion == CALIBRATED else True)]
-    return set(zip(*(m[name].tolist() for name in PAIR), strict=True))
+    matches = classify.matched(operator, criterion)
+    return set(zip(*(matches[name].tolist() for name in PAIR), strict=True))
 
 
 def _present(classify: Classify, final: Classify, operator: str, random: np.random.Generator) -> list[dict[str, Any]]:

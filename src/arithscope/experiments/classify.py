@@ -48,6 +48,11 @@ class Classify:
     def operators(self) -> list[str]:
         return [str(o) for o in self.neurons.operator.unique()]
 
+    def matched(self, operator: str, criterion: str) -> pd.DataFrame:
+        """An operator's matches, all of them (raw) or the calibrated ones."""
+        found = self.matches[self.matches.operator == operator]
+        return found if criterion == RAW else found[found.calibrated]
+
     def of_neuron(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """A neuron's matches, those first that are furthest beyond what its value vector alone brings."""
         return of_neuron(self.matches, operator, layer, neuron).sort_values("beyond", ascending=False, kind="stable")

@@ -3,9 +3,7 @@ without them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,18 +77,20 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
     parts = logit_contributions(subject, ids, token)
     score = of.best_scores(prompt)[:, 0]
     associated = score > 0
-    adds, fires = (x[0].cpu().double().numpy()[of.layers, of.neurons] for x in (parts.neurons, parts.activations))
+    adds, fires, lens = (
+        x[0].cpu().double().numpy()[of.layers, of.neurons]
+        for x in (parts.neurons, parts.activations, parts.value_logits)
+    )
     everything = float(parts.neurons.sum())
     best = _best_heuristics(of, prompt, score)
     rows = np.flatnonzero(associated)
     rows = rows[np.argsort(-np.abs(adds[rows]), kind="stable")]
-    lens = _value_logits(subject, of, rows, token)
     neurons = pd.DataFrame(
         {
             "layer": of.layers[rows],
             "neuron": of.neurons[rows],
             "activation": fires[rows],
-            "value_logit": lens,
+            "value_logit": lens[rows],
             "contribution": adds[rows],
             "heuristic": [str(of.heuristics[i]) for i in best[rows]],
             "kind": [of.heuristics[i].kind for i in best[rows]],
@@ -127,27 +127,14 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
 def _best_heuristics(of: Association, prompt: Prompts, score: NDArray[np.float64]) -> NDArray[np.int64]:
     """Of each associated neuron the heuristic that holds with the best score, the first of equal ones; −1 for the others."""
     best = np.full(len(of), -1)
-    holds = of.holds(prompt)[:, 0] if of.heuristics else np.zeros(0, dtype=np.bool_)
-    wanted = holds[of.heuristic] & (of.score == score[of.row])
+    wanted = of.holds(prompt)[of.heuristic, 0] & (of.score == score[of.row])
     best[of.row[wanted][::-1]] = of.heuristic[wanted][::-1]  # of several, the last that is written stays
     return best
 
 
-def _value_logits(
-    subject: Subject, of: Association, rows: NDArray[np.int64], token: torch.Tensor
-) -> NDArray[np.float64]:
-    """The value vectors' logits of the right answer."""
-    direction, found = subject.lens_direction(token)[0], np.zeros(len(of))
-    for layer, here in of.of_layers():
-        vectors = subject.value_vectors(layer)
-        chosen = torch.from_numpy(of.neurons[here]).to(vectors.device)
-        found[here] = (vectors[chosen].to(direction) @ direction).cpu().double().numpy()
-    return found[rows]
-
-
 def _heuristics(of: Association, prompt: Prompts, adds: NDArray[np.float64]) -> pd.DataFrame:
     rows = []
-    for i in np.flatnonzero(of.holds(prompt)[:, 0] if of.heuristics else []):
+    for i in np.flatnonzero(of.holds(prompt)[:, 0]):
         h, members = of.heuristics[i], of.members(int(i))
         named = {"heuristic": str(h), "kind": h.kind, "on": h.on, "direct": h.direct}
         rows.append({**named, "neurons": int(members.sum()), "contribution": float(adds[members].sum())})
@@ -180,6 +167,6 @@ def _silenced(
 def _answer(subject: Subject, logits: torch.Tensor, right: int) -> Answer:
     p = logits.double().softmax(-1)
     said = int(logits.argmax())
-    numbers: Mapping[int, int] = {int(t): n for n, t in enumerate(subject.encoder.answer_tokens.tolist())}
-    text: Any = subject.tokenizer.decode([said])
-    return Answer(str(text), numbers.get(said), float(p[said]), float(p[right]))
+    number = int(subject.number_of_token[said])
+    text = str(subject.tokenizer.decode([said]))
+    return Answer(text, number if number >= 0 else None, float(p[said]), float(p[right]))

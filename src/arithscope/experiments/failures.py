@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.association import association
-from arithscope.experiments.classify import CRITERIA, Classify
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import MEAN, by_operator, table_of
+from arithscope.experiments.result import MEAN, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.measures import Mean, bootstrap_mean, difference, logistic
+from arithscope.measures import bootstrap_mean, difference, logistic
 from arithscope.progress import Progress
 from arithscope.prompts import random_source, sample
 
-ASSOCIATED, CONTRIBUTION = HYPOTHESES = ("associated_neurons", "contribution")
+HYPOTHESES = ("associated_neurons", "contribution")
 FEATURES = (*HYPOTHESES, "associated_contribution")
 AUC = "auc"
 WORST = 10  # prompts that are looked at one by one
@@ -65,9 +65,9 @@ def failures(
         for operator, split in splits(accuracy, sizes, seed).items():
             wrong = known[(known.operator == operator) & ~known.correct]
             if operator in classify.operators and len(wrong) and len(split.held_out):
-                right = accuracy.rows(sample(split.held_out, sizes.failures, random_source(seed, "right", operator)))
-                chosen = random_source(seed, "wrong", operator).permutation(len(wrong))[: sizes.failures]
-                rows = pd.concat([right, wrong.iloc[chosen]], ignore_index=True)
+                pools = {"right": split.held_out, "wrong": as_prompts(wrong)}
+                both = [sample(p, sizes.failures, random_source(seed, name, operator)) for name, p in pools.items()]
+                rows = pd.concat([accuracy.rows(prompts) for prompts in both], ignore_index=True)
                 samples.append(rows.assign(**features_of(rows, operator, patterns, classify)))
                 for found, told in ((differences, compared), (models, modelled)):
                     found += [{"operator": operator, **row} for row in told(samples[-1], seed)]
@@ -148,8 +148,11 @@ def worst_prompts(
 def _main_heuristics(classify: Classify, operator: str) -> pd.Series[Any]:
     """Of each calibrated neuron, by its row among the operator's top neurons, the heuristic furthest beyond expectation."""
     top = classify.neurons[classify.neurons.operator == operator].reset_index()
-    m = classify.matches[(classify.matches.operator == operator) & classify.matches.calibrated]
-    best = m.sort_values("beyond", ascending=False, kind="stable").drop_duplicates(["layer", "neuron"])
+    best = (
+        classify.matched(operator, CALIBRATED)
+        .sort_values("beyond", ascending=False, kind="stable")
+        .drop_duplicates(["layer", "neuron"])
+    )
     found = top[["layer", "neuron"]].merge(best[["layer", "neuron", "heuristic"]], how="left", on=["layer", "neuron"])
     return found.heuristic.dropna()
 
@@ -157,11 +160,8 @@ def _main_heuristics(classify: Classify, operator: str) -> pd.Series[Any]:
 def _table(differences: pd.DataFrame, model: pd.DataFrame) -> pd.DataFrame:
     """The differences, and the models' areas under the curve."""
     areas = model[model.term == AUC].rename(columns={"term": "feature"})
-    measured: dict[str, dict[str, Mean]] = {}
-    for row in pd.concat([differences, areas]).to_dict("records"):
-        mean = Mean(*(row[name] for name in MEAN))
-        measured.setdefault(str(row["operator"]), {})[f"{row['criterion']}_{row['feature']}"] = mean
-    return table_of(measured)
+    rows = pd.concat([differences, areas])
+    return with_average(rows.assign(measure=rows.criterion + "_" + rows.feature))
 
 
 _WORST = ["operator", "op1", "op2", "answer", "predicted", "p_answer", "pushed", "heuristics", "pushes"]

@@ -104,7 +104,7 @@ def heads(
             keep = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads)
             edits = mean_ablation(subject, mean_values, keep)
             scale = yardstick(subject, mean_values, prompts, judging)
-            before = ablated_scores(subject, prompts, edits, judging, lambda n: None)[0]
+            before = ablated_scores(subject, prompts, edits, judging)[0]
             isolated: dict[tuple[int, int], NDArray[np.float64]] = {}  # the same for heads of a layer that look alike
             for (layer, head), attended in zip(chosen, found[:, -1].argmax(-1).tolist(), strict=True):
                 if (layer, attended) not in isolated:

@@ -139,7 +139,7 @@ def _run(
         some = tests[start : start + max(1, int(np.searchsorted(ends, MASK_BYTES // row, side="right")))]
         prompts = together([t.prompts for t in some])
         chosen = np.repeat(np.stack([t.silenced for t in some], axis=1), [len(t.prompts) for t in some], axis=1)
-        scores = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions), Judging(), lambda n: None)
+        scores = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions), Judging())
         for test, right in zip(some, np.split(scores[..., 1], ends[: len(some) - 1], axis=1), strict=True):
             yield test, right
             advance(1)

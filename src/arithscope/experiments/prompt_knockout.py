@@ -19,9 +19,9 @@ from arithscope.experiments.ablation import Judging, ablated_scores
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.association import Association, association, silencing
 from arithscope.experiments.classify import CRITERIA, Classify
-from arithscope.experiments.result import MEAN, by_operator, table_of
+from arithscope.experiments.result import MEAN, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.measures import Mean, bootstrap_means
+from arithscope.measures import bootstrap_means
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.subject.subject import Subject
@@ -113,7 +113,7 @@ def silenced_by_prompt(
         edits = silencing(subject, of, chosen, positions)
         if not edits:  # there is nothing to silence
             return _Silenced(removed, *np.ones((2, *removed.shape)))
-        left = ablated_scores(subject, prompts, edits, Judging(), lambda n: None)
+        left = ablated_scores(subject, prompts, edits, Judging())
         return _Silenced(removed, left[..., 1], left[..., 2])
 
     found = {OWN: [measured(own)]}
@@ -168,12 +168,9 @@ def _gaps(found: dict[str, list[_Silenced]], sizes: Sequence[int], random: np.ra
 
 
 def _table(curve: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
-    measured: dict[str, dict[str, Mean]] = {}
     rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
     named = rows.assign(name=rows.criterion + "_" + rows.silenced)
     controls = differences[differences["size"].isin(REPORTED)]
     named = pd.concat([named, controls.assign(name=controls.criterion + "_beyond_" + controls.control)])
-    for row in named.sort_values("size", kind="stable").to_dict("records"):
-        mean = Mean(*(row[name] for name in MEAN))
-        measured.setdefault(str(row["operator"]), {})[f"{row['name']}_{row['size']}"] = mean
-    return table_of(measured)
+    named = named.sort_values("size", kind="stable")
+    return with_average(named.assign(measure=named.name + "_" + named["size"].astype(str)))

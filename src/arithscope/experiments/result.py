@@ -46,6 +46,14 @@ def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return out
 
 
+def with_average(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the columns operator, measure and those of a mean as such a table, with averages as in `table_of`."""
+    measured: dict[str, dict[str, Mean]] = {}
+    for row in rows.to_dict("records"):
+        measured.setdefault(str(row["operator"]), {})[str(row["measure"])] = Mean(**mean_entry(row))
+    return table_of(measured)
+
+
 def table_of(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
     """{operator: {measure: mean}} as such a table, with a row behind for the average over the operators that have it."""
     names = list(dict.fromkeys(m for means in measured.values() for m in means))

@@ -26,8 +26,8 @@ class Checkpoint:
 
     name: str
     accuracy: Accuracy
-    bag: Bag | None
-    prompt_knockout: PromptKnockout | None
+    bag: Bag | None = None
+    prompt_knockout: PromptKnockout | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, RAW, Classify
 from arithscope.figures.patterns import KIND_ORDER, PLACE_ORDER
 from arithscope.figures.style import SIGNS, errors, new_figure, styled
+from arithscope.heuristics.kinds import kind_name
 
 ORDER = (ANY, *KIND_ORDER, *PLACE_ORDER)
 CRITERION_COLOURS = {RAW: "#BBBBBB", CALIBRATED: "#0072B2"}
@@ -43,7 +44,7 @@ def kinds_by_layer(classify: Classify) -> Figure:
     figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)
     shares = classify.shares[classify.shares.layer != ALL_LAYERS]
     kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: [ORDER.index(part) for part in k])
-    names = [kind if kind in (ANY, "identical", "multi-result") else f"{kind} of {on}" for kind, on in kinds]
+    names = [kind_name(kind, on) for kind, on in kinds]
     layers = sorted(int(layer) for layer in shares.layer.unique())
     image = None
     for row, criterion in zip(axes, CRITERIA, strict=True):

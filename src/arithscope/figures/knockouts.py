@@ -38,12 +38,12 @@ def knockout_by_heuristic(knockout: Knockout) -> Figure:
     figure, axes = new_figure(
         15, 2.6 * max(1, len(operators)) + 0.8, max(1, len(operators)), len(CRITERIA), sharey=True
     )
+    signs: Any = knockout.signs.set_index(["operator", "criterion", "difference"])
     for row, operator in zip(axes, operators, strict=False):
         for panel, criterion in zip(row, CRITERIA, strict=True):
             table = knockout.accuracy
             table = table[(table.operator == operator) & (table.criterion == criterion)]
             _paired_bars(panel, table)
-            signs: Any = knockout.signs.set_index(["operator", "criterion", "difference"])
             if (operator, criterion, "prompts") in signs.index:
                 told = signs.loc[(operator, criterion, "prompts")]
                 panel.set_title(

@@ -138,6 +138,12 @@ class MultiResult:
 
 Heuristic = Range | Modulo | Pattern | Identical | MultiResult
 
+
+def kind_name(kind: str, on: str) -> str:
+    """A kind of heuristic with what it is about, unless that goes without saying."""
+    return f"{kind} of {on}" if kind in (Range.kind, Modulo.kind, Pattern.kind) else kind
+
+
 _PLACE, _NUMBER = r"(op1, op2|op1|op2|result)", r"(0|[1-9]\d*)"
 
 

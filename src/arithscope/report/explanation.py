@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
-from rich import box
 from rich.table import Table
 
 from arithscope.experiments.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.experiments.neurons import neuron_name
+from arithscope.heuristics.kinds import kind_name
+from arithscope.report.terminal import bare_table
 
 MOST_HEURISTICS, MOST_NEURONS = 12, 15
 BAR = 24  # characters that the longest bar takes
@@ -33,14 +34,13 @@ def explanation_report(e: Explanation) -> Iterator[str | Table]:
         f"{len(e.heuristics)} heuristics that hold for it are matched by {len(e.neurons)} neurons ({e.criterion}). "
         "A neuron may match several; what those of each heuristic add together:"
     )
-    yield from _first(e.heuristics, MOST_HEURISTICS, ("heuristic", "neurons", "contribution"), "adds")
+    yield from _first(e.heuristics, MOST_HEURISTICS, ("heuristic", "neurons", "contribution"))
     yield "By kind, each neuron once, with its best heuristic:"
     kinds = _table(("kind", "neurons", "adds", "sum", ""))
     longest = max(map(abs, e.kinds.contribution), default=0.0)
     for row in e.kinds.to_dict("records"):
-        name = row["kind"] if row["kind"] in ("identical", "multi-result") else f"{row['kind']} of {row['on']}"
         kinds.add_row(
-            name,
+            kind_name(row["kind"], row["on"]),
             str(row["neurons"]),
             f"{row['contribution']:+.3f}",
             f"{row['running']:.2f}",
@@ -50,7 +50,7 @@ def explanation_report(e: Explanation) -> Iterator[str | Table]:
     named = e.neurons.assign(name=[neuron_name(*n) for n in zip(e.neurons.layer, e.neurons.neuron, strict=True)])
     yield f"Its {HEURISTIC_NEURONS}: activation × logit of {e.right} in the value vector ÷ scale ({e.scale:.2f})"
     columns = ("name", "activation", "value_logit", "contribution", "heuristic", "score")
-    yield from _first(named, MOST_NEURONS, columns, "adds")
+    yield from _first(named, MOST_NEURONS, columns)
     s = e.silenced
     yield f"Without these {s.neurons} neurons: {e.prompt} {_said(s.answer)}, P({e.right}) = {s.answer.p_answer:.3f}"
     if s.control is None:
@@ -68,15 +68,15 @@ def _said(answer: Answer) -> str:
 
 
 def _table(header: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = bare_table()
     for name in header:
         table.add_column(name, no_wrap=True, justify="left" if name in ("", "kind", "heuristic", "neuron") else "right")
     return table
 
 
-def _first(rows: pd.DataFrame, most: int, columns: Sequence[str], adds: str) -> Iterator[str | Table]:
+def _first(rows: pd.DataFrame, most: int, columns: Sequence[str]) -> Iterator[str | Table]:
     """The first rows of a table, and how many more there are."""
-    header = {"contribution": adds, "value_logit": "logit", "name": "neuron"}
+    header = {"contribution": "adds", "value_logit": "logit", "name": "neuron"}
     table = _table([header.get(column, column) for column in columns])
     for row in rows.head(most).to_dict("records"):
         table.add_row(*(_shown(column, row[column]) for column in columns))

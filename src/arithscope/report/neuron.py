@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
 
 from arithscope.errors import UserError
@@ -18,6 +17,7 @@ from arithscope.experiments.neurons import Neurons, neuron_name
 from arithscope.experiments.patterns import Patterns
 from arithscope.experiments.result import of_neuron
 from arithscope.experiments.topk import TopK
+from arithscope.report.terminal import bare_table
 from arithscope.store import RunFolder
 
 SHADES = " ·:-=+*#%@"
@@ -97,7 +97,7 @@ def _heuristics(classify: Classify, operator: str, layer: int, neuron: int) -> I
         found = of_neuron(classify.best, operator, layer, neuron)
         found = found.sort_values("beyond", ascending=False, kind="stable")
         yield "the best of each kind, none of them a match:"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = bare_table()
     for name in _COLUMNS.values():
         table.add_column(name, no_wrap=name == "heuristic")
     for row in found.head(MOST_HEURISTICS).to_dict("records"):

@@ -26,9 +26,14 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     return tables
 
 
+def bare_table(**options: Any) -> Table:
+    """A table with no lines but one below its header."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
+
+
 def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
     """An empty table with a column for names in front."""
-    table = Table(title=experiment, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = bare_table(title=experiment, title_justify="left")
     table.add_column("", min_width=13)
     for name in columns:
         table.add_column(name)

@@ -7,6 +7,7 @@ into the stream: the tokens' embeddings, what each attention layer wrote, activa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -24,10 +25,14 @@ class Contributions:
     logit: Float[Tensor, " batch"]
     embeddings: Float[Tensor, " batch"]
     attention: Float[Tensor, "batch layers"]
-    neurons: Float[Tensor, "batch layers neurons"]
+    activations: Float[Tensor, "batch layers neurons"]
+    value_logits: Float[Tensor, "batch layers neurons"]  # of the token, in each neuron's value vector, through the lens
     biases: Float[Tensor, " batch"]  # of the MLPs, the final norm and the unembedding
-    activations: Float[Tensor, "batch layers neurons"]  # of the neurons
     scale: Float[Tensor, " batch"]  # of the stream: the lens's logits are divided by it
+
+    @cached_property
+    def neurons(self) -> Float[Tensor, "batch layers neurons"]:
+        return self.activations.double() * self.value_logits / self.scale[:, None, None]
 
     @property
     def left_over(self) -> Float[Tensor, " batch"]:
@@ -63,10 +68,7 @@ def logit_contributions(
 
     attention = [subject.module(Site.HEADS, i)(seen.heads[i].flatten(1)) for i in layers]
     silent = [subject.module(Site.NEURONS, i)(torch.zeros_like(seen.neurons[i][:1])) for i in layers]
-    neurons = [
-        seen.neurons[i].to(direction.device).double() * (direction @ subject.value_vectors(i).to(direction).T)
-        for i in layers
-    ]
+    value_logits = [direction @ subject.value_vectors(i).to(direction).T for i in layers]
     of_unembedding = getattr(subject.unembedding, "bias", None)
     fixed = norm_bias if of_unembedding is None else norm_bias + of_unembedding.double()
     fixed = fixed.to(direction.device)[tokens]
@@ -74,9 +76,9 @@ def logit_contributions(
         logit=told(end) + fixed,
         embeddings=told(begin),
         attention=torch.stack([told(x) for x in attention], dim=1),
-        neurons=torch.stack(neurons, dim=1) / scale[:, None, None],
         biases=torch.stack([told(x) for x in silent]).sum(0) + fixed,
         activations=torch.stack([seen.neurons[i].to(direction.device) for i in layers], dim=1),
+        value_logits=torch.stack(value_logits, dim=1),
         scale=scale,
     )
 

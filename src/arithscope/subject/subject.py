@@ -138,6 +138,13 @@ class Subject:
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
         return self.encoder.answers(prompts).to(self.device)
 
+    @cached_property
+    def number_of_token(self) -> Int[Tensor, " vocabulary"]:
+        """The number that each token is as an answer; −1 for those that are none."""
+        numbers = torch.full((self.sizes.vocabulary,), -1, dtype=torch.int32)
+        numbers[self.encoder.answer_tokens] = torch.arange(self.limit, dtype=torch.int32)
+        return numbers
+
     def embed(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length width"]:
         """The tokens' embeddings. Some families scale them, or add those of positions, before the first layer."""
         return self.model.get_input_embeddings()(ids)
