@@ -143,6 +143,9 @@ def test_where_nothing_is_unassociated_there_is_no_difference() -> None:
     curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "silenced", "size"])
     assert (curve.xs(UNASSOCIATED, level="silenced").removed == 0).all()
     assert (curve.xs(UNASSOCIATED, level="silenced").value == 1).all()
+    p = found.curve[found.curve.measure == "p_answer"].set_index(["criterion", "silenced", "size"]).value
+    assert p["raw", UNASSOCIATED, 25] == pytest.approx(p["raw", OWN, 0], abs=1e-5)  # that of the model as it is
+    assert p["raw", OWN, 0] < 0.95
     gaps = found.differences[(found.differences.control == UNASSOCIATED) & (found.differences["size"] > 0)]
     assert gaps.value.isna().all()
     assert (gaps.n == 0).all()

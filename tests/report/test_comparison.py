@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from arithscope.errors import UserError
 from arithscope.experiments.compare import CURVES, compare
@@ -96,6 +98,14 @@ def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
     tables = {str(t.title): t for t in comparison_tables(compare(open_studies(runs)))}
     assert [c.header for c in tables["accuracy"].columns] == ["", "copy and add", "small llama"]
     assert "knockout" in tables
+    console = Console(file=io.StringIO(), width=120, markup=False)
+    for table in tables.values():
+        console.print(table)
+    assert "nan" not in console.file.getvalue()  # type: ignore[attr-defined]
+    probe = tables["probe"]
+    names, values = (list(probe.columns[i].cells) for i in (0, 1))
+    summary = json.loads((runs[0] / "summary.json").read_text())["probe"]["all"]
+    assert values[names.index("best layer all")] == f"{summary['best_layer']:.2f}"  # a plain number has no interval
 
 
 def test_runs_of_one_subject_are_named_after_their_folders(runs: list[Path], tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import bootstrap_means
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, random_source, sample
-from arithscope.subject.subject import Subject
+from arithscope.subject.edits import edit
+from arithscope.subject.subject import Site, Subject
 
 OWN, UNASSOCIATED, RANDOM = SILENCED = ("associated", "unassociated", "random")
 COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons of each layer, while there are as many
@@ -110,10 +111,10 @@ def silenced_by_prompt(
     def measured(chosen: NDArray[np.bool_]) -> _Silenced:
         advance(1)
         removed = chosen.sum(-1).astype(np.float64)
-        edits = silencing(subject, of, chosen, positions)
-        if not edits:  # there is nothing to silence
-            return _Silenced(removed, *np.ones((2, *removed.shape)))
-        left = ablated_scores(subject, prompts, edits, Judging())
+        nothing = edit(subject, Site.NEURONS, subject.sizes.layers - 1, [], positions=subject.positions.last)
+        edits = silencing(subject, of, chosen, positions) or [nothing]
+        scores = ablated_scores(subject, prompts, edits, Judging())
+        left = np.broadcast_to(scores, (len(chosen), *scores.shape[1:]))
         return _Silenced(removed, left[..., 1], left[..., 2])
 
     found = {OWN: [measured(own)]}

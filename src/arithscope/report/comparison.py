@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from rich.table import Table
 
 from arithscope.errors import UserError
@@ -82,5 +84,12 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
         table = experiment_table(experiment, found.runs)
         for measure, operator in dict.fromkeys((m, o) for m, o, _ in entries):
             name = measure.replace("_", " ") + ("" if operator == AVERAGE else f" {operator}")
-            table.add_row(name, *(shown(entries.get((measure, operator, run))) for run in found.runs))
+            table.add_row(name, *(shown(_entry(entries.get((measure, operator, run)))) for run in found.runs))
         yield table
+
+
+def _entry(row: Any) -> Any:
+    """A row as it stood in a summary: a mean, a plain number, or nothing."""
+    if row is None or pd.isna(row["value"]):
+        return None
+    return row["value"] if pd.isna(row["n"]) else row
