@@ -10,7 +10,7 @@ import arithscope
 ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
-    {"errors", "__init__"},
+    {"errors"},
     {"files", "progress"},
     {"prompts"},
     {"measures", "heuristics"},
@@ -23,7 +23,7 @@ LEVELS: list[set[str]] = [
     {"study"},
     {"checkpoints", "runs"},
     {"doctor", "report"},
-    {"cli", "__main__"},
+    {"cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}

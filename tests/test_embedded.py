@@ -69,7 +69,8 @@ def test_cards_are_true(name: str) -> None:
 @pytest.mark.slow
 @subjects
 def test_cards_are_true_to_the_last_prompt(name: str) -> None:
-    result = accuracy(load(name), OPERATORS, 300, 0, Silent())
+    subject = load(name)
+    result = accuracy(subject, legal_prompts(OPERATORS, 300, subject.limit))
     recipe = read_recipe(FOLDER / name / "recipe.toml")
     pairs = split_pairs(recipe.data, recipe.seed)
     frame = result.prompts.set_index(["operator", "op1", "op2"])

@@ -1,3 +1,62 @@
-"""arithscope: a microscope for arithmetic in language models."""
+"""arithscope: a microscope for arithmetic in language models.
 
-__version__ = "0.2.0"
+    import arithscope
+
+    run = arithscope.open("runs/tiny-llama")      # a finished run: run.circuit, run.neuron(4, 17, "+"), run.explain("226-68=")
+    subject = arithscope.load("tiny-llama")       # a model: embedded, a folder, a GGUF file or a hub id
+    lab = arithscope.Lab(subject, operators="+")  # experiments in memory: lab.circuit, lab.classify
+
+Names are imported when they are first used, so that `import arithscope` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.3.0"
+
+if TYPE_CHECKING:
+    from arithscope.errors import UserError as UserError
+    from arithscope.experiments.samples import SampleSizes as SampleSizes
+    from arithscope.prompts import Prompts as Prompts
+    from arithscope.prompts import Template as Template
+    from arithscope.prompts import legal_prompts as legal_prompts
+    from arithscope.prompts import parse_prompt as parse_prompt
+    from arithscope.runs.lab import Lab as Lab
+    from arithscope.runs.neuron import Neuron as Neuron
+    from arithscope.runs.run import Run as Run
+    from arithscope.runs.run import open as open
+    from arithscope.runs.side_by_side import compare as compare
+    from arithscope.settings import Settings as Settings
+    from arithscope.subject.load import LoadOptions as LoadOptions
+    from arithscope.subject.load import load as load
+    from arithscope.subject.subject import Subject as Subject
+
+_WHERE = {
+    "UserError": "errors",
+    "SampleSizes": "experiments.samples",
+    "Prompts": "prompts",
+    "Template": "prompts",
+    "legal_prompts": "prompts",
+    "parse_prompt": "prompts",
+    "Lab": "runs.lab",
+    "Neuron": "runs.neuron",
+    "Run": "runs.run",
+    "open": "runs.run",
+    "compare": "runs.side_by_side",
+    "Settings": "settings",
+    "LoadOptions": "subject.load",
+    "load": "subject.load",
+    "Subject": "subject.subject",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'arithscope' has no attribute {name!r}")
+    return getattr(import_module(f"arithscope.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

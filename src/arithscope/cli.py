@@ -164,8 +164,9 @@ def neuron(
 ) -> None:
     """Show one neuron of a run: its effect and rank, its pattern, the numbers it promotes, its heuristics."""
     from arithscope.report.neuron import neuron_report
+    from arithscope.runs.run import Run
 
-    _show(neuron_report(run, layer, index, operator))
+    _show(neuron_report(Run(run), layer, index, operator))
 
 
 @app.command()
@@ -185,21 +186,17 @@ def explain(
     """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
     import json
 
-    from arithscope import runs
     from arithscope.experiments.classify import CALIBRATED, RAW
     from arithscope.report.explanation import explanation_report
-    from arithscope.store import RunFolder
+    from arithscope.runs.run import Run, explanation_as_json
     from arithscope.subject.load import LoadOptions
 
-    folder = RunFolder(run)
-    asked = runs.prompt_of(folder, prompt)
     options = LoadOptions(
         device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
     )
-    loaded = runs.subject_of(folder, subject, options)
-    found = runs.explained(folder, asked, loaded, RAW if raw else CALIBRATED)
+    found = Run(run, subject, options).explain(prompt, RAW if raw else CALIBRATED)
     if as_json:
-        print(json.dumps(runs.as_json(found), indent=2, ensure_ascii=False))
+        print(json.dumps(explanation_as_json(found), indent=2, ensure_ascii=False))
     else:
         _show(explanation_report(found))
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy, accuracy
-from arithscope.progress import Silent
-from arithscope.prompts import Prompts
+from arithscope.prompts import Prompts, legal_prompts
 from arithscope.subject.subject import Subject
 
 Change = tuple[Any, int, slice | list[int], Tensor]  # module, position, entries of its input, what they become
@@ -21,7 +20,7 @@ Change = tuple[Any, int, slice | list[int], Tensor]  # module, position, entries
 
 def pretended(subject: Subject, operators: str, max_operand: int) -> Accuracy:
     """The accuracy of a random model, but with every prompt counted as correct, so that there is something to study."""
-    found = accuracy(subject, tuple(operators), max_operand, 0, Silent())
+    found = accuracy(subject, legal_prompts(operators, max_operand, subject.limit))
     return Accuracy(found.prompts.assign(correct=True), found.table)
 
 

@@ -15,7 +15,7 @@ from tests.families import NUMBERS, small
 
 @pytest.fixture(scope="module")
 def result() -> Accuracy:
-    return accuracy(small("llama", "sdpa"), OPERATORS, 12, 0, Silent())
+    return accuracy(small("llama", "sdpa"), legal_prompts(OPERATORS, 12, NUMBERS))
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def test_every_legal_prompt_against_a_full_pass(result: Accuracy) -> None:
 @pytest.mark.parametrize("operators", ["+-*/", "-/"])
 def test_the_sweep_of_mean_activations_tells_the_same(operators: str) -> None:
     subject = small("llama", "sdpa")
-    alone = accuracy(subject, operators, 12, 3, Silent())
+    alone = accuracy(subject, legal_prompts(operators, 12, subject.limit), 3)
     swept = means(subject, 12, Silent())
     found = accuracy_from(swept, operators, subject.limit, 3)
     pd.testing.assert_frame_equal(found.prompts, alone.prompts, rtol=1e-4)

@@ -17,7 +17,7 @@ from arithscope.experiments.knockout import GROUPS, SILENCED, Knockout, knockout
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import parse
 from arithscope.progress import Silent
-from arithscope.prompts import Prompts
+from arithscope.prompts import Prompts, legal_prompts
 from arithscope.subject.load import load
 from arithscope.subject.subject import Subject
 from tests.experiments import plain
@@ -39,7 +39,7 @@ def still_right(subject: Subject, prompt: Prompts, neurons: list[tuple[int, int]
 def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many neurons of the last layers match rules that hold for some prompts; several tests share a pass."""
     subject = load(name)
-    known = accuracy(subject, ("+",), 25, 0, Silent())
+    known = accuracy(subject, legal_prompts("+", 25, subject.limit))
     top = [(layer, n) for layer in (3, 4, 5) for n in range(512)]
     texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
     matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
@@ -106,7 +106,8 @@ def adder_bag(rules: list[str]) -> Any:
 
 
 def known_sums() -> Accuracy:
-    return accuracy(copy_and_add(), ("+",), MAX_OPERAND, 0, Silent())
+    subject = copy_and_add()
+    return accuracy(subject, legal_prompts("+", MAX_OPERAND, subject.limit))
 
 
 def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
@@ -177,7 +178,7 @@ def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
 def test_operators_may_differ_in_what_they_have() -> None:
     """One has raw matches only: its calibrated numbers are missing, and the average is over the other."""
     subject = copy_and_add()
-    known = accuracy(subject, ("+", "-"), MAX_OPERAND, 0, Silent())  # a − 0 is right
+    known = accuracy(subject, legal_prompts("+-", MAX_OPERAND, subject.limit))  # a − 0 is right
     right = Accuracy(known.prompts.assign(correct=True), known.table)
     top = [(ADDING_LAYER, n) for n in range(100)]
     bags = [made_up(o, top, [(*n, "op1 in [0, 10]", 0.9, o == "+") for n in top]) for o in "+-"]

@@ -12,10 +12,12 @@ import pytest
 from rich.console import Console
 
 from arithscope.errors import UserError
-from arithscope.experiments.compare import CURVES, compare
+from arithscope.experiments.compare import CURVES
 from arithscope.figures.comparison import PANELS
 from arithscope.progress import Silent
-from arithscope.report.comparison import comparison_tables, open_studies, write_comparison
+from arithscope.report.comparison import comparison_tables, write_comparison
+from arithscope.runs.run import Run, distinct_names
+from arithscope.runs.side_by_side import compare
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.study import run
@@ -35,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_every_number_is_there(runs: list[Path]) -> None:
-    found = compare(open_studies(runs))
+    found = compare([Run(path) for path in runs])
     assert found.runs == ["copy and add", "small llama"]
     rows = found.table.set_index(["run", "experiment", "operator", "measure"])
     for name, path in zip(found.runs, runs, strict=True):
@@ -57,7 +59,7 @@ def test_every_number_is_there(runs: list[Path]) -> None:
 
 
 def test_curves_lie_between_nothing_and_everything(runs: list[Path]) -> None:
-    found = compare(open_studies(runs))
+    found = compare([Run(path) for path in runs])
     assert set(found.curves.curve) == set(CURVES) - {"final pairs present over training"}
     for curve, rows in found.curves.groupby("curve"):
         assert rows.x.min() >= 0
@@ -84,7 +86,7 @@ def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_bars_show_the_numbers(runs: list[Path]) -> None:
-    found = compare(open_studies(runs))
+    found = compare([Run(path) for path in runs])
     figure = next(p for p in PANELS if p.name == "accuracy").draw(found)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     rows = found.table[(found.table.experiment == "accuracy") & (found.table.measure == "accuracy")]
@@ -95,7 +97,7 @@ def test_bars_show_the_numbers(runs: list[Path]) -> None:
 
 
 def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
-    tables = {str(t.title): t for t in comparison_tables(compare(open_studies(runs)))}
+    tables = {str(t.title): t for t in comparison_tables(compare([Run(path) for path in runs]))}
     assert [c.header for c in tables["accuracy"].columns] == ["", "copy and add", "small llama"]
     assert "knockout" in tables
     console = Console(file=io.StringIO(), width=120, markup=False)
@@ -110,7 +112,7 @@ def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
 
 def test_runs_of_one_subject_are_named_after_their_folders(runs: list[Path], tmp_path: Path) -> None:
     run(small("llama", "sdpa"), Settings(("+",), 5, seed=3), tmp_path / "other", ["accuracy"], Silent())
-    assert [s.name for s in open_studies([runs[1], tmp_path / "other"])] == ["llama", "other"]
+    assert distinct_names([Run(path) for path in (runs[1], tmp_path / "other")]) == ["llama", "other"]
 
 
 def test_bad_comparisons(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

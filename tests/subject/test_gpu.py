@@ -44,7 +44,7 @@ def test_means_and_accuracy(name: str) -> None:
     for device in ("cpu", "cuda"):
         subject = load(name, options=LoadOptions(device=device))
         means = mean_activations(subject, square("+/", 40))
-        results.append((means.neurons.cpu(), accuracy(subject, "+/", 40, 0, Silent()).prompts))
+        results.append((means.neurons.cpu(), accuracy(subject, legal_prompts("+/", 40, subject.limit)).prompts))
     assert torch.allclose(results[0][0], results[1][0], atol=1e-4)
     assert (results[0][1].correct == results[1][1].correct).mean() > 0.999
 

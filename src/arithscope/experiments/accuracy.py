@@ -10,18 +10,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from arithscope.errors import UserError
 from arithscope.experiments.answers import Answers
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import by_operator, table_of
+from arithscope.experiments.result import Result, by_operator, table_of
 from arithscope.measures import Mean, bootstrap_mean
-from arithscope.progress import Progress
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts, operator_indices, random_source, square
+from arithscope.progress import Progress, Silent
+from arithscope.prompts import OPERATORS, Prompts, Template, operator_indices, random_source, square
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep
 
 
-@dataclass(frozen=True)
-class Accuracy:
+@dataclass(frozen=True, repr=False)
+class Accuracy(Result):
     """prompts: every legal prompt with the model's answer. `predicted` is −1 where the model's token is no number.
     table: per operator, and averaged over operators, with intervals: `accuracy`, `p_answer` (the mean probability of the
     answer) and `p_answer_correct` (the same over correct prompts)."""
@@ -54,11 +55,16 @@ def as_prompts(rows: pd.DataFrame) -> Prompts:
     return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
 
 
-def accuracy(subject: Subject, operators: Sequence[str], max_operand: int, seed: int, progress: Progress) -> Accuracy:
-    """Ask the model every legal prompt."""
-    prompts = legal_prompts(operators, max_operand, subject.limit)
+def accuracy(subject: Subject, prompts: Prompts, seed: int = 0, progress: Progress | None = None) -> Accuracy:
+    """Ask the model some legal prompts: all of an operator, say, or a sample of one's own."""
+    legal = prompts.legal(subject.limit)
+    if not legal.all():
+        raise UserError(
+            f"{prompts[~legal][:1].text(Template())[0]} is not a legal prompt: operands and answer must be numbers from 0 to "
+            f"{subject.limit - 1}; choose prompts with `legal_prompts`."
+        )
     answers = Answers(subject, prompts)
-    with progress.task("accuracy", len(prompts)) as advance:
+    with (progress or Silent()).task("accuracy", len(prompts)) as advance:
         for block in sweep(subject, prompts, progress=advance):
             answers.see(block.rows, block.logits)
     return _tabulated(prompts, answers.predicted, answers.p_answer, seed)

@@ -17,7 +17,7 @@ from arithscope.experiments.association import Association, as_many, association
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import MEAN, by_operator, with_average
+from arithscope.experiments.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools
 from arithscope.measures import bootstrap_mean
@@ -29,8 +29,8 @@ TOP, RANDOM, MUTUAL = "top", "random", "mutual"
 PAIR = ["layer", "neuron", "heuristic"]
 
 
-@dataclass(frozen=True)
-class Bag:
+@dataclass(frozen=True, repr=False)
+class Bag(Result):
     """curve: faithfulness, accuracy and mean probability of the answer when each MLP from the first answer layer on keeps only
     some of its neurons at the last position: all top neurons (`top`); those with a match (`raw`) or a calibrated one
     (`calibrated`); of each layer as many top neurons as the latter, drawn at random (`random`); and, at a checkpoint, those

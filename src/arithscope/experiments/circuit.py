@@ -22,7 +22,7 @@ from arithscope.experiments.ablation import (
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.localize import Localize, component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import AVERAGE, by_operator, table_of
+from arithscope.experiments.result import AVERAGE, Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import Mean
 from arithscope.progress import Progress
@@ -32,8 +32,8 @@ from arithscope.subject.subject import Subject
 EVERY_SIZE = 64  # up to here each number of heads is tried; from here on, one in ten
 
 
-@dataclass(frozen=True)
-class Circuit:
+@dataclass(frozen=True, repr=False)
+class Circuit(Result):
     """curve: faithfulness, accuracy and mean probability of the answer with the first n heads (`found`), and with n random
     ones (`random`: mean over draws, interval and n over draws), per operator.
     heads: every head in the order of its effect, with the position at which that is largest, and whether it is in the

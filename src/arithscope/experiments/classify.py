@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import by_operator, of_neuron, table_of
+from arithscope.experiments.result import Result, by_operator, of_neuron, table_of
 from arithscope.heuristics import classification
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.classification import Neurons, workers
@@ -29,8 +29,8 @@ ANY = "any"  # kind of heuristic
 ALL_LAYERS = -1
 
 
-@dataclass(frozen=True)
-class Classify:
+@dataclass(frozen=True, repr=False)
+class Classify(Result):
     """matches: every neuron and heuristic with a score of at least 0.6, with its calibration. `op1_only` and `op2_only` are the
     mean scores that remain if activations depend on one operand only, and `two_operands` says whether the score goes clearly
     beyond both; they are there for calibrated matches about the result or both operands. best: for each neuron and kind the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, Classify
 from arithscope.experiments.probe import ALL, Probe
 from arithscope.experiments.prompt_knockout import OWN, RANDOM, PromptKnockout
-from arithscope.experiments.result import MEAN, mean_entry
+from arithscope.experiments.result import MEAN, Shown, numbers_of
 from arithscope.experiments.topk import TopK
 from arithscope.experiments.training import Training
 
@@ -29,8 +29,8 @@ class Study:
     results: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """table: every number of the runs' summaries (low, high and n are missing for plain ones).
     curves: by name, as in CURVES: x is a share of heads, of layers (depth), of neurons, a number of neurons, or of training."""
 
@@ -49,7 +49,7 @@ def compare(studies: list[Study]) -> Comparison:
         {"run": study.name, "experiment": experiment, **row}
         for study in studies
         for experiment, summary in study.summary.items()
-        for row in _numbers(summary)
+        for row in numbers_of(summary)
     ]
     curves = [
         table.assign(run=study.name, curve=name)
@@ -65,17 +65,6 @@ def compare(studies: list[Study]) -> Comparison:
         pd.DataFrame(numbers, columns=["run", "experiment", "operator", "measure", *MEAN]),
         pd.concat(curves, ignore_index=True)[columns] if curves else pd.DataFrame(columns=columns),
     )
-
-
-def _numbers(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The means and plain numbers of a summary; names and texts are left out."""
-    for operator, entries in summary.items():
-        for measure, entry in entries.items():
-            named = {"operator": operator, "measure": measure}
-            if isinstance(entry, dict):
-                yield {**named, **mean_entry(entry)}
-            elif isinstance(entry, int | float) and not isinstance(entry, bool):
-                yield {**named, "value": float(entry)}
 
 
 def _by_heads(circuit: Circuit, layers: int) -> pd.DataFrame:

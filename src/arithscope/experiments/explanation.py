@@ -3,6 +3,7 @@ without them."""
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.association import LAST, Association, as_many, association, silencing
 from arithscope.experiments.classify import Classify
+from arithscope.experiments.result import Shown
 from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.contributions import logit_contributions
@@ -41,8 +43,8 @@ class Silenced:
     control: Answer | None
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """A prompt's *associated* neurons are the top neurons that match a heuristic which holds for it.
 
     logit: of the right answer, before soft-capping, as the sum of `parts`: associated neurons, other top neurons, all other
@@ -66,6 +68,19 @@ class Explanation:
     neurons: pd.DataFrame  # layer, neuron, activation, value_logit, contribution, heuristic, kind, on, score
     kinds: pd.DataFrame  # kind, on, neurons, contribution, running
     silenced: Silenced
+
+    def __repr__(self) -> str:
+        given = self.answer.token if self.answer.number is None else self.answer.number
+        verdict = "right" if self.answer.number == self.right else f"wrong: it is {self.right}"
+        return (
+            f"Explanation({self.prompt!r} → {given} ({verdict}), P = {self.answer.probability:.3f}, {len(self.heuristics)} "
+            f"heuristics with {len(self.neurons)} neurons hold ({self.criterion}))"
+        )
+
+    def _repr_html_(self) -> str:
+        parts = pd.DataFrame({"part": list(self.parts), "adds to the logit": list(self.parts.values())})
+        tables = (parts, self.kinds, self.heuristics.head(10))
+        return f"<b>{html.escape(repr(self))}</b>" + "".join(table.to_html(index=False) for table in tables)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.association import association
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import MEAN, by_operator, with_average
+from arithscope.experiments.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import bootstrap_mean, difference, logistic
 from arithscope.progress import Progress
@@ -32,8 +32,8 @@ WORST = 10  # prompts that are looked at one by one
 PUSHERS = 5  # heuristics that are named for each of them
 
 
-@dataclass(frozen=True)
-class Failures:
+@dataclass(frozen=True, repr=False)
+class Failures(Result):
     """prompts: the sample, with the model's answer, and by each criterion the number of associated heuristic neurons, the
     contribution of all heuristic neurons to the right answer's logit, and that of the associated ones alone.
     differences: correct minus incorrect prompts, of each of these.

@@ -24,7 +24,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import mean_entry
+from arithscope.experiments.result import Result, mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, random_source
@@ -34,8 +34,8 @@ from arithscope.subject.subject import Subject
 BEFORE, AFTER, CHANGE = "before", "after", "change"
 
 
-@dataclass(frozen=True)
-class Heads:
+@dataclass(frozen=True, repr=False)
+class Heads(Result):
     """roles: every head of every operator's circuit. Its role is the position that gets most of its attention from the
     last position, `share` that part of it. `acts_at` is where patching it has the largest effect, `reads` the position
     that gets most of its attention from there (the same as the role, for a head that acts at the last position).

@@ -19,7 +19,7 @@ from arithscope.experiments.ablation import Judging, ablated_scores
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.association import Association, as_many, association, silencing
 from arithscope.experiments.classify import CRITERIA, Classify
-from arithscope.experiments.result import MEAN, by_operator, table_of
+from arithscope.experiments.result import MEAN, Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools, Heuristic
 from arithscope.measures import Mean, bootstrap_mean, difference, sign_test
@@ -36,8 +36,8 @@ MASK_BYTES = 2**27  # of the masks of one pass
 HEURISTIC = ["operator", "criterion", "heuristic", "kind", "on", "neurons"]
 
 
-@dataclass(frozen=True)
-class Knockout:
+@dataclass(frozen=True, repr=False)
+class Knockout(Result):
     """accuracy: of each heuristic, on associated prompts and on others, with its own neurons silenced, or as many unmatched or
     random top neurons. Before, it is 1: all prompts are correct.
     differences: `prompts`, by how much more accuracy is left on others than on associated prompts, own neurons silenced;

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.result import strongest
+from arithscope.experiments.result import Result, strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.measures import EFFECTS, bootstrap_means, effects
 from arithscope.progress import Progress
@@ -25,8 +25,8 @@ from arithscope.subject.subject import Site, Subject
 MLP = -1  # stands in the column `head` for the layer's MLP
 
 
-@dataclass(frozen=True)
-class Localize:
+@dataclass(frozen=True, repr=False)
+class Localize(Result):
     """effects: for each operator, position and component (head MLP = −1 is the whole MLP), and each way of measuring an
     effect (`probability` is the paper's), its mean over prompts with interval, and its median.
     prompts: the discovery prompts and the counterfactuals they were patched from."""

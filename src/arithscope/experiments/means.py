@@ -11,14 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.answers import Answers
+from arithscope.experiments.result import Result
 from arithscope.progress import Progress
 from arithscope.prompts import square
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import Means, mean_activations
 
 
-@dataclass(frozen=True)
-class MeanActivations:
+@dataclass(frozen=True, repr=False)
+class MeanActivations(Result):
     """Over all prompts of all operators that the tokenizer can write, legal or not, so that operators weigh the same.
 
     predicted and p_answer: of each prompt, in the order of `square`, the number that the model answers (−1 if it is none), and

@@ -23,7 +23,7 @@ from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.localize import effect_statistics
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import neuron_effects
-from arithscope.experiments.result import by_operator, table_of
+from arithscope.experiments.result import Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.measures import EFFECTS, Mean
 from arithscope.progress import Progress
@@ -36,8 +36,8 @@ SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the
 ALL_POSITIONS = "mean"  # stands in the column `position` for the average over positions
 
 
-@dataclass(frozen=True)
-class Mlp0:
+@dataclass(frozen=True, repr=False)
+class Mlp0(Result):
     """effects: of each neuron at op1, operator and op2, and averaged over the three (`mean`), by which neurons are ranked.
     curve: faithfulness, accuracy and mean probability of the circuit, with all its heads and other MLPs, when only a share of
     the first MLP's neurons is kept: the strongest (`found`), or as many random ones (`random`: mean over draws).

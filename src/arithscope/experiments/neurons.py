@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.localize import effect_reducer, effect_statistics
 from arithscope.experiments.probe import Probe
-from arithscope.experiments.result import strongest
+from arithscope.experiments.result import Result, strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.experiments.screens import BEST, SCREENS, estimated_effects
 from arithscope.measures import EFFECTS
@@ -33,8 +33,8 @@ RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons: how many of th
 AGREEMENT = ("operator", "screen", "measure", "rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
 
 
-@dataclass(frozen=True)
-class Neurons:
+@dataclass(frozen=True, repr=False)
+class Neurons(Result):
     """effects: of each neuron from `first_layer` on, patched at the last position with the counterfactual's activation:
     the mean over prompts with interval, the median and the standard deviation. `method` says where the numbers are from:
     `exact`, or the screen that estimated them.

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.result import AVERAGE
+from arithscope.experiments.result import AVERAGE, Result
 from arithscope.experiments.topk import TopK
 
 PAIR = ["operator", "other", "iou", "shared", "union"]
 
 
-@dataclass(frozen=True)
-class Overlap:
+@dataclass(frozen=True, repr=False)
+class Overlap(Result):
     """table: for each pair of operators the intersection over union of their top neurons (NaN if neither has any), and the
     neurons that both and that either of them has. by_layer: the same, layer by layer. With sets of different sizes, as
     operators may differ in k, the IoU is at most the smaller ÷ the larger."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.result import of_neuron
+from arithscope.experiments.result import Result, of_neuron
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.variance import told_by
 from arithscope.progress import Progress
@@ -24,8 +24,8 @@ LARGEST = float(np.finfo(np.float16).max)
 ROWS = 16  # patterns that are looked at together; many more are slower, as memory for them is fetched anew each time
 
 
-@dataclass(frozen=True)
-class Patterns:
+@dataclass(frozen=True, repr=False)
+class Patterns(Result):
     """neurons: the top neurons, operator after operator. `op1`, `op2` and `result` are the shares of the pattern's variance,
     over legal prompts, that each of the three tells; `alignment` is the correlation, over the same, of the activation with the
     value vector's logit of the answer. A neuron is `direct` if its pattern is told by the result rather than by an operand
@@ -62,6 +62,14 @@ class Patterns:
         """Activation × the value vector's logit of a number, one for each prompt: [neurons of the operator, prompts]."""
         rows = self.rows(operator)
         return self.activations[rows, prompts.op1, prompts.op2].astype(np.float64) * self.logits[rows, numbers]
+
+    def push(self, place: int) -> NDArray[np.float32]:
+        """Activation × logit of the prompt's answer, for every pair of operands; NaN where a prompt is not legal."""
+        prompts = square(str(self.neurons.operator.iloc[place]), self.max_operand)
+        legal = prompts.legal(self.limit)
+        on_answer = np.full(len(prompts), np.nan, dtype=np.float32)
+        on_answer[legal] = self.logits[place][prompts.answer[legal]]
+        return self.activations[place].astype(np.float32) * on_answer.reshape(self.activations.shape[1:])
 
     def summary(self) -> dict[str, Any]:
         return {

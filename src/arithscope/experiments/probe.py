@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.linear_probes import Examples, initial, steps, train
-from arithscope.experiments.result import mean_entry
+from arithscope.experiments.result import Result, mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, probe_split
 from arithscope.measures import bootstrap_mean
 from arithscope.progress import Progress
@@ -27,8 +27,8 @@ from arithscope.subject.sweep import sweep
 ALL = "all"  # test prompts of all operators together, as in the paper
 
 
-@dataclass(frozen=True)
-class Probe:
+@dataclass(frozen=True, repr=False)
+class Probe(Result):
     """table: accuracy on test prompts by layer (the residual stream behind it) and position, on all test prompts and by
     operator. chance: accuracy, on the same, of always giving the training prompts' most frequent answer."""
 

@@ -19,7 +19,7 @@ from arithscope.experiments.ablation import Judging, ablated_scores
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.association import Association, association, silencing
 from arithscope.experiments.classify import CRITERIA, Classify
-from arithscope.experiments.result import MEAN, by_operator, with_average
+from arithscope.experiments.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import bootstrap_means
 from arithscope.progress import Progress
@@ -33,8 +33,8 @@ DRAWS = 3  # of each control
 REPORTED = (5, 10, 25)  # that training is compared at, the last of them in the summary too
 
 
-@dataclass(frozen=True)
-class PromptKnockout:
+@dataclass(frozen=True, repr=False)
+class PromptKnockout(Result):
     """curve: accuracy (1 before) and mean probability of the answer with the n best-scoring neurons of each layer silenced
     that are associated with the prompt, or as many that are not (`unassociated`), or any (`random`: both the mean of some
     draws for each prompt). removed: how many neurons that is, of all layers together; a prompt may have fewer than n of them.

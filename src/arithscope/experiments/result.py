@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import html
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from arithscope.measures import Mean, average
 
@@ -14,11 +17,87 @@ AVERAGE = "mean"  # the row of a table that averages over operators, each weighi
 MEAN = [field.name for field in fields(Mean)]  # the columns of a table that make up a mean
 
 
-class Result(Protocol):
+class Shown:
+    """A dataclass (with `repr=False`) that says of its fields how large they are, instead of printing all of them."""
+
+    def __repr__(self) -> str:
+        fields_said = (f"{name}={said}" for name, said in self._fields())
+        return f"{type(self).__name__}({', '.join(fields_said)})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(said)}</td></tr>" for name, said in self._fields())
+        return f"<b>{type(self).__name__}</b><table>{rows}</table>"
+
+    def _fields(self) -> Iterator[tuple[str, str]]:
+        for field in fields(self):  # type: ignore[arg-type]  # every class of this kind is a dataclass
+            yield field.name, _said(getattr(self, field.name))
+
+
+class Result(Shown):
     """A dataclass whose fields are dataframes, numpy arrays, or plain values that JSON can hold."""
 
     def summary(self) -> dict[str, Any]:
         """Headline numbers by operator: means as {value, low, high, n}, or plain values."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        found = pd.DataFrame(list(numbers_of(self.summary())), columns=["operator", "measure", *MEAN])
+        if found.empty:
+            return super()._repr_html_()
+        found["shown"] = [_interval(row) for row in found.to_dict("records")]
+        table = found.pivot(index="measure", columns="operator", values="shown")
+        table = table.loc[found.measure.unique(), found.operator.unique()].fillna("")
+        return super()._repr_html_() + table.rename_axis(index=None, columns=None).to_html()
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, pd.DataFrame):
+        return f"{len(value):,} rows of {', '.join(map(str, value.columns))}"
+    if isinstance(value, np.ndarray):
+        return f"{' × '.join(f'{n:,}' for n in value.shape)} {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _interval(mean: Mapping[Any, Any]) -> str:
+    if pd.isna(mean["low"]):
+        return "–" if pd.isna(mean["value"]) else f"{mean['value']:.4g}"
+    return f"{mean['value']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]"
+
+
+def numbers_of(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The means and plain numbers of a summary, one by one; names and texts are left out."""
+    for operator, entries in summary.items():
+        for measure, entry in entries.items():
+            named = {"operator": operator, "measure": measure}
+            if isinstance(entry, dict):
+                yield {**named, **mean_entry(entry)}
+            elif isinstance(entry, int | float) and not isinstance(entry, bool):
+                yield {**named, "value": float(entry)}
+
+
+class ByNeuron:
+    """Finds the rows of a table that are about one neuron, or one layer, of an operator without looking at all of them."""
+
+    def __init__(self, table: pd.DataFrame):
+        self.table = table
+        self._operators = {str(o): i for i, o in enumerate(table.operator.unique())}
+        operator = table.operator.map(self._operators).to_numpy(dtype=np.int64)
+        codes = (operator << 48) + (table.layer.to_numpy(dtype=np.int64) << 32) + table.neuron.to_numpy(dtype=np.int64)
+        self._order = np.argsort(codes, kind="stable")
+        self._codes = codes[self._order]
+
+    def places(self, operator: str, layer: int, neuron: int | None = None) -> NDArray[np.int64]:
+        """Which rows they are, in the table's order; of all neurons of the layer if none is named."""
+        if operator not in self._operators or not 0 <= layer < 2**15 or not 0 <= (neuron or 0) < 2**31:
+            return np.empty(0, dtype=np.int64)
+        first = (self._operators[operator] << 48) + (layer << 32) + (neuron or 0)
+        end = first + (2**31 if neuron is None else 1)
+        low, high = np.searchsorted(self._codes, [first, end])
+        return np.sort(self._order[low:high])
+
+    def rows(self, operator: str, layer: int, neuron: int | None = None) -> pd.DataFrame:
+        return self.table.iloc[self.places(operator, layer, neuron)]
 
 
 def mean_entry(row: Any) -> dict[str, Any]:

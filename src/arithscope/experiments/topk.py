@@ -21,7 +21,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import Neurons
-from arithscope.experiments.result import by_operator, table_of
+from arithscope.experiments.result import Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import Mean
 from arithscope.progress import Progress
@@ -31,8 +31,8 @@ from arithscope.subject.subject import Subject
 A_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # sizes to try in each, about evenly on a log scale
 
 
-@dataclass(frozen=True)
-class TopK:
+@dataclass(frozen=True, repr=False)
+class TopK(Result):
     """curve: faithfulness, accuracy and mean probability of the answer when each MLP from the first answer layer on keeps its k
     best neurons at the last position (`found`), or k random ones (`random`: mean over draws, interval and n over draws).
     table: the same at the chosen k, and of as many random neurons (`random_…`). top: the k best neurons of each layer."""

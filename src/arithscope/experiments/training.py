@@ -12,7 +12,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import MUTUAL, Bag
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
-from arithscope.experiments.result import AVERAGE, by_operator, table_of
+from arithscope.experiments.result import AVERAGE, Result, by_operator, table_of
 from arithscope.measures import Mean, bootstrap_ratios
 from arithscope.prompts import random_source
 
@@ -30,8 +30,8 @@ class Checkpoint:
     prompt_knockout: PromptKnockout | None = None
 
 
-@dataclass(frozen=True)
-class Training:
+@dataclass(frozen=True, repr=False)
+class Training(Result):
     """Checkpoints in the order of training, the final one last.
 
     accuracy: on all legal prompts. present: the share of the final pairs of neuron and heuristic that are there already.

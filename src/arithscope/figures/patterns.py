@@ -82,7 +82,7 @@ def _pattern(axes: Axes, patterns: Patterns, place: int, *, labels: bool = True)
     operator = str(patterns.neurons.operator.iloc[place])
     legal = square(operator, patterns.max_operand).legal(patterns.limit).reshape(patterns.activations.shape[1:])
     values = np.asarray(patterns.activations[place], dtype=np.float32)
-    _field(axes, operator, values, "activation", labels=labels, scale=values[legal])
+    field(axes, operator, values, "activation", labels=labels, scale=values[legal])
     _mesh(axes, operator, np.where(legal, np.nan, 1.0), cmap="Greys_r", vmin=0, vmax=1, alpha=0.75)
     if not labels:
         axes.set_xticks([])
@@ -91,7 +91,7 @@ def _pattern(axes: Axes, patterns: Patterns, place: int, *, labels: bool = True)
         axes.set_ylabel("")
 
 
-def _field(
+def field(
     axes: Axes,
     operator: str,
     values: NDArray[np.float32],
@@ -168,8 +168,8 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
     panels[1].plot(np.arange(patterns.limit), patterns.logits[at], linewidth=0.7)
     panels[1].set_xlabel("number")
     panels[1].set_ylabel("logit")
-    _field(panels[2], operator, on_square(on_answer[0]), "logit of the answer")
-    _field(panels[3], operator, on_square((activations * on_answer)[0]), "product")
+    field(panels[2], operator, on_square(on_answer[0]), "logit of the answer")
+    field(panels[3], operator, on_square((activations * on_answer)[0]), "product")
     for panel, marked in zip(panels[4:7], (foremost, members, foremost & members), strict=True):
         _mesh(panel, operator, on_square(marked.float()), cmap="Greys", vmin=-0.1, vmax=1)
     titles = (

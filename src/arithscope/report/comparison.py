@@ -15,48 +15,24 @@ import pandas as pd
 from rich.table import Table
 
 from arithscope.errors import UserError
-from arithscope.experiments.compare import CURVES, Comparison, Study, compare
+from arithscope.experiments.compare import Comparison
 from arithscope.experiments.result import AVERAGE
 from arithscope.figures.comparison import PANELS
 from arithscope.files import new_folder, write_json
 from arithscope.progress import Progress
 from arithscope.report.plates import save_figure
 from arithscope.report.terminal import experiment_table, shown
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
+from arithscope.runs.run import Run
+from arithscope.runs.side_by_side import compare
 
 INDEX = "comparison.json"
-
-
-def open_studies(paths: Sequence[Path]) -> list[Study]:
-    """The runs in some folders, each with the stages it has; named after their subjects, or folders where these are the
-    same."""
-    if len(paths) < 2:
-        raise UserError("One run cannot be compared; name two run folders or more.")
-    runs = [RunFolder(path) for path in paths]
-    subjects = [run.manifest["subject"] for run in runs]
-    names = [s["name"] + (f"@{s['revision']}" if s["revision"] else "") for s in subjects]
-    if len(set(names)) < len(names):
-        names = [run.path.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
-    drawn = [stage for stage in STAGES if stage.name in {stage for stage, _ in CURVES.values()}]
-    return [
-        Study(
-            name,
-            int(subject["sizes"]["layers"]),
-            run.summary,
-            {stage.name: run.read(stage.name, stage.result) for stage in drawn if stage.name in run.summary},
-        )
-        for name, subject, run in zip(names, subjects, runs, strict=True)
-    ]
 
 
 def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Comparison:
     """Compare runs into a folder, which appears complete or not at all."""
     if out.exists() and not (out / INDEX).exists():
         raise UserError(f"{out} exists and holds no comparison; choose another --out.")
-    found = compare(open_studies(paths))
+    found = compare([Run(path) for path in paths])
     todo = [panels for panels in PANELS if panels.shown(found)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,163 @@
+"""A finished run: its results as dataframes and arrays, its neurons, and its subject for whatever is computed live."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from arithscope.errors import UserError
+from arithscope.experiments.classify import CALIBRATED, CRITERIA
+from arithscope.experiments.explanation import Explanation, explain
+from arithscope.experiments.result import MEAN, numbers_of
+from arithscope.prompts import OPERATORS, Prompts, Template, parse_prompt
+from arithscope.runs.neuron import Neuron, NeuronFinder
+from arithscope.runs.results import Results
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder, plain
+from arithscope.subject.load import QUANTIZATIONS, LoadOptions, load
+from arithscope.subject.subject import Subject
+
+_KINDS: Mapping[str, type] = {stage.name: stage.result for stage in STAGES}
+
+
+def open(path: str | Path) -> Run:
+    """Open a run folder for reading."""
+    return Run(Path(path))
+
+
+class Run(Results):
+    """A run folder. Results are read when first asked for; patterns stay on disk and are mapped into memory.
+
+    Where the run's subject is not where it was, say so by setting `elsewhere`; `options` say how it is loaded."""
+
+    def __init__(self, path: Path, elsewhere: str | None = None, options: LoadOptions | None = None):
+        self.folder = RunFolder(path)
+        self.elsewhere, self.options = elsewhere, options or LoadOptions()
+        self._results: dict[str, Any] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What was run on what: subject, versions, configuration, and each stage's status."""
+        return self.folder.manifest
+
+    @property
+    def name(self) -> str:
+        """The subject, with its revision."""
+        known = self.manifest["subject"]
+        return str(known["name"]) + (f"@{known['revision']}" if known.get("revision") else "")
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return self.manifest["configuration"]
+
+    @property
+    def max_operand(self) -> int:
+        return int(self.configuration["max_operand"])
+
+    @property
+    def limit(self) -> int:
+        """The numbers 0…limit−1 are one token each."""
+        limit = self.manifest["subject"].get("limit")
+        if limit is None:
+            raise UserError(
+                f"The run in {self.path} is of an earlier version of arithscope; run it again to look at prompts."
+            )
+        return int(limit)
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that are done."""
+        said = self.manifest["stages"]
+        return [name for name in _KINDS if said.get(name, {}).get("status") == "done"]
+
+    def result(self, stage: str) -> Any:
+        if stage not in _KINDS:
+            raise UserError(f"There is no stage {stage!r}; choose from {', '.join(_KINDS)}.")
+        if stage not in self._results:
+            self._results[stage] = self.folder.read(stage, _KINDS[stage])
+        return self._results[stage]
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """Every headline number: experiment, operator, measure, value, low, high, n."""
+        rows = [
+            {"experiment": experiment, **row}
+            for experiment, found in self.folder.summary.items()
+            for row in numbers_of(found)
+        ]
+        return pd.DataFrame(rows, columns=["experiment", "operator", "measure", *MEAN])
+
+    @cached_property
+    def _finder(self) -> NeuronFinder:
+        there = {name: self.result(name) if name in self.stages else None for name in ("patterns", "classify")}
+        return NeuronFinder(self.neurons, there["patterns"], there["classify"])
+
+    def neuron(self, layer: int, neuron: int, operator: str) -> Neuron:
+        """All that the run says of a neuron."""
+        return self._finder.find(operator, layer, neuron)
+
+    def prompt(self, text: str) -> Prompts:
+        """A prompt as a person writes it, `226-68=`, if it is one that the run studied."""
+        return parse_prompt(text, self.configuration["operators"], self.max_operand, self.limit)
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The run's subject as it was then; loaded when first asked for, and compared with what the run was made from."""
+        known = self.manifest["subject"]
+        quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
+        source = self.elsewhere or known["source"]
+        template = Template(self.configuration["template"], self.configuration["prefix"])
+        subject = load(source, template, replace(self.options, dtype=known["dtype"], quantize=quantize))
+        if any(getattr(subject.identity, k) != known[k] for k in ("weight_hash", "tokenizer_hash")):
+            raise UserError(
+                f"{source} is not the subject of the run in {self.path}, as its weights or its tokenizer differ; "
+                "name the right one with --subject."
+            )
+        return subject
+
+    def explain(self, prompt: str, criterion: str = CALIBRATED) -> Explanation:
+        """The answer to a prompt, the heuristics behind it, what their neurons add, and the answer without them."""
+        if criterion not in CRITERIA:
+            raise UserError(f"There is no criterion {criterion!r}; choose {' or '.join(CRITERIA)}.")
+        asked = self.prompt(prompt)
+        operator = OPERATORS[int(asked.operator[0])]
+        if operator not in self.classify.operators:
+            raise UserError(f"The run found no neurons for {operator}, so there is nothing to explain a prompt with.")
+        return explain(self.subject, self.classify, asked, criterion, int(self.configuration["seed"]))
+
+    def __repr__(self) -> str:
+        c = self.configuration
+        return (
+            f"Run({self.name}, {''.join(c['operators'])}, operands 0…{c['max_operand']}, {c['preset']} preset, "
+            f"{len(self.stages)} stages, in {self.path})"
+        )
+
+    def _repr_html_(self) -> str:
+        timed = [(name, self.manifest["stages"].get(name, {}).get("seconds", "")) for name in self.stages]
+        rows = "".join(f"<tr><td>{name}</td><td>{seconds}</td></tr>" for name, seconds in timed)
+        head = "<tr><th>stage</th><th>seconds</th></tr>"
+        return f"<b>{html.escape(repr(self))}</b><table>{head}{rows}</table>"
+
+
+def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
+    """An explanation for programs: tables as lists of rows."""
+    fields = asdict(explanation)
+    return plain({name: x.to_dict("records") if isinstance(x, pd.DataFrame) else x for name, x in fields.items()})
+
+
+def distinct_names(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: its subject's, or its folder's where these are the same."""
+    for names in ([run.name for run in runs], [run.path.resolve().name for run in runs]):
+        if len(set(names)) == len(names):
+            return names
+    return [str(run.path) for run in runs]

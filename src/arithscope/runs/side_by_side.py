@@ -1,0 +1,24 @@
+"""Several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arithscope.errors import UserError
+from arithscope.experiments import compare as experiment
+from arithscope.experiments.compare import CURVES, Comparison, Study
+from arithscope.runs.run import Run, distinct_names
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Every headline number of some runs in one table, and the curves behind the headline figures in another."""
+    if len(runs) < 2:
+        raise UserError("One run cannot be compared; name two run folders or more.")
+    return experiment.compare([_study(name, run) for name, run in zip(distinct_names(runs), runs, strict=True)])
+
+
+def _study(name: str, run: Run) -> Study:
+    summary = run.folder.summary
+    drawn = {stage for stage, _ in CURVES.values()} & set(summary)
+    layers = int(run.manifest["subject"]["sizes"]["layers"])
+    return Study(name, layers, summary, {stage: run.result(stage) for stage in drawn})
