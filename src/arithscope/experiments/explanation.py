@@ -4,6 +4,7 @@ without them."""
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,11 @@ from arithscope.experiments.result import Shown
 from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.contributions import logit_contributions
-from arithscope.subject.edits import Edit, editing
-from arithscope.subject.subject import Subject
+from arithscope.subject.edits import Edit, edit, editing
+from arithscope.subject.subject import Site, Subject
 
 HEURISTIC_NEURONS = "associated neurons"
+MOST_PROBABLE = 5  # tokens that are told of an answer
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Answer:
     number: int | None
     probability: float
     p_answer: float  # of the right answer
+    most_probable: list[tuple[str, float]]  # tokens, the first of them the one above
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,18 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
     )
 
 
+@torch.no_grad()
+def answer_without(subject: Subject, prompt: Prompts, neurons: Iterable[tuple[int, int]]) -> Answer:
+    """What the model says to one prompt while these neurons, (layer, index), are set to zero at the last position."""
+    layers: dict[int, list[int]] = {}
+    for layer, neuron in neurons:
+        layers.setdefault(layer, []).append(neuron)
+    at = subject.positions.last
+    edits = [edit(subject, Site.NEURONS, layer, chosen, positions=at) for layer, chosen in layers.items()]
+    with editing(subject, edits, 1):
+        return _answer(subject, subject.logits(subject.encode(prompt))[0], int(subject.answers(prompt)[0]))
+
+
 def _best_heuristics(of: Association, prompt: Prompts, score: NDArray[np.float64]) -> NDArray[np.int64]:
     """Of each associated neuron the heuristic that holds with the best score, the first of equal ones; −1 for the others."""
     best = np.full(len(of), -1)
@@ -183,5 +198,9 @@ def _answer(subject: Subject, logits: torch.Tensor, right: int) -> Answer:
     p = logits.double().softmax(-1)
     said = int(logits.argmax())
     number = int(subject.number_of_token[said])
+    best = p.topk(min(MOST_PROBABLE, len(p)))
+    shown = [
+        (str(subject.tokenizer.decode([int(i)])), float(x)) for x, i in zip(best.values, best.indices, strict=True)
+    ]
     text = str(subject.tokenizer.decode([said]))
-    return Answer(text, number if number >= 0 else None, float(p[said]), float(p[right]))
+    return Answer(text, number if number >= 0 else None, float(p[said]), float(p[right]), shown)

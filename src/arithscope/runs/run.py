@@ -106,6 +106,10 @@ class Run(Results):
         """All that the run says of a neuron."""
         return self._finder.find(operator, layer, neuron)
 
+    def place(self, layer: int, neuron: int, operator: str) -> int | None:
+        """The row of a neuron in `patterns`; None if it is not among the operator's top neurons."""
+        return self._finder.place(operator, layer, neuron)
+
     def prompt(self, text: str) -> Prompts:
         """A prompt as a person writes it, `226-68=`, if it is one that the run studied."""
         return parse_prompt(text, self.configuration["operators"], self.max_operand, self.limit)
@@ -124,6 +128,10 @@ class Run(Results):
                 "name the right one with --subject."
             )
         return subject
+
+    def release(self) -> None:
+        """Forget the loaded subject, and so its memory."""
+        self.__dict__.pop("subject", None)
 
     def explain(self, prompt: str, criterion: str = CALIBRATED) -> Explanation:
         """The answer to a prompt, the heuristics behind it, what their neurons add, and the answer without them."""
