@@ -121,6 +121,7 @@ def circuit(served: Served, operator: str, measure: str) -> dict[str, Any]:
     return {
         "operator": operator,
         "measure": measure,
+        "ranked_by": run.configuration["effect"],
         "positions": {str(position): _effect_maps(rows) for position, rows in effects.groupby("position", sort=False)},
         "labels": run.heads.positions,
         "heads": run.circuit.heads[run.circuit.heads.operator == operator].drop(columns="operator").to_dict("records"),

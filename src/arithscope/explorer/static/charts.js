@@ -1,7 +1,7 @@
 // Lines with bands, small matrices, waterfalls. Charts are as wide as there is room, and are drawn again when that changes.
 
-import { css } from "./colours.js";
-import { h, number, s, signed } from "./dom.js";
+import { css, ink_on } from "./colours.js";
+import { adds, h, number, s } from "./dom.js";
 
 function fitted(className, draw) {
   const holder = h("div", { className });
@@ -59,7 +59,7 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
       s("text", { transform: `translate(12 ${(top + height - bottom) / 2}) rotate(-90)`, class: "label middle" }, y_label));
     for (const mark of marks) {
       svg.append(s("line", { x1: x(mark.x), x2: x(mark.x), y1: top, y2: height - bottom, class: "mark" }),
-        s("text", { x: x(mark.x) + 4, y: top + 10, class: "tick" }, mark.text));
+        s("text", { x: x(mark.x) + 4, y: height - bottom - 6, class: "tick" }, mark.text));
     }
     for (const { colour, dashed, points, name } of shown) {
       const band = points.filter((p) => p.low !== null && p.low !== undefined);
@@ -68,7 +68,7 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
         svg.append(s("polygon", { points: outline.join(" "), fill: colour, class: "band" }));
       }
       svg.append(s("polyline", { points: points.map((p) => `${x(p.x)},${y(p.value)}`).join(" "), stroke: colour, class: dashed ? "line dashed" : "line" }));
-      if (points.length <= 40) {
+      if (points.length <= 25) {
         svg.append(...points.map((p) => s("circle", { cx: x(p.x), cy: y(p.value), r: 3, fill: colour },
           s("title", {}, `${name}, ${x_label} ${names ? names[p.x] : number(p.x)}: ${number(p.value)}${p.low === null || p.low === undefined ? "" : ` [${number(p.low)}, ${number(p.high)}]`}`))));
       }
@@ -83,23 +83,25 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
 }
 
 /**
- * A small matrix. rows, columns: names; value(i, j); colour(v); text(i, j) said of a cell; pick(i, j); chosen(i, j), framed(i, j).
+ * A small matrix. rows, columns: names; value(i, j); colour(v); text(i, j) said of a cell; label(i, j) written into it; pick(i, j);
+ * chosen(i, j), framed(i, j).
  */
-export function matrix({ rows, columns, value, colour, text, pick, chosen, framed, title, row_title, column_title }) {
+export function matrix({ rows, columns, value, colour, text, label, pick, chosen, framed, title, row_title }) {
   const cells = rows.map((_, i) => columns.map((__, j) => {
     const v = value(i, j);
     const cell = h(pick ? "button" : "span", {
       className: `cell${framed?.(i, j) ? " framed" : ""}`, type: pick ? "button" : null, title: text(i, j), ariaLabel: text(i, j),
       "aria-pressed": pick ? String(Boolean(chosen?.(i, j))) : null, onclick: pick ? () => pick(i, j) : null,
-    });
-    if (v !== null && v !== undefined) cell.style.backgroundColor = css(colour(v));
+    }, label?.(i, j));
+    if (v !== null && v !== undefined) {
+      cell.style.backgroundColor = css(colour(v));
+      cell.style.color = ink_on(colour(v));
+    }
     return h("td", {}, cell);
   }));
-  return h("div", { className: "matrix" }, h("table", {},
-    h("caption", {}, title),
+  return h("div", { className: "matrix" }, h("p", { className: "hint" }, title), h("table", { ariaLabel: title },
     h("thead", {}, h("tr", {}, h("td", { className: "corner" }, `${row_title ?? ""}`), columns.map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), cells[i])))),
-    column_title ? h("p", { className: "matrix-title" }, column_title) : null);
+    h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), cells[i])))));
 }
 
 /** Steps from zero to a total: [{name, value, note, strong}]. */
@@ -118,8 +120,8 @@ export function waterfall({ steps, total, total_name }) {
     return h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { className: "track" }, zero, bar), h("td", { className: "figure" }, text));
   };
   return h("table", { className: "waterfall" }, h("tbody", {},
-    bars.map((b) => row(b.name, b.from, b.to, signed(b.value), b.value >= 0 ? "up" : "down", b.note)),
-    row(total_name, 0, total, number(total), "total")));
+    bars.map((b) => row(b.name, b.from, b.to, adds(b.value), b.value >= 0 ? "up" : "down", b.note)),
+    row(total_name, 0, total, total.toFixed(3), "total")));
 }
 
 /** A bar for a share, with its text. */

@@ -19,6 +19,11 @@ export function css([r, g, b]) {
   return `rgb(${r},${g},${b})`;
 }
 
+/** Black or white, whichever can be read on a colour. */
+export function ink_on([r, g, b]) {
+  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#000" : "#fff";
+}
+
 /** The values that 2 % and 98 % of some lie below; a scale from one to the other leaves out the most extreme. */
 export function quantiles(values, chosen = [0.02, 0.98]) {
   const known = Float32Array.from(values.filter((v) => !Number.isNaN(v))).sort();

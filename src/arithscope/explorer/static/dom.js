@@ -33,12 +33,13 @@ export function number(x) {
   return Number(x.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
 }
 
-export function signed(x) {
-  return (x > 0 ? "+" : "") + number(x);
+/** What something adds, to three decimals. */
+export function adds(x) {
+  return `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(3)}`;
 }
 
 export function percent(x) {
-  return x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0.995 || x < 0.005 ? 1 : 0)} %`;
+  return x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0.995 || x < 0.005 ? 1 : 0).replace("-", "−")} %`;
 }
 
 /** A mean with its interval. */

@@ -74,7 +74,7 @@ function head_panel(found, name) {
   const ranked = found.heads.find((r) => r.layer === Number(layer) && r.head === Number(head));
   if (!ranked) return [h("h2", {}, "Attention"), h("p", {}, "Choose a head.")];
   const title = h("h2", {}, `${name}: attention`);
-  const effect = h("p", {}, `Rank ${ranked.rank + 1} of ${found.heads.length}; effect ${interval(ranked)} at ${ranked.position}.`);
+  const effect = h("p", {}, `Rank ${ranked.rank + 1} of ${found.heads.length}: mean effect ${interval(ranked)} at ${ranked.position}, by ${found.ranked_by.replace("_", " ")}.`);
   if (!row) return [title, effect, h("p", {}, "It is not in this operator's circuit, so its attention was not stored.")];
   const cut = found.isolation.find((r) => r.layer === row.layer && r.head === row.head && r.when === "change");
   const labels = found.labels;
@@ -87,40 +87,40 @@ function head_panel(found, name) {
     })];
 }
 
-/** Positions as lanes from left to right, layers from below to above. */
+/** Positions as lanes from left to right, layers from below to above, each as high as its arrows take. */
 function draw_diagram(found, state, pick) {
   const lanes = found.labels.filter((p) => ["op1", "operator", "op2", "last"].includes(p) || found.roles.some((r) => r.reads === p));
   const layers = Object.values(found.positions)[0].mlps.length;
-  const [width, step, foot] = [110, 46, 40];
-  const x = (position) => 70 + lanes.indexOf(position) * width;
-  const height = layers * step + foot + 20;
-  const y = (layer) => height - foot - (layer + 0.5) * step;
-  const svg = s("svg", { viewBox: `0 0 ${70 + lanes.length * width} ${height}`, class: "diagram", role: "group", "aria-label": "The circuit's heads and MLPs" });
-  for (let layer = 0; layer < layers; layer++) svg.append(s("text", { x: 6, y: y(layer) + 4, class: "tick" }, `layer ${layer}`));
+  const arrows = Array.from({ length: layers }, (_, layer) => found.roles.filter((r) => r.layer === layer));
+  const [width, foot, apart] = [110, 40, 15];
+  const heights = arrows.map((rows) => 26 + apart * rows.length);
+  const height = heights.reduce((a, b) => a + b, 0) + foot + 10;
+  const x = (position) => 76 + lanes.indexOf(position) * width;
+  const floor = (layer) => height - foot - heights.slice(0, layer).reduce((a, b) => a + b, 0);
+  const svg = s("svg", { viewBox: `0 0 ${60 + lanes.length * width} ${height}`, class: "diagram", role: "group", "aria-label": "The circuit's heads and MLPs" });
   for (const lane of lanes) {
-    svg.append(s("line", { x1: x(lane), x2: x(lane), y1: 12, y2: height - foot + 8, class: "lane" }), s("text", { x: x(lane), y: height - 12, class: "label middle" }, lane));
+    svg.append(s("line", { x1: x(lane), x2: x(lane), y1: 6, y2: height - foot + 8, class: "lane" }), s("text", { x: x(lane), y: height - 12, class: "label middle" }, lane));
   }
   const largest = Math.max(...Object.values(found.positions).flatMap((p) => p.mlps));
-  for (const [position, effects] of Object.entries(found.positions)) {
-    effects.mlps.forEach((value, layer) => {
-      if (!lanes.includes(position) || value < LARGE * largest) return;
-      svg.append(s("rect", { x: x(position) - 19, y: y(layer) - 18, width: 38, height: 15, rx: 3, class: "mlp" }, s("title", {}, `MLP ${layer} at ${position}: effect ${number(value)}`)),
-        s("text", { x: x(position), y: y(layer) - 7, class: "mlp-name middle" }, `MLP${layer}`));
+  arrows.forEach((rows, layer) => {
+    const top = floor(layer) - heights[layer] + 12;
+    svg.append(s("text", { x: 4, y: top + 4, class: "tick" }, `layer ${layer}`));
+    for (const [position, { mlps }] of Object.entries(found.positions)) {
+      if (!lanes.includes(position) || mlps[layer] < LARGE * largest) continue;
+      svg.append(s("rect", { x: x(position) - 19, y: top - 8, width: 38, height: 16, rx: 3, class: "mlp" }, s("title", {}, `MLP ${layer} at ${position}: effect ${number(mlps[layer])}`)),
+        s("text", { x: x(position), y: top + 3.5, class: "mlp-name middle" }, `MLP${layer}`));
+    }
+    rows.forEach((row, i) => {
+      const name = `L${row.layer}H${row.head}`;
+      const [from, to, at] = [x(row.reads), x(row.acts_at), floor(layer) - 6 - apart * i];
+      const itself = from === to;
+      const path = itself ? `M${from} ${at + 4} c-26 0 -26 -8 -4 -8` : `M${from} ${at} H${to - 7}`;
+      const choose = () => pick(row.layer, row.head);
+      svg.append(s("g", { class: `arrow${row.shared ? " shared" : ""}`, tabindex: 0, role: "button", "data-head": name, "aria-label": `${name}, reads ${row.reads}, acts at ${row.acts_at}`, onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } } },
+        s("path", { d: path, class: "hit" }), s("circle", { cx: from, cy: itself ? at + 4 : at, r: 3 }), s("path", { d: path }), s("path", { d: itself ? `M${to} ${at - 4} l-7 -4 v8 z` : `M${to - 1} ${at} l-8 -4 v8 z`, class: "tip" }),
+        s("text", { x: itself ? from - 56 : from + 9, y: itself ? at + 3 : at - 2.5, class: "head-name" }, name)));
     });
-  }
-  const beside = new Map();
-  for (const row of found.roles) {
-    const name = `L${row.layer}H${row.head}`;
-    const place = `${row.layer} ${row.acts_at}`;
-    const nth = beside.get(place) ?? 0;
-    beside.set(place, nth + 1);
-    const [from, to, at] = [x(row.reads), x(row.acts_at), y(row.layer) + 6 + 9 * nth];
-    const path = from === to ? `M${from} ${at} c-34 -10 -34 14 0 6` : `M${from} ${at + 6} C${(from + to) / 2} ${at - 8} ${(from + to) / 2} ${at - 8} ${to - 5} ${at}`;
-    const choose = () => pick(row.layer, row.head);
-    svg.append(s("g", { class: `arrow${row.shared ? " shared" : ""}`, tabindex: 0, role: "button", "data-head": name, "aria-label": `${name}, reads ${row.reads}, acts at ${row.acts_at}`, onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } } },
-      s("path", { d: path, class: "hit" }), s("path", { d: path }), from === to ? "" : s("path", { d: `M${to - 1} ${at} l-8 -4 v8 z`, class: "tip" }),
-      s("text", { x: from === to ? from - 58 : (from + to) / 2 - 14, y: from === to ? at + 6 : at - 4, class: "head-name" }, name)));
-  }
+  });
   return h("div", { className: "scroller" }, svg);
 }
 

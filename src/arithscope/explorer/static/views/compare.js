@@ -29,7 +29,7 @@ export async function show(root, params, { run, runs, still }) {
     curves.replaceChildren(...Object.entries(found.curves).map(([name, rows]) => {
       const label = Object.entries(X).find(([key]) => name.includes(key))?.[1] ?? "";
       return h("section", { className: "panel" }, line_chart({
-        title: `${name[0].toUpperCase()}${name.slice(1)}${state.operator === "mean" ? ", mean over operators" : `, ${SIGNS[state.operator]}`}`, x_label: label, y_label: "", y_range: [0, 1],
+        title: `${name[0].toUpperCase()}${name.slice(1)}${state.operator === "mean" ? ", mean over operators" : `, ${SIGNS[state.operator]}`}`, x_label: label, y_label: name.split(/ by | without | present /)[0], y_range: [0, 1],
         series: found.runs.map((one, i) => ({ name: one, colour: COLOURS[i % COLOURS.length], dashed: i >= COLOURS.length, points: points(rows.filter((r) => r.run === one)) })),
       }));
     }));

@@ -27,7 +27,7 @@ export async function show(root, params, { run, still }) {
     root.append(h("h1", {}, "Heuristics"), notice("This run has no classified neurons; run it again with all stages.", "error"));
     return;
   }
-  const results = h("div", { className: "results" }), detail = h("div"), kinds = h("section", { className: "panel" });
+  const results = h("div", { className: "results panel" }), detail = h("div"), kinds = h("section", { className: "panel" });
   const change = (values) => { Object.assign(state, { offset: "0" }, values); load(); };
   const search = h("input", { type: "search", value: state.search, placeholder: "op1 mod 2", ariaLabel: "Search in heuristics", oninput: (event) => change({ search: event.target.value }) });
   root.append(
@@ -63,6 +63,7 @@ export async function show(root, params, { run, still }) {
       title: "Matches by kind and layer",
       rows: rows.map((r) => r.kind), columns: layers.map((l) => `L${l}`),
       value: (i, j) => (rows[i].by_layer[layers[j]] ?? 0) / most, colour: (v) => viridis(Math.sqrt(v)),
+      label: (i, j) => String(rows[i].by_layer[layers[j]] ?? ""),
       text: (i, j) => `${rows[i].kind}, layer ${layers[j]}: ${rows[i].by_layer[layers[j]] ?? 0} matches`,
       pick: (i) => change({ kind: state.kind === rows[i].kind ? "" : rows[i].kind }), chosen: (i) => state.kind === rows[i].kind,
     }) : notice("No heuristic fits."));
@@ -130,7 +131,7 @@ const GAPS = { prompts: "others minus associated, own neurons", unmatched: "cont
 
 function knockout(found) {
   if (!found) return notice("It was not knocked out: fewer than ten neurons match it, or too few prompts.");
-  return h("div", {},
+  return h("div", { className: "scroller" },
     h("table", { className: "rows" }, h("caption", {}, "Accuracy with neurons silenced (all prompts were right before)"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "silenced"), h("th", { scope: "col" }, "associated prompts"), h("th", { scope: "col" }, "other prompts"))),
       h("tbody", {}, Object.entries(SILENCED).map(([key, name]) => h("tr", {}, h("th", { scope: "row" }, name),

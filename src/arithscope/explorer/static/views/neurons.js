@@ -23,7 +23,7 @@ export async function show(root, params, { run, still }) {
     root.append(h("h1", {}, "Neurons"), notice("This run has no classified neurons; run it again with all stages.", "error"));
     return;
   }
-  const results = h("div", { className: "results" });
+  const results = h("div", { className: "results panel" });
   const change = (values) => { Object.assign(state, { offset: "0" }, values); load(); };
   const chosen_rule = h("p", { className: "filter-note" });
   root.append(

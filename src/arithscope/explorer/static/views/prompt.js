@@ -3,7 +3,7 @@
 import { get, get_bytes, post, run_path } from "../api.js";
 import { share_bar, waterfall } from "../charts.js";
 import { page_colour } from "../colours.js";
-import { SIGNS, answer, criterion_buttons, h, notice, number, operator_buttons, prompt_text, signed } from "../dom.js";
+import { SIGNS, adds, answer, criterion_buttons, h, notice, number, operator_buttons, prompt_text } from "../dom.js";
 import { heatmap } from "../heatmap.js";
 import { link, note } from "../state.js";
 import { sorted_table } from "../table.js";
@@ -126,7 +126,9 @@ export async function show(root, params, { run, still }) {
   function draw_toggles(e, holder, changed) {
     const names = e.neurons.map((n) => neuron_id(n));
     const heuristics = h("section", { className: "panel" }), neurons = h("section", { className: "panel" });
-    const set = (which, value, on) => { (on ? which.delete(value) : which.add(value)); which.delete(ALL); changed(); };
+    const set = (which, value, on) => { (on ? which.delete(value) : which.add(value)); changed(); };
+    /** If all are off and one is switched on, the others are off one by one. */
+    const spell_out = (which, values) => { if (state.off.delete(ALL)) values.forEach((v) => which.add(v)); };
     holder.replaceChildren(
       h("p", { className: "actions" },
         h("button", { type: "button", onclick: () => { state.off.clear(); state.without.clear(); state.off.add(ALL); changed(); } }, "Silence all associated neurons"),
@@ -136,21 +138,21 @@ export async function show(root, params, { run, still }) {
       caption: "Heuristics that hold for this prompt; untick one to silence its neurons",
       rows,
       columns: [
-        { title: "on", cell: (r) => h("input", { type: "checkbox", className: "toggle", ariaLabel: `Neurons of ${r.heuristic}`, value: r.heuristic, onchange: (event) => set(state.without, r.heuristic, event.target.checked) }) },
-        { title: "heuristic", cell: (r) => h("a", { href: link("heuristics", { run: run.name, operator: e.operator, criterion: e.criterion, search: r.heuristic }) }, r.heuristic) },
+        { title: "on", cell: (r) => h("input", { type: "checkbox", className: "toggle", ariaLabel: `Neurons of ${r.heuristic}`, value: r.heuristic, onchange: (event) => { spell_out(state.without, e.heuristics.map((x) => x.heuristic)); set(state.without, r.heuristic, event.target.checked); } }) },
+        { title: "heuristic", cell: (r) => h("a", { href: link("heuristics", { run: run.name, operator: e.operator, criterion: e.criterion, open: r.heuristic, of: e.operator }) }, r.heuristic) },
         { title: "neurons", numeric: true, cell: (r) => r.neurons },
-        { title: "adds", numeric: true, cell: (r) => signed(r.contribution) },
+        { title: "adds", numeric: true, cell: (r) => adds(r.contribution) },
       ],
     }), () => draw_toggles_state(holder));
     more(neurons, "Their neurons", e.neurons, (rows) => sorted_table({
       caption: "Neurons by what they add to the logit of the right answer; untick one to silence it",
       rows,
       columns: [
-        { title: "on", cell: (r) => h("input", { type: "checkbox", className: "toggle", ariaLabel: `Neuron ${neuron_id(r)}`, value: neuron_id(r), onchange: (event) => { if (state.off.has(ALL)) { state.off.delete(ALL); names.forEach((n) => state.off.add(n)); } set(state.off, neuron_id(r), event.target.checked); } }) },
+        { title: "on", cell: (r) => h("input", { type: "checkbox", className: "toggle", ariaLabel: `Neuron ${neuron_id(r)}`, value: neuron_id(r), onchange: (event) => { spell_out(state.off, names); set(state.off, neuron_id(r), event.target.checked); } }) },
         { title: "neuron", cell: (r) => h("a", { href: link("neuron", { run: run.name, operator: e.operator, layer: r.layer, neuron: r.neuron, heuristic: r.heuristic }) }, neuron_id(r)) },
         { title: "activation", numeric: true, cell: (r) => number(r.activation) },
         { title: "logit", numeric: true, hint: `of ${e.right} in its value vector`, cell: (r) => number(r.value_logit) },
-        { title: "adds", numeric: true, hint: `activation × logit ÷ ${number(e.scale)}`, cell: (r) => signed(r.contribution) },
+        { title: "adds", numeric: true, hint: `activation × logit ÷ ${number(e.scale)}`, cell: (r) => adds(r.contribution) },
         { title: "heuristic", cell: (r) => r.heuristic },
       ],
     }), () => draw_toggles_state(holder));
@@ -159,7 +161,7 @@ export async function show(root, params, { run, still }) {
 
   function draw_toggles_state(holder) {
     for (const box of holder.querySelectorAll("input.toggle")) {
-      box.checked = !state.off.has(box.value) && !state.without.has(box.value) && !(state.off.has(ALL) && /^L\d+N\d+$/.test(box.value));
+      box.checked = !state.off.has(ALL) && !state.off.has(box.value) && !state.without.has(box.value);
     }
   }
 
