@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from arithscope.checkpoints import follow
+from arithscope.experiments.samples import SampleSizes
 from arithscope.progress import Silent
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
 from arithscope.study import run
+from arithscope.subject.load import load
 from arithscope.subject.subject import Subject
 from tests.families import small
 from tests.hand_built import MAX_OPERAND, copy_and_add
@@ -40,3 +46,63 @@ def adder_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs") / "run"
     run(copy_and_add(), Settings(("+",), MAX_OPERAND), folder, None, Silent())
     return {stage.name: RunFolder(folder).read(stage.name, stage.result) for stage in STAGES if not stage.asked}
+
+
+class Smaller(Settings):
+    """Samples so small that all stages take seconds; what they find is not to be trusted."""
+
+    @property
+    def sizes(self) -> SampleSizes:
+        return SMALL_SAMPLES
+
+
+SMALL_SAMPLES = SampleSizes(
+    discovery=16,
+    evaluation=16,
+    first_mlp=2,
+    probe=480,
+    draws=2,
+    permutations=4,
+    knockout=10,
+    prompt_knockout=12,
+    failures=20,
+)
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that is made once in a test session, by whichever process comes first; the others wait for it."""
+    base = factory.getbasetemp()
+    shared = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    )  # each process has a folder below the session's
+    with open(shared / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = shared / f"{name}.done"
+        if not done.exists():
+            make(shared / name)
+            done.touch()
+    return shared / name
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of tiny-llama with every stage, for + and − up to 40, without figures. Several processes read it: do not write to
+    it, copy it."""
+
+    def make(folder: Path) -> None:
+        run(load("tiny-llama"), Smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
+
+    return made_once(tmp_path_factory, "small-run", make)
+
+
+@pytest.fixture(scope="session")
+def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of tiny-pythia, + up to 20, with two checkpoints, of which the first is never right; of its other stages only
+    those that the curves need. Several processes read it: do not write to it, copy it."""
+
+    def make(folder: Path) -> None:
+        subject, settings = load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+        final = run(subject, settings, folder, ["bag", "prompt_knockout"], Silent())
+        follow(subject, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent())
+
+    return made_once(tmp_path_factory, "small-training-run", make)

@@ -4,7 +4,9 @@
 
     run = arithscope.open("runs/tiny-llama")      # a finished run: run.circuit, run.neuron(4, 17, "+"), run.explain("226-68=")
     subject = arithscope.load("tiny-llama")       # a model: embedded, a folder, a GGUF file or a hub id
+    arithscope.ask(subject, "226-68=")            # what it answers, also without some neurons
     lab = arithscope.Lab(subject, operators="+")  # experiments in memory: lab.circuit, lab.classify
+    arithscope.run(subject, "runs/mine")          # all experiments, into a run folder
 
 Names are imported when they are first used, so that `import arithscope` costs next to nothing.
 """
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from arithscope.prompts import Template as Template
     from arithscope.prompts import legal_prompts as legal_prompts
     from arithscope.prompts import parse_prompt as parse_prompt
+    from arithscope.runs.asking import ask as ask
     from arithscope.runs.lab import Lab as Lab
     from arithscope.runs.neuron import Neuron as Neuron
     from arithscope.runs.run import Run as Run
     from arithscope.runs.run import open as open
+    from arithscope.runs.run import run as run
     from arithscope.runs.side_by_side import compare as compare
     from arithscope.settings import Settings as Settings
     from arithscope.subject.load import LoadOptions as LoadOptions
@@ -40,10 +44,12 @@ _WHERE = {
     "Template": "prompts",
     "legal_prompts": "prompts",
     "parse_prompt": "prompts",
+    "ask": "runs.asking",
     "Lab": "runs.lab",
     "Neuron": "runs.neuron",
     "Run": "runs.run",
     "open": "runs.run",
+    "run": "runs.run",
     "compare": "runs.side_by_side",
     "Settings": "settings",
     "LoadOptions": "subject.load",

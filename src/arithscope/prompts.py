@@ -99,7 +99,7 @@ def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: i
             raise UserError(f"In {shown}, {said}; write a prompt as in 226-68=.")
         if len(operand) > len(str(max_operand)) or int(operand) > max_operand:
             raise UserError(
-                f"In {shown}, {operand[:40]} is beyond {max_operand}, the largest operand of this run; choose smaller ones."
+                f"In {shown}, {operand[:40]} is beyond {max_operand}, the largest operand here; choose smaller ones."
             )
     if found[2] not in operators:
         raise UserError(f"The operator {found[2]} was not studied in this run; choose from {' '.join(operators)}.")

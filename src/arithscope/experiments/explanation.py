@@ -12,14 +12,14 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.association import LAST, Association, as_many, association, silencing
+from arithscope.experiments.association import Association, as_many, association
 from arithscope.experiments.classify import Classify
 from arithscope.experiments.result import Shown
 from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.contributions import logit_contributions
-from arithscope.subject.edits import Edit, edit, editing
-from arithscope.subject.subject import Site, Subject
+from arithscope.subject.edits import editing, silencing
+from arithscope.subject.subject import Subject
 
 HEURISTIC_NEURONS = "associated neurons"
 MOST_PROBABLE = 5  # tokens that are told of an answer
@@ -123,7 +123,7 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
         op2=int(prompt.op2[0]),
         right=int(prompt.answer[0]),
         criterion=criterion,
-        answer=_answer(subject, subject.logits(ids)[0], int(token[0])),
+        answer=answer_without(subject, prompt, ()),
         logit=float(parts.logit),
         scale=float(parts.scale),
         parts={
@@ -138,19 +138,14 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
         heuristics=_heuristics(of, prompt, adds),
         neurons=neurons,
         kinds=_kinds(neurons),
-        silenced=_silenced(subject, of, associated, ids, int(token[0]), random_source(seed, "explain", operator)),
+        silenced=_silenced(subject, of, associated, prompt, random_source(seed, "explain", operator)),
     )
 
 
 @torch.no_grad()
 def answer_without(subject: Subject, prompt: Prompts, neurons: Iterable[tuple[int, int]]) -> Answer:
     """What the model says to one prompt while these neurons, (layer, index), are set to zero at the last position."""
-    layers: dict[int, list[int]] = {}
-    for layer, neuron in neurons:
-        layers.setdefault(layer, []).append(neuron)
-    at = subject.positions.last
-    edits = [edit(subject, Site.NEURONS, layer, chosen, positions=at) for layer, chosen in layers.items()]
-    with editing(subject, edits, 1):
+    with editing(subject, silencing(subject, neurons), 1):
         return _answer(subject, subject.logits(subject.encode(prompt))[0], int(subject.answers(prompt)[0]))
 
 
@@ -181,14 +176,12 @@ def _kinds(neurons: pd.DataFrame) -> pd.DataFrame:
 
 
 def _silenced(
-    subject: Subject, of: Association, associated: Bools, ids: torch.Tensor, token: int, random: np.random.Generator
+    subject: Subject, of: Association, associated: Bools, prompt: Prompts, random: np.random.Generator
 ) -> Silenced:
     control = as_many(of, associated, ~associated, random)
 
     def without(chosen: Bools) -> Answer:
-        edits: list[Edit] = silencing(subject, of, chosen[None, None], LAST)
-        with editing(subject, edits, 1):
-            return _answer(subject, subject.logits(ids)[0], token)
+        return answer_without(subject, prompt, zip(of.layers[chosen], of.neurons[chosen], strict=True))
 
     enough = control.sum() == associated.sum()
     return Silenced(int(associated.sum()), without(associated), without(control) if enough else None)

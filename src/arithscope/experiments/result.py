@@ -21,16 +21,18 @@ class Shown:
     """A dataclass (with `repr=False`) that says of its fields how large they are, instead of printing all of them."""
 
     def __repr__(self) -> str:
-        fields_said = (f"{name}={said}" for name, said in self._fields())
+        fields_said = (f"{name}={_in_short(value)}" for name, value in self._fields())
         return f"{type(self).__name__}({', '.join(fields_said)})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(said)}</td></tr>" for name, said in self._fields())
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(_said(value))}</td></tr>" for name, value in self._fields()
+        )
         return f"<b>{type(self).__name__}</b><table>{rows}</table>"
 
-    def _fields(self) -> Iterator[tuple[str, str]]:
+    def _fields(self) -> Iterator[tuple[str, Any]]:
         for field in fields(self):  # type: ignore[arg-type]  # every class of this kind is a dataclass
-            yield field.name, _said(getattr(self, field.name))
+            yield field.name, getattr(self, field.name)
 
 
 class Result(Shown):
@@ -55,8 +57,16 @@ def _said(value: Any) -> str:
         return f"{len(value):,} rows of {', '.join(map(str, value.columns))}"
     if isinstance(value, np.ndarray):
         return f"{' × '.join(f'{n:,}' for n in value.shape)} {value.dtype}"
-    text = repr(value)
-    return text if len(text) <= 200 else text[:199] + "…"
+    return _shortened(repr(value), 200)
+
+
+def _in_short(value: Any) -> str:
+    """For one line of a terminal: tables without the names of their columns."""
+    return f"{len(value):,} rows" if isinstance(value, pd.DataFrame) else _shortened(_said(value), 80)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _interval(mean: Mapping[Any, Any]) -> str:
@@ -91,7 +101,8 @@ class ByNeuron:
         """Which rows they are, in the table's order; of all neurons of the layer if none is named."""
         if operator not in self._operators or not 0 <= layer < 2**15 or not 0 <= (neuron or 0) < 2**31:
             return np.empty(0, dtype=np.int64)
-        first = (self._operators[operator] << 48) + (layer << 32) + (neuron or 0)
+        # int: of a dataframe's int32, the bits that are shifted out would be lost.
+        first = (self._operators[operator] << 48) + (int(layer) << 32) + int(neuron or 0)
         end = first + (2**31 if neuron is None else 1)
         low, high = np.searchsorted(self._codes, [first, end])
         return np.sort(self._order[low:high])

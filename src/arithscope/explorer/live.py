@@ -51,10 +51,6 @@ class Live:
             raise NotThere(f"No neuron matches {unknown[0]!r} for {operator} ({criterion}).")
         own = matches[matches.heuristic.isin(list(heuristics))]
         off = {*neurons, *zip(own.layer.tolist(), own.neuron.tolist(), strict=True)}
-        sizes = run.manifest["subject"]["sizes"]
-        for layer, neuron in off:
-            if not (0 <= layer < sizes["layers"] and 0 <= neuron < sizes["neurons"]):
-                raise NotThere(f"The subject has no neuron L{layer}N{neuron}.")
         with self._shelf.subject(run) as subject:
             before = answer_without(subject, asked, [])
             after = answer_without(subject, asked, sorted(off))

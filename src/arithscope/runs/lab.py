@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from arithscope.experiments.accuracy import accuracy
 from arithscope.experiments.samples import SampleSizes
 from arithscope.progress import Progress, Silent
 from arithscope.prompts import OPERATORS, Prompts
+from arithscope.runs.neuron import NeuronFinder
 from arithscope.runs.results import Results
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
@@ -23,10 +25,12 @@ _STAGES = {stage.name: stage for stage in STAGES if not stage.asked}
 class Lab(Results):
     """A study that writes nothing: `lab.circuit` computes accuracies, mean activations and effects first, each once.
 
-    prompts   what samples are drawn from (those that the model gets right); by default all legal prompts
+    prompts   what samples are drawn from (those that the model gets right); by default all legal prompts. A repeated one
+              counts once
     sizes     of samples; by default those of the preset
     known     results from elsewhere, by stage, a run's say, that need not be computed: {"circuit": run.circuit}
-    settings  as those of a run: `Lab(subject, operators="+", max_operand=99)`
+    settings  as those of a run: `Lab(subject, operators="+", max_operand=99)`. With prompts of one's own, operators and
+              largest operand are theirs unless said otherwise
     """
 
     def __init__(
@@ -38,23 +42,43 @@ class Lab(Results):
         progress: Progress | None = None,
         **settings: Any,
     ):
-        self.subject, self.progress = subject, progress or Silent()
-        if prompts is not None:
-            if not len(prompts):
-                raise UserError("There are no prompts to study; choose some with `legal_prompts`.")
-            settings = {
-                "operators": tuple(OPERATORS[i] for i in np.unique(prompts.operator)),
-                "max_operand": int(max(prompts.op1.max(), prompts.op2.max())),
-            } | settings
-        self.settings = Settings(**settings)
-        self.settings.check(subject)
-        self.sizes = sizes or self.settings.sizes
-        unknown = sorted(set(known or {}) - set(_STAGES))
+        self._subject, self.progress = subject, progress or Silent()
+        self._results = dict(known or {})
+        unknown = sorted(set(self._results) - set(_STAGES))
         if unknown:
             raise _no_stage(unknown[0])
-        self._results = dict(known or {})
-        if prompts is not None and "accuracy" not in self._results:
+        if prompts is None:
+            self.settings = Settings(**settings)
+        else:
+            prompts = _distinct(prompts)
+            self.settings = Settings(**_extent(prompts) | settings)
+            _check_within(prompts, self.settings)
+        self.settings.check(subject)
+        self.sizes = sizes or self.settings.sizes
+        if prompts is not None:
+            if "accuracy" in self._results:
+                raise UserError("Prompts and a known accuracy exclude each other; leave one of them out.")
             self._results["accuracy"] = accuracy(subject, prompts, self.settings.seed, self.progress)
+
+    @property
+    def subject(self) -> Subject:
+        return self._subject
+
+    @property
+    def operators(self) -> Sequence[str]:
+        return self.settings.operators
+
+    @property
+    def max_operand(self) -> int:
+        return self.settings.max_operand
+
+    @property
+    def limit(self) -> int:
+        return self.subject.limit
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
 
     def result(self, stage: str) -> Any:
         if stage not in _STAGES:
@@ -65,8 +89,12 @@ class Lab(Results):
             self._results[stage] = chosen.compute(self.subject, _Sized(self.settings, self.sizes), needs, self.progress)
         return self._results[stage]
 
+    @cached_property
+    def _finder(self) -> NeuronFinder:
+        return NeuronFinder(self.neurons, self.patterns, self.classify)
+
     def __repr__(self) -> str:
-        done = ", ".join(self._results) or "nothing"
+        done = ", ".join(name for name in _STAGES if name in self._results) or "nothing yet"
         return f"Lab({self.subject!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
 
 
@@ -78,6 +106,29 @@ class _Sized:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._settings, name)
+
+
+def _distinct(prompts: Prompts) -> Prompts:
+    """Each prompt once: discovery and evaluation would share one that is there twice."""
+    rows = np.stack([prompts.op1, prompts.operator, prompts.op2])
+    return prompts[np.sort(np.unique(rows, axis=1, return_index=True)[1])]
+
+
+def _extent(prompts: Prompts) -> dict[str, Any]:
+    """The operators and the largest operand of some prompts, as settings."""
+    if not len(prompts):
+        raise UserError("There are no prompts to study; choose some with `legal_prompts`.")
+    operators = tuple(OPERATORS[i] for i in np.unique(prompts.operator))
+    return {"operators": operators, "max_operand": max(1, int(max(prompts.op1.max(), prompts.op2.max())))}
+
+
+def _check_within(prompts: Prompts, settings: Settings) -> None:
+    extent = _extent(prompts)
+    if extent["max_operand"] > settings.max_operand or set(extent["operators"]) - set(settings.operators):
+        raise UserError(
+            f"The prompts go beyond operators {' '.join(settings.operators)} and operands up to {settings.max_operand}; leave "
+            "these settings out, or choose other prompts."
+        )
 
 
 def _no_stage(name: str) -> UserError:

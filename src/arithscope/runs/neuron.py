@@ -41,7 +41,8 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neuron:
-    """effects: by every measure, with the rank in its layer. pattern: None for a neuron that is not among the top ones.
+    """effects: by every measure, with the rank in its layer. pattern: None for a neuron that is not among the top ones,
+    and in a run without patterns.
     heuristics: those it matches, first the ones furthest beyond what is expected. best: of each kind the heuristic furthest
     beyond it, match or not. coverage: the share of its pattern's variance that matched heuristics explain together, raw and
     calibrated. Heuristics and coverage are empty if the run has no classification, or the neuron no pattern."""
@@ -63,7 +64,7 @@ class Neuron:
         """Its pattern, its value vector's logits, and what both together add to the answer."""
         if self.pattern is None:
             raise UserError(
-                f"{self.name} is not among the top neurons for {self.operator}, so it has no pattern to plot."
+                f"{self.name} has no pattern for {self.operator} to plot: only top neurons have one, from the stage patterns."
             )
         named = self.heuristics[self.heuristics.calibrated] if len(self.heuristics) else self.heuristics
         title = f"{self.name}, operator {self.operator}" + (f": {named.heuristic.iloc[0]}" if len(named) else "")
@@ -74,7 +75,9 @@ class Neuron:
         effect = self.effects.iloc[0]
         said = f"effect {effect.value:.3g}, rank {effect['rank']} of {effect.of} in its layer"
         if self.pattern is None:
-            return f"Neuron({self.name}, {self.operator!r}, {said}, not among the top neurons)"
+            return f"Neuron({self.name}, {self.operator!r}, {said}, no pattern)"
+        if not self.coverage:
+            return f"Neuron({self.name}, {self.operator!r}, {said}, not classified)"
         calibrated = self.heuristics[self.heuristics.calibrated] if len(self.heuristics) else self.heuristics
         main = f"mainly {calibrated.heuristic.iloc[0]!r}" if len(calibrated) else "none calibrated"
         return f"Neuron({self.name}, {self.operator!r}, {said}, {len(self.heuristics)} heuristics, {main})"

@@ -12,23 +12,39 @@ from typing import Any
 import pandas as pd
 
 from arithscope.errors import UserError
-from arithscope.experiments.classify import CALIBRATED, CRITERIA
-from arithscope.experiments.explanation import Explanation, explain
+from arithscope.experiments.explanation import Explanation
 from arithscope.experiments.result import MEAN, numbers_of
-from arithscope.prompts import OPERATORS, Prompts, Template, parse_prompt
-from arithscope.runs.neuron import Neuron, NeuronFinder
+from arithscope.progress import Progress, Silent
+from arithscope.prompts import Template
+from arithscope.runs.neuron import NeuronFinder
 from arithscope.runs.results import Results
+from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder, plain
+from arithscope.study import run as run_stages
 from arithscope.subject.load import QUANTIZATIONS, LoadOptions, load
 from arithscope.subject.subject import Subject
 
 _KINDS: Mapping[str, type] = {stage.name: stage.result for stage in STAGES}
 
 
-def open(path: str | Path) -> Run:
-    """Open a run folder for reading."""
-    return Run(Path(path))
+def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None) -> Run:
+    """Open a run folder for reading. If the run's subject is no longer where it was, say where with `elsewhere`."""
+    return Run(path, elsewhere, options)
+
+
+def run(
+    subject: Subject | str,
+    out: str | Path,
+    stages: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Study a subject into a run folder, as the command `arithscope run` does, but without figures. A folder with some of
+    the stages in it is completed. Settings are those of `Settings`: `run(subject, "runs/mine", operators="+-")`."""
+    loaded = load(subject) if isinstance(subject, str) else subject
+    folder = run_stages(loaded, Settings(**settings), _path(out), stages, progress or Silent())
+    return Run(folder.path)
 
 
 class Run(Results):
@@ -36,8 +52,8 @@ class Run(Results):
 
     Where the run's subject is not where it was, say so by setting `elsewhere`; `options` say how it is loaded."""
 
-    def __init__(self, path: Path, elsewhere: str | None = None, options: LoadOptions | None = None):
-        self.folder = RunFolder(path)
+    def __init__(self, path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None):
+        self.folder = RunFolder(_path(path))
         self.elsewhere, self.options = elsewhere, options or LoadOptions()
         self._results: dict[str, Any] = {}
 
@@ -61,12 +77,19 @@ class Run(Results):
         return self.manifest["configuration"]
 
     @property
+    def operators(self) -> list[str]:
+        return list(self.configuration["operators"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.configuration["seed"])
+
+    @property
     def max_operand(self) -> int:
         return int(self.configuration["max_operand"])
 
     @property
     def limit(self) -> int:
-        """The numbers 0…limit−1 are one token each."""
         limit = self.manifest["subject"].get("limit")
         if limit is None:
             raise UserError(
@@ -84,10 +107,17 @@ class Run(Results):
         if stage not in _KINDS:
             raise UserError(f"There is no stage {stage!r}; choose from {', '.join(_KINDS)}.")
         if stage not in self._results:
+            if stage not in self.stages:  # it may have been computed since the folder was opened
+                self.folder = RunFolder(self.path)
+            if stage not in self.stages:
+                raise UserError(
+                    f"The run in {self.path} has no complete stage {stage!r} (it is "
+                    f"{self.manifest['stages'].get(stage, {}).get('status', 'not there')}); run it again to compute it."
+                )
             self._results[stage] = self.folder.read(stage, _KINDS[stage])
         return self._results[stage]
 
-    @cached_property
+    @property
     def summary(self) -> pd.DataFrame:
         """Every headline number: experiment, operator, measure, value, low, high, n."""
         rows = [
@@ -102,18 +132,6 @@ class Run(Results):
         there = {name: self.result(name) if name in self.stages else None for name in ("patterns", "classify")}
         return NeuronFinder(self.neurons, there["patterns"], there["classify"])
 
-    def neuron(self, layer: int, neuron: int, operator: str) -> Neuron:
-        """All that the run says of a neuron."""
-        return self._finder.find(operator, layer, neuron)
-
-    def place(self, layer: int, neuron: int, operator: str) -> int | None:
-        """The row of a neuron in `patterns`; None if it is not among the operator's top neurons."""
-        return self._finder.place(operator, layer, neuron)
-
-    def prompt(self, text: str) -> Prompts:
-        """A prompt as a person writes it, `226-68=`, if it is one that the run studied."""
-        return parse_prompt(text, self.configuration["operators"], self.max_operand, self.limit)
-
     @cached_property
     def subject(self) -> Subject:
         """The run's subject as it was then; loaded when first asked for, and compared with what the run was made from."""
@@ -125,23 +143,13 @@ class Run(Results):
         if any(getattr(subject.identity, k) != known[k] for k in ("weight_hash", "tokenizer_hash")):
             raise UserError(
                 f"{source} is not the subject of the run in {self.path}, as its weights or its tokenizer differ; "
-                "name the right one with --subject."
+                "name the right one with --subject (in Python, with `elsewhere`)."
             )
         return subject
 
     def release(self) -> None:
         """Forget the loaded subject, and so its memory."""
         self.__dict__.pop("subject", None)
-
-    def explain(self, prompt: str, criterion: str = CALIBRATED) -> Explanation:
-        """The answer to a prompt, the heuristics behind it, what their neurons add, and the answer without them."""
-        if criterion not in CRITERIA:
-            raise UserError(f"There is no criterion {criterion!r}; choose {' or '.join(CRITERIA)}.")
-        asked = self.prompt(prompt)
-        operator = OPERATORS[int(asked.operator[0])]
-        if operator not in self.classify.operators:
-            raise UserError(f"The run found no neurons for {operator}, so there is nothing to explain a prompt with.")
-        return explain(self.subject, self.classify, asked, criterion, int(self.configuration["seed"]))
 
     def __repr__(self) -> str:
         c = self.configuration
@@ -155,6 +163,10 @@ class Run(Results):
         rows = "".join(f"<tr><td>{name}</td><td>{seconds}</td></tr>" for name, seconds in timed)
         head = "<tr><th>stage</th><th>seconds</th></tr>"
         return f"<b>{html.escape(repr(self))}</b><table>{head}{rows}</table>"
+
+
+def _path(path: str | Path) -> Path:
+    return Path(path).expanduser()
 
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from arithscope.errors import UserError
 from arithscope.experiments import compare as experiment
@@ -10,11 +11,13 @@ from arithscope.experiments.compare import CURVES, Comparison, Study
 from arithscope.runs.run import Run, distinct_names
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Every headline number of some runs in one table, and the curves behind the headline figures in another."""
+def compare(runs: Sequence[Run | str | Path]) -> Comparison:
+    """Every headline number of some runs, open ones or their folders, in one table, and the curves behind the headline
+    figures in another."""
     if len(runs) < 2:
         raise UserError("One run cannot be compared; name two run folders or more.")
-    return experiment.compare([_study(name, run) for name, run in zip(distinct_names(runs), runs, strict=True)])
+    opened = [run if isinstance(run, Run) else Run(run) for run in runs]
+    return experiment.compare([_study(name, run) for name, run in zip(distinct_names(opened), opened, strict=True)])
 
 
 def _study(name: str, run: Run) -> Study:

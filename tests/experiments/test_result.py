@@ -1,0 +1,121 @@
+"""What all results share: rows of a neuron against plain masks, and what they show of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arithscope.experiments.result import ByNeuron, Result, numbers_of
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder
+from tests.markup import tags, words
+
+operators = st.sampled_from("+-*/")
+layers = st.sampled_from([0, 1, 2, 31, 32, 79, 2**15 - 1])
+neurons = st.sampled_from([0, 1, 2, 511, 14335, 2**31 - 1])
+asked = st.tuples(operators, layers, st.none() | neurons)
+
+
+def table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
+    """Labels of rows are not their places, as in a part of a larger table."""
+    columns = {name: list(x) for name, x in zip(("operator", "layer", "neuron"), zip(*rows, strict=True), strict=False)}
+    frame = pd.DataFrame(columns, columns=["operator", "layer", "neuron"])
+    frame = frame.astype({"layer": np.int32, "neuron": np.int32, "operator": str})
+    return frame.assign(number=np.arange(len(frame)))[::-1]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(operators, layers, neurons), max_size=40), st.lists(asked, min_size=1, max_size=10))
+def test_rows_are_those_of_a_plain_mask(rows: list[tuple[str, int, int]], wanted: list[tuple[str, int, Any]]) -> None:
+    frame = table(rows)
+    found = ByNeuron(frame)
+    for operator, layer, neuron in [*wanted, *rows]:
+        mask = (frame.operator == operator) & (frame.layer == layer)
+        if neuron is not None:
+            mask &= frame.neuron == neuron
+        assert found.places(operator, layer, neuron).tolist() == np.flatnonzero(mask).tolist()
+        pd.testing.assert_frame_equal(found.rows(operator, layer, neuron), frame[mask])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(operators, layers, neurons), min_size=1, max_size=20), st.sampled_from([np.int32, np.int64]))
+def test_numbers_out_of_a_dataframe_will_do(rows: list[tuple[str, int, int]], kind: Any) -> None:
+    """A layer is shifted by more bits than an int32 has."""
+    found = ByNeuron(table(rows))
+    for operator, layer, neuron in rows:
+        assert (
+            found.places(operator, kind(layer), kind(neuron)).tolist() == found.places(operator, layer, neuron).tolist()
+        )
+        assert len(found.places(operator, kind(layer), kind(neuron)))
+
+
+@pytest.mark.parametrize("place", [("%", 1, 2), ("+", -1, 2), ("+", 1, -1), ("+", 2**20, 2), ("+", 1, 2**40)])
+def test_what_cannot_be_there_is_not_found(place: tuple[str, int, int]) -> None:
+    """Numbers that would run over into another field of the code are no other neuron's."""
+    frame = table([(o, layer, n) for o in "+-" for layer in range(3) for n in range(3)])
+    assert len(ByNeuron(frame).places(*place)) == 0
+
+
+@pytest.fixture(scope="module")
+def results(small_run: Any) -> dict[str, Result]:
+    folder = RunFolder(small_run)
+    return {stage.name: folder.read(stage.name, stage.result) for stage in STAGES if not stage.asked}
+
+
+def test_results_say_what_they_are_in_a_few_words(results: dict[str, Result]) -> None:
+    for name, result in results.items():
+        said = repr(result)
+        assert said.startswith(type(result).__name__ + "("), name
+        assert len(said) < 500, (name, len(said))
+        for field in fields(result):  # type: ignore[arg-type]
+            assert f"{field.name}=" in said
+            value = getattr(result, field.name)
+            if isinstance(value, pd.DataFrame):
+                assert f"{len(value):,} rows" in said
+
+
+def test_results_show_every_number_of_their_summary(results: dict[str, Result]) -> None:
+    for name, result in results.items():
+        said = words(result)
+        for row in numbers_of(result.summary()):
+            assert row["measure"] in said, name
+            if pd.notna(row.get("low")):
+                assert f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" in said, (name, row)
+            elif pd.notna(row["value"]):
+                assert f"{row['value']:.4g}" in said, (name, row)
+
+
+@dataclass(frozen=True, repr=False)
+class Hostile(Result):
+    table: pd.DataFrame
+    numbers: np.ndarray[Any, Any]
+    name: str
+
+    def summary(self) -> dict[str, Any]:
+        mean = {"value": 0.25, "low": 0.125, "high": 0.5, "n": 3}
+        return {"<b>+</b>": {"<script>alert(1)</script>": mean, "a & b": 7, "known": True, "names": ["x"]}, "-": {}}
+
+
+def test_hostile_names_are_shown_as_they_are() -> None:
+    script = "<script>alert('&')</script>"
+    hostile = Hostile(pd.DataFrame({"<i>": [1, 2]}), np.zeros((2, 3)), script)
+    said = words(hostile)
+    for text in (script, "<script>alert(1)</script>", "a & b", "<b>+</b>", "0.250 [0.125, 0.500]", "2 rows of <i>"):
+        assert text in said
+    assert "2 × 3 float64" in said
+    assert tags(hostile) <= {"div", "b", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_long_values_are_cut() -> None:
+    assert len(repr(Hostile(pd.DataFrame(), np.zeros(0), "long" * 1000))) < 500
+
+
+def test_only_numbers_are_numbers() -> None:
+    found = list(numbers_of(Hostile(pd.DataFrame(), np.zeros(0), "").summary()))
+    assert [(row["measure"], row["value"]) for row in found] == [("<script>alert(1)</script>", 0.25), ("a & b", 7.0)]
