@@ -63,6 +63,8 @@ class Live:
         sizes = run.manifest["subject"]["sizes"]
         if layer >= sizes["layers"] or neuron >= sizes["neurons"]:
             raise NotThere(f"The subject has no neuron L{layer}N{neuron}.")
+        if operator not in run.operators:
+            raise NotThere(f"The run {served.name} did not study {operator}.")
         found = stored_pattern(run, operator, layer, neuron)
         if found is not None:
             return found

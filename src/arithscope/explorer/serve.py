@@ -20,7 +20,7 @@ FIRST_PORT, PORTS = 8350, 50
 def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> None:
     """Serve runs until stopped. Without a port, the first free one of some is taken."""
     app = make_app(runs, LOOPBACK if host in LOOPBACK else None)
-    bound = _bound(host, port)
+    bound = bound_socket(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{bound.getsockname()[1]}/"
     print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
@@ -31,7 +31,7 @@ def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> No
         server.run(sockets=[bound])
 
 
-def _bound(host: str, port: int | None) -> socket.socket:
+def bound_socket(host: str, port: int | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason = ""
     for candidate in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
@@ -39,6 +39,7 @@ def _bound(host: str, port: int | None) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, candidate))
+            bound.listen()  # from here on callers wait instead of being refused
             return bound
         except (OSError, OverflowError) as error:
             bound.close()

@@ -94,6 +94,7 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> Guard:
         version=__version__,
         docs_url=None,  # its pages would fetch scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
         default_response_class=Json,
         responses=_PROBLEMS,
     )

@@ -84,7 +84,7 @@ def neuron_page(served: Served, operator: str, layer: int, neuron: int) -> dict[
 
 def stored_pattern(run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any] | None:
     """A neuron's activations, if the run kept them."""
-    if not {"neurons", "patterns"} <= set(run.stages) or operator not in run.neurons.operators:
+    if not {"neurons", "patterns"} <= set(run.stages):
         return None
     place = run.place(layer, neuron, operator)
     return None if place is None else run.patterns.activations[place]
