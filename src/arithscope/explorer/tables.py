@@ -97,8 +97,8 @@ class NeuronTable:
         if heuristic is not None:
             matches = matches[matches.heuristic == heuristic]
         if kind is not None:
-            names = {(k, on) for k, on in self.kinds if kind_name(k, on) == kind}
-            matches = matches[[pair in names for pair in zip(matches.kind, matches.on, strict=True)]]
+            named = [kind_name(k, on) == kind for k, on in zip(matches.kind, matches.on, strict=True)]
+            matches = matches[np.array(named, dtype=np.bool_)]
         who = pd.MultiIndex.from_frame(rows[list(_WHO)])
         return np.asarray(who.isin(pd.MultiIndex.from_frame(matches[list(_WHO)])))
 
