@@ -23,7 +23,7 @@ from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.runs.test_run import assert_same
 
 FEW = SampleSizes(discovery=5, evaluation=6, first_mlp=2, probe=60, draws=2, permutations=2, prompt_knockout=4)
-ASKED: dict[str, Any] = {"operators": "+", "max_operand": 9, "neurons": "atp", "topk": 30}
+ASKED: dict[str, Any] = {"operators": "+", "max_operand": 5, "neurons": "atp", "topk": 10}
 
 
 def rows(prompts: Prompts) -> set[tuple[int, str, int]]:
@@ -37,7 +37,7 @@ def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     lab = Lab(copy_and_add(), **ASKED)
     for name in reversed(stages):  # each with all that it needs
         assert_same(lab.result(name), run.result(name))
-    assert_same(lab.explain("7+6="), explain(copy_and_add(), run.classify, run.prompt("7+6="), "calibrated", 0))
+    assert_same(lab.explain("5+4="), explain(copy_and_add(), run.classify, run.prompt("5+4="), "calibrated", 0))
     own = run.topk.top[run.topk.top.layer == ADDING_LAYER].neuron.iloc[0]
     found, want = (x.neuron(ADDING_LAYER, own, "+") for x in (lab, run))
     assert repr(found) == repr(want)
