@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 
@@ -35,6 +36,8 @@ def test_the_adder_without_the_neuron_of_a_pair() -> None:
     found = arithscope.ask(copy_and_add(), ["7+6=", "6 + 7"], without=[own])
     assert found.correct.tolist() == [False, True]
     assert arithscope.ask(copy_and_add(), "7+6=").correct.tolist() == [True]
+    table = pd.DataFrame({"operator": "+", "layer": [own[0]], "neuron": [own[1]]})
+    pd.testing.assert_frame_equal(arithscope.ask(copy_and_add(), ["7+6=", "6 + 7"], without=table), found)
 
 
 def test_a_prefix_is_not_part_of_the_prompt() -> None:
