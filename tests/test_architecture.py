@@ -22,7 +22,7 @@ LEVELS: list[set[str]] = [
     {"store"},
     {"study"},
     {"checkpoints", "runs"},
-    {"doctor", "report"},
+    {"doctor", "report", "explorer"},
     {"cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}

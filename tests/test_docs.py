@@ -33,7 +33,7 @@ def test_the_run_folder_example_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["run", "--max-operand", "20", "--operators", "+"])
+        main(["run", "--max-operand", "20", "--operators", "+", "--stages", "accuracy"])
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/run-folder.md").read_text(encoding="utf-8"), re.S)
     exec(compile(code, "run-folder.md", "exec"), {})
     assert "operator" in capsys.readouterr().out

@@ -217,6 +217,41 @@ def compare(
 
 
 @app.command()
+def explore(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, one or more.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; by default only this machine reaches it.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; by default the first free one from 8350 on.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    subject: Annotated[
+        str | None, typer.Option(help="Where the run's subject is now, if it is not where it was (one run only).")
+    ] = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and runs side by side."""
+    from importlib.util import find_spec
+
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
+    if subject is not None and len(runs) > 1:
+        raise UserError("--subject says where one run's subject is; name one run only.")
+    from arithscope.explorer.serve import serve
+    from arithscope.runs.run import Run
+    from arithscope.subject.load import LoadOptions
+
+    options = LoadOptions(
+        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
+    serve([Run(path, subject, options) for path in runs], host, port, browser)
+
+
+@app.command()
 def subjects() -> None:
     """List the subjects that come with arithscope."""
     import json

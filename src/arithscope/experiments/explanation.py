@@ -4,6 +4,7 @@ without them."""
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +12,17 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.association import LAST, Association, as_many, association, silencing
+from arithscope.experiments.association import Association, as_many, association
 from arithscope.experiments.classify import Classify
 from arithscope.experiments.result import Shown
 from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.contributions import logit_contributions
-from arithscope.subject.edits import Edit, editing
+from arithscope.subject.edits import editing, silencing
 from arithscope.subject.subject import Subject
 
 HEURISTIC_NEURONS = "associated neurons"
+MOST_PROBABLE = 5  # tokens that are told of an answer
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Answer:
     number: int | None
     probability: float
     p_answer: float  # of the right answer
+    most_probable: list[tuple[str, float]]  # tokens, the first of them the one above
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
         op2=int(prompt.op2[0]),
         right=int(prompt.answer[0]),
         criterion=criterion,
-        answer=_answer(subject, subject.logits(ids)[0], int(token[0])),
+        answer=answer_without(subject, prompt, ()),
         logit=float(parts.logit),
         scale=float(parts.scale),
         parts={
@@ -135,8 +138,15 @@ def explain(subject: Subject, classify: Classify, prompt: Prompts, criterion: st
         heuristics=_heuristics(of, prompt, adds),
         neurons=neurons,
         kinds=_kinds(neurons),
-        silenced=_silenced(subject, of, associated, ids, int(token[0]), random_source(seed, "explain", operator)),
+        silenced=_silenced(subject, of, associated, prompt, random_source(seed, "explain", operator)),
     )
+
+
+@torch.no_grad()
+def answer_without(subject: Subject, prompt: Prompts, neurons: Iterable[tuple[int, int]]) -> Answer:
+    """What the model says to one prompt while these neurons, (layer, index), are set to zero at the last position."""
+    with editing(subject, silencing(subject, neurons), 1):
+        return _answer(subject, subject.logits(subject.encode(prompt))[0], int(subject.answers(prompt)[0]))
 
 
 def _best_heuristics(of: Association, prompt: Prompts, score: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -166,14 +176,12 @@ def _kinds(neurons: pd.DataFrame) -> pd.DataFrame:
 
 
 def _silenced(
-    subject: Subject, of: Association, associated: Bools, ids: torch.Tensor, token: int, random: np.random.Generator
+    subject: Subject, of: Association, associated: Bools, prompt: Prompts, random: np.random.Generator
 ) -> Silenced:
     control = as_many(of, associated, ~associated, random)
 
     def without(chosen: Bools) -> Answer:
-        edits: list[Edit] = silencing(subject, of, chosen[None, None], LAST)
-        with editing(subject, edits, 1):
-            return _answer(subject, subject.logits(ids)[0], token)
+        return answer_without(subject, prompt, zip(of.layers[chosen], of.neurons[chosen], strict=True))
 
     enough = control.sum() == associated.sum()
     return Silenced(int(associated.sum()), without(associated), without(control) if enough else None)
@@ -183,5 +191,9 @@ def _answer(subject: Subject, logits: torch.Tensor, right: int) -> Answer:
     p = logits.double().softmax(-1)
     said = int(logits.argmax())
     number = int(subject.number_of_token[said])
+    best = p.topk(min(MOST_PROBABLE, len(p)))
+    shown = [
+        (str(subject.tokenizer.decode([int(i)])), float(x)) for x, i in zip(best.values, best.indices, strict=True)
+    ]
     text = str(subject.tokenizer.decode([said]))
-    return Answer(text, number if number >= 0 else None, float(p[said]), float(p[right]))
+    return Answer(text, number if number >= 0 else None, float(p[said]), float(p[right]), shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +86,8 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress)
     operators = [str(o) for o in neurons.operator.unique()]
     with progress.task("patterns", len(operators) * (max_operand + 1) ** 2) as advance:
         for operator in operators:
-            layers = {
-                int(str(layer)): (rows.index.to_numpy(), torch.tensor(rows.neuron.to_numpy()).long())
-                for layer, rows in neurons[neurons.operator == operator].groupby("layer")
-            }
-            for block in sweep(subject, square(operator, max_operand), neurons=list(layers), progress=advance):
-                for layer, (rows, chosen) in layers.items():
-                    seen = block.seen.neurons[layer]
-                    values = seen.index_select(1, chosen.to(seen.device)).float().clamp(-LARGEST, LARGEST)
-                    activations[np.ix_(rows, block.rows)] = values.T.half().cpu().numpy()
+            of_operator = neurons[neurons.operator == operator]
+            fill_activations(subject, operator, of_operator, max_operand, activations, advance)
     logits = _lens(subject, neurons)
     described = [
         _described(subject, o, neurons[neurons.operator == o], activations, logits, max_operand) for o in operators
@@ -102,6 +96,34 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress)
         ["operator", "layer", "neuron", "rank", "effect", "op1", "op2", "result", "alignment", "direct", "tokens"]
     ]
     return Patterns(table, activations.reshape(-1, max_operand + 1, max_operand + 1), logits)
+
+
+def fill_activations(
+    subject: Subject,
+    operator: str,
+    neurons: pd.DataFrame,
+    max_operand: int,
+    activations: NDArray[np.float16],
+    advance: Callable[[int], None] = lambda n: None,
+) -> None:
+    """Sweep over an operator's square and write the patterns of some neurons (columns layer, neuron) into those rows of
+    `activations` [rows, op1 × op2] that are their labels in the table."""
+    layers = {
+        int(str(layer)): (rows.index.to_numpy(), torch.tensor(rows.neuron.to_numpy()).long())
+        for layer, rows in neurons.groupby("layer")
+    }
+    for block in sweep(subject, square(operator, max_operand), neurons=list(layers), progress=advance):
+        for layer, (rows, chosen) in layers.items():
+            seen = block.seen.neurons[layer]
+            values = seen.index_select(1, chosen.to(seen.device)).float().clamp(-LARGEST, LARGEST)
+            activations[np.ix_(rows, block.rows)] = values.T.half().cpu().numpy()
+
+
+def pattern_of(subject: Subject, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
+    """The pattern of any one neuron: [op1, op2]."""
+    found = np.empty((1, (max_operand + 1) ** 2), dtype=np.float16)
+    fill_activations(subject, operator, pd.DataFrame({"layer": [layer], "neuron": [neuron]}), max_operand, found)
+    return found.reshape(max_operand + 1, max_operand + 1)
 
 
 @torch.no_grad()

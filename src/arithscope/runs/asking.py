@@ -10,11 +10,10 @@ import torch
 
 from arithscope.errors import UserError
 from arithscope.experiments.answers import Answers
-from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.samples import batches
 from arithscope.prompts import Prompts, parse_prompt
-from arithscope.subject.edits import Edit, edit, editing
-from arithscope.subject.subject import Site, Subject
+from arithscope.subject.edits import editing, silencing
+from arithscope.subject.subject import Subject
 
 
 @torch.no_grad()
@@ -28,7 +27,7 @@ def ask(
     neuron) or as a table with these columns."""
     asked = prompts if isinstance(prompts, Prompts) else _written(subject, prompts)
     gone = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
-    edits = _silencing(subject, gone)
+    edits = silencing(subject, gone)
     answers = Answers(subject, asked)
     for rows, batch in batches(subject, asked, 0):
         with editing(subject, edits, len(batch)):
@@ -52,17 +51,3 @@ def _written(subject: Subject, texts: str | Sequence[str]) -> Prompts:
     if not each:
         raise UserError("There is no prompt to ask; write one as in 226-68=.")
     return Prompts(*(np.concatenate([getattr(p, name) for p in each]) for name in ("op1", "operator", "op2")))
-
-
-def _silencing(subject: Subject, neurons: Iterable[tuple[int, int]]) -> list[Edit]:
-    """One edit a layer that sets its neurons among these to zero, at the last position."""
-    chosen: dict[int, list[int]] = {}
-    for layer, neuron in neurons:
-        if not (0 <= layer < subject.sizes.layers and 0 <= neuron < subject.sizes.neurons):
-            raise UserError(
-                f"There is no neuron {neuron_name(layer, neuron)}; the model has layers 0 to {subject.sizes.layers - 1} with "
-                f"neurons 0 to {subject.sizes.neurons - 1} each."
-            )
-        chosen.setdefault(int(layer), []).append(int(neuron))
-    last = subject.positions.last
-    return [edit(subject, Site.NEURONS, layer, which, positions=last) for layer, which in chosen.items()]

@@ -102,6 +102,8 @@ class NeuronFinder:
         )
 
     def find(self, operator: str, layer: int, neuron: int) -> Neuron:
+        if not len(self._of_effects.places(operator, layer, neuron)):
+            raise self._unknown(operator, layer, neuron)
         place = self.place(operator, layer, neuron)
         empty = pd.DataFrame()
         known = {name: table.rows(operator, layer, neuron) for name, table in self._of_classify.items()}
@@ -122,9 +124,7 @@ class NeuronFinder:
         )
 
     def place(self, operator: str, layer: int, neuron: int) -> int | None:
-        """The row of a neuron in `patterns`; None if it is not among the top ones. UserError if there is no such neuron."""
-        if not len(self._of_effects.places(operator, layer, neuron)):
-            raise self._unknown(operator, layer, neuron)
+        """The row of a neuron in `patterns`; None if it is not among the top ones."""
         if self._of_patterns is None:
             return None
         found = self._of_patterns.places(operator, layer, neuron)

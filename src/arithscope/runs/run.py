@@ -147,6 +147,10 @@ class Run(Results):
             )
         return subject
 
+    def release(self) -> None:
+        """Forget the loaded subject, and so its memory."""
+        self.__dict__.pop("subject", None)
+
     def __repr__(self) -> str:
         c = self.configuration
         return (

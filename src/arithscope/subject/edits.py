@@ -6,7 +6,7 @@ prompt b under variant v. A plain pass has one variant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.errors import UserError
 from arithscope.subject.subject import Site, Subject
 
 
@@ -105,6 +106,21 @@ def edit(
     if value.shape[-1] not in (1, width) or value.shape[-2] not in (1, n):
         raise ValueError(f"values of shape {tuple(value.shape)} do not fit {n} components of width {width}")
     return Edit(site, layer, positions, entries, value)
+
+
+def silencing(subject: Subject, neurons: Iterable[tuple[int, int]]) -> list[Edit]:
+    """Edits, one a layer, that set these neurons, (layer, index), to zero at the last position."""
+    sizes = subject.sizes
+    chosen: dict[int, list[int]] = {}
+    for layer, neuron in neurons:
+        if not (0 <= layer < sizes.layers and 0 <= neuron < sizes.neurons):
+            raise UserError(
+                f"There is no neuron L{layer}N{neuron}; the model has layers 0 to {sizes.layers - 1} with neurons 0 to "
+                f"{sizes.neurons - 1} each."
+            )
+        chosen.setdefault(int(layer), []).append(int(neuron))
+    last = subject.positions.last
+    return [edit(subject, Site.NEURONS, layer, which, positions=last) for layer, which in chosen.items()]
 
 
 @contextmanager

@@ -1,0 +1,48 @@
+"""Starting the explorer: a port on this machine, and a browser at it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import webbrowser
+from collections.abc import Sequence
+
+import uvicorn
+
+from arithscope.errors import UserError
+from arithscope.explorer.server import make_app
+from arithscope.runs.run import Run
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FIRST_PORT, PORTS = 8350, 50
+
+
+def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> None:
+    """Serve runs until stopped. Without a port, the first free one of some is taken."""
+    app = make_app(runs, LOOPBACK if host in LOOPBACK else None)
+    bound = bound_socket(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{bound.getsockname()[1]}/"
+    print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
+    if browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with bound:
+        server.run(sockets=[bound])
+
+
+def bound_socket(host: str, port: int | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason = ""
+    for candidate in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, candidate))
+            bound.listen()  # from here on callers wait instead of being refused
+            return bound
+        except (OSError, OverflowError) as error:
+            bound.close()
+            reason = str(getattr(error, "strerror", None) or error)
+    where = f"ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1}" if port is None else f"port {port}"
+    raise UserError(f"The explorer cannot listen on {where} of {host} ({reason}); choose another --port or --host.")

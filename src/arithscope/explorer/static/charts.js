@@ -1,0 +1,132 @@
+// Lines with bands, small matrices, waterfalls. Charts are as wide as there is room, and are drawn again when that changes.
+
+import { css, ink_on } from "./colours.js";
+import { adds, h, number, s } from "./dom.js";
+
+function fitted(className, draw) {
+  const holder = h("div", { className });
+  let width = 0;
+  new ResizeObserver(([entry]) => {
+    const now = Math.round(entry.contentRect.width);
+    if (now && now !== width) {
+      width = now;
+      holder.replaceChildren(draw(width));
+    }
+  }).observe(holder);
+  return holder;
+}
+
+/** Round numbers between two others, for an axis. */
+function ticks(low, high, most) {
+  const rough = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((one) => one >= rough);
+  const found = [];
+  for (let x = Math.ceil(low / step) * step; x <= high + 1e-9 * step; x += step) found.push(Number(x.toPrecision(12)));
+  return found;
+}
+
+/**
+ * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points in the order of x. names: texts for x = 0, 1, 2….
+ * marks: [{x, text}] are vertical lines.
+ */
+export function line_chart({ series, x_label, y_label, height = 240, y_range, names, marks = [], title }) {
+  const shown = series.map((one) => ({ ...one, points: one.points.filter((p) => p.value !== null && p.value !== undefined) }));
+  const all = shown.flatMap((one) => one.points);
+  if (!all.length) return h("p", { className: "notice" }, "There is nothing to draw.");
+  const xs = all.map((p) => p.x);
+  const ys = all.flatMap((p) => [p.value, p.low ?? p.value, p.high ?? p.value]);
+  let [x0, x1] = [Math.min(...xs), Math.max(...xs)];
+  if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
+  let [y0, y1] = y_range ?? [Math.min(...ys), Math.max(...ys)];
+  if (y_range) { y0 = Math.min(y0, ...ys); y1 = Math.max(y1, ...ys); }
+  if (y0 === y1) { y0 -= 0.5; y1 += 0.5; }
+  const chart = fitted("chart", (width) => {
+    const [left, right, top, bottom] = [48, 12, 10, 40];
+    const x = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
+    const y = (v) => height - bottom - ((v - y0) / (y1 - y0)) * (height - top - bottom);
+    const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+    for (const t of ticks(y0, y1, 5)) {
+      svg.append(s("line", { x1: left, x2: width - right, y1: y(t), y2: y(t), class: "grid" }),
+        s("text", { x: left - 6, y: y(t) + 4, class: "tick end" }, number(t)));
+    }
+    const many = names ? names.map((_, i) => i) : ticks(x0, x1, Math.max(2, Math.floor(width / 90)));
+    const every = names ? Math.ceil((names.length * 74) / (width - left - right)) : 1;
+    many.forEach((t, i) => {
+      if (i % every === 0) svg.append(s("text", { x: x(t), y: height - bottom + 16, class: "tick middle" }, names ? names[t] : number(t)));
+    });
+    svg.append(s("text", { x: (left + width - right) / 2, y: height - 6, class: "label middle" }, x_label),
+      s("text", { transform: `translate(12 ${(top + height - bottom) / 2}) rotate(-90)`, class: "label middle" }, y_label));
+    for (const mark of marks) {
+      svg.append(s("line", { x1: x(mark.x), x2: x(mark.x), y1: top, y2: height - bottom, class: "mark" }),
+        s("text", { x: x(mark.x) + 4, y: height - bottom - 6, class: "tick" }, mark.text));
+    }
+    for (const { colour, dashed, points, name } of shown) {
+      const band = points.filter((p) => p.low !== null && p.low !== undefined);
+      if (band.length > 1) {
+        const outline = [...band.map((p) => `${x(p.x)},${y(p.high)}`), ...band.toReversed().map((p) => `${x(p.x)},${y(p.low)}`)];
+        svg.append(s("polygon", { points: outline.join(" "), fill: colour, class: "band" }));
+      }
+      svg.append(s("polyline", { points: points.map((p) => `${x(p.x)},${y(p.value)}`).join(" "), stroke: colour, class: dashed ? "line dashed" : "line" }));
+      if (points.length <= 25) {
+        svg.append(...points.map((p) => s("circle", { cx: x(p.x), cy: y(p.value), r: 3, fill: colour },
+          s("title", {}, `${name}, ${x_label} ${names ? names[p.x] : number(p.x)}: ${number(p.value)}${p.low === null || p.low === undefined ? "" : ` [${number(p.low)}, ${number(p.high)}]`}`))));
+      }
+    }
+    return svg;
+  });
+  const key = shown.length > 1 ? h("ul", { className: "key" }, shown.map((one) => {
+    const swatch = s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: one.colour, class: one.dashed ? "line dashed" : "line" }));
+    return h("li", {}, swatch, one.name);
+  })) : null;
+  return h("figure", { className: "line-chart" }, title ? h("figcaption", {}, title) : null, chart, key);
+}
+
+/**
+ * A small matrix. rows, columns: names; value(i, j); colour(v); text(i, j) said of a cell; label(i, j) written into it; pick(i, j);
+ * chosen(i, j), framed(i, j).
+ */
+export function matrix({ rows, columns, value, colour, text, label, pick, chosen, framed, title, row_title }) {
+  const cells = rows.map((_, i) => columns.map((__, j) => {
+    const v = value(i, j);
+    const cell = h(pick ? "button" : "span", {
+      className: `cell${framed?.(i, j) ? " framed" : ""}`, type: pick ? "button" : null, title: text(i, j), ariaLabel: text(i, j),
+      "aria-pressed": pick ? String(Boolean(chosen?.(i, j))) : null, onclick: pick ? () => pick(i, j) : null,
+    }, label?.(i, j));
+    if (v !== null && v !== undefined) {
+      cell.style.backgroundColor = css(colour(v));
+      cell.style.color = ink_on(colour(v));
+    }
+    return h("td", {}, cell);
+  }));
+  return h("div", { className: "matrix" }, h("p", { className: "hint" }, title), h("table", { ariaLabel: title },
+    h("thead", {}, h("tr", {}, h("td", { className: "corner" }, `${row_title ?? ""}`), columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), cells[i])))));
+}
+
+/** Steps from zero to a total: [{name, value, note, strong}]. */
+export function waterfall({ steps, total, total_name }) {
+  let sum = 0;
+  const bars = steps.map((step) => { const from = sum; sum += step.value; return { ...step, from, to: sum }; });
+  const low = Math.min(0, ...bars.map((b) => b.to));
+  const high = Math.max(0, total, ...bars.map((b) => b.to));
+  const place = (v) => (100 * (v - low)) / (high - low || 1);
+  const row = (name, from, to, text, kind, note) => {
+    const bar = h("span", { className: `bar ${kind}` });
+    bar.style.left = `${place(Math.min(from, to))}%`;
+    bar.style.width = `max(2px, ${Math.abs(place(to) - place(from))}%)`;
+    const zero = h("span", { className: "zero" });
+    zero.style.left = `${place(0)}%`;
+    return h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { className: "track" }, zero, bar), h("td", { className: "figure" }, text));
+  };
+  return h("table", { className: "waterfall" }, h("tbody", {},
+    bars.map((b) => row(b.name, b.from, b.to, adds(b.value), b.value >= 0 ? "up" : "down", b.note)),
+    row(total_name, 0, total, total.toFixed(3), "total")));
+}
+
+/** A bar for a share, with its text. */
+export function share_bar(value, className = "") {
+  const fill = h("span", { className: "fill" });
+  fill.style.width = `${100 * Math.min(1, Math.max(0, value ?? 0))}%`;
+  return h("span", { className: `share ${className}` }, fill);
+}

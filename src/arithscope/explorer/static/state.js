@@ -1,0 +1,28 @@
+// The view and its settings live in the address, behind the #, so that a link shows the same again.
+
+export function current() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: path || "prompt", params: new URLSearchParams(query ?? "") };
+}
+
+/** A link to a view. Values that are empty are left out; a list becomes a repeated parameter. */
+export function link(view, values) {
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "") params.append(name, one);
+    }
+  }
+  const query = params.toString();
+  return `#/${view}${query ? `?${query}` : ""}`;
+}
+
+/** Note settings in the address; the view that calls this shows them itself. */
+export function note(view, values) {
+  history.replaceState(null, "", link(view, values));
+}
+
+/** Go somewhere else, as if a link was followed. */
+export function go(view, values) {
+  location.hash = link(view, values);
+}

@@ -1,0 +1,161 @@
+"""Whatever is sent to the explorer: never a 5xx, and every refusal is a sentence.
+
+Requests are made from the server's own description of itself, so that every operation is covered, also one that is added
+later: values it allows, values just beyond what it allows, and values from hostile hands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from arithscope.explorer.server import make_app
+from tests.explorer.served import serving
+from tests.explorer.test_server import Answer, ask
+
+DESCRIPTION = make_app([], None).app.openapi()
+OPERATIONS = [(method, path) for path, methods in DESCRIPTION["paths"].items() for method in methods]
+HOSTILE = [
+    *("", ".", "..", "../../etc/passwd", "/etc/passwd", "tiny-llama/..", "\x00", "%00", "%2e%2e%2f", "\u202e", "𝟙+𝟙"),
+    *("NaN", "Infinity", "-0", "1e309", "0x10", "９", str(2**63), str(-(2**63)), "9" * 400, "true", "null", "[]", "{}"),
+    *(
+        "'; drop table runs; --",
+        "<script>alert(1)</script>",
+        "{{7*7}}",
+        "${7*7}",
+        "\r\nset-cookie: a=b",
+        "op1 mod 0 = 0",
+    ),
+    *("op1 in [5, 1]", "result in {1, 1}", "op1 ~ ...", "1+1", "40-40", "7/0", "00+1", "-1+1", "1+1=" * 25),
+]
+TEXTS = {
+    "run": ["tiny-llama", "tiny-pythia"],
+    "prompt": ["25+11", "3-1=", "0+0"],
+    "heuristic": ["op1 mod 2 = 0", "result in [10, 20]", "op1 = op2"],
+    "kind": ["range of op1", "identical"],
+    "checkpoint": ["step-00000", "step-01000", "final"],
+    "search": ["mod", "op1"],
+}
+anything = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30), st.integers().map(str), st.floats().map(str))
+
+
+@pytest.fixture(scope="module")
+def address(small_run: Path, small_training_run: Path) -> Iterator[str]:
+    with serving([small_run, small_training_run]) as found:
+        yield found
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in schema:
+        return schema
+    found: Any = DESCRIPTION
+    for part in schema["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    return dict(found)
+
+
+def allowed(name: str, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that fit a schema, rather those that lead somewhere."""
+    schema = resolved(schema)
+    if "anyOf" in schema:
+        return st.one_of(*(allowed(name, one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema["type"] == "integer":
+        low = schema.get("minimum", 0)
+        high = schema.get("maximum", schema.get("exclusiveMaximum", 10**9) - 1)
+        return st.one_of(st.integers(low, min(high, low + 6)), st.sampled_from([low, high]), st.integers(low, high))
+    if schema["type"] == "boolean":
+        return st.booleans()
+    if schema["type"] == "array":
+        items = schema.get("prefixItems")
+        if items:
+            return st.tuples(*(allowed(name, item) for item in items)).map(list)
+        return st.lists(allowed(name, schema["items"]), max_size=4)
+    if schema["type"] == "object":
+        return st.fixed_dictionaries({key: allowed(key, of) for key, of in schema["properties"].items()})
+    return st.one_of(st.sampled_from(TEXTS.get(name.removesuffix("s"), ["x"])), st.text(max_size=20))
+
+
+def written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@st.composite
+def requests(draw: st.DrawFn, method: str, path: str) -> tuple[str, bytes]:
+    """A path with its query, and a body. Mostly what is allowed, so that requests get far; now and then anything."""
+    operation = DESCRIPTION["paths"][path][method]
+    query: list[tuple[str, str]] = []
+    for parameter in operation.get("parameters", []):
+        name, is_path = parameter["name"], parameter["in"] == "path"
+        spoilt = draw(st.integers(0, 7)) == 0
+        value = draw(anything if spoilt else allowed(name, parameter["schema"]).map(written))
+        value = value.encode("utf-8", "surrogatepass").decode("latin-1")
+        if is_path:
+            path = path.replace(f"{{{name}}}", quote(value, safe="", encoding="latin-1"))
+        elif parameter["required"] or draw(st.booleans()):
+            query.append((name, value))
+        if not is_path and draw(st.integers(0, 15)) == 0:
+            query.append((name, draw(anything).encode("utf-8", "surrogatepass").decode("latin-1")))  # a second time
+    body = b""
+    if "requestBody" in operation:
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        content = draw(allowed("body", schema))
+        if draw(st.integers(0, 3)) == 0:
+            key = draw(st.sampled_from([*content, "more"]))
+            content[key] = draw(st.one_of(anything, st.none(), st.integers(), st.lists(anything, max_size=3)))
+        body = draw(
+            st.one_of(st.just(json.dumps(content).encode()), st.just(json.dumps(content).encode()), st.binary())
+        )
+    return f"{path}?{urlencode(query, encoding='latin-1')}", body
+
+
+def check(found: Answer) -> None:
+    assert found.status < 500
+    if found.status >= 400:
+        assert found.sentence
+    else:
+        assert found.status == 200
+
+
+def try_many(address: str, method: str, path: str, examples: int) -> None:
+    seen = set()
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=examples < 100)
+    @given(requests(method, path))
+    def holds(asked: tuple[str, bytes]) -> None:
+        found = ask(address, asked[0], method.upper(), asked[1], content_type="application/json")
+        seen.add(found.status)
+        check(found)
+
+    holds()
+    assert 200 in seen  # if every request were refused, little would have been tried
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_operation_withstands_anything(address: str, method: str, path: str) -> None:
+    try_many(address, method, path, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_operation_withstands_much(address: str, method: str, path: str) -> None:
+    try_many(address, method, path, 1500)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.one_of(st.binary(max_size=40), st.sampled_from(HOSTILE).map(str.encode)),
+    st.sampled_from(["/", "/static/", "/api/"]),
+)
+def test_paths_lead_nowhere_else(address: str, tail: bytes, start: str) -> None:
+    found = ask(address, start + quote(tail, safe="/"))
+    check(found)
+    assert b"root:" not in found.body
