@@ -61,7 +61,7 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
     weights = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     yield f"memory        weights {_size(weights)}, and on top of them:"
     for stage in STAGES:
-        yield f"  {stage.name:12}{_size(stage.memory(subject, settings))}"
+        yield f"  {stage.name:17}{_size(stage.memory(subject, settings))}"
     yield "This subject can be studied."
 
 

@@ -119,6 +119,7 @@ def test_all_that_the_stages_say_of_a_neuron(small_run: Path) -> None:
         assert found.pattern.tokens == row.tokens.tolist()
         assert found.pattern.rank == row["rank"] + 1
         assert len(found.plot().axes) >= 3
+        assert found.plot()._repr_png_()[:4] == b"\x89PNG"  # type: ignore[attr-defined]  # what a notebook shows
         assert len(repr(found)) < 500
         assert found.name in words(found)
         assert len(parsed(found).findall(".//tbody/tr")) == min(8, len(found.heuristics))

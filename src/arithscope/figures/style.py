@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -31,9 +32,18 @@ STYLE: dict[Any, Any] = {
 styled = rc_context(STYLE)  # as a decorator
 
 
+class NotebookFigure(Figure):
+    """Shows itself in a notebook, also in one that has not imported pyplot, which is what teaches notebooks to show figures."""
+
+    def _repr_png_(self) -> bytes:
+        with io.BytesIO() as picture:
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """A figure of so many inches with a grid of axes, always as a 2-D array."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = NotebookFigure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 

@@ -18,12 +18,16 @@ from arithscope.subject.subject import Subject
 
 @torch.no_grad()
 def ask(
-    subject: Subject, prompts: str | Sequence[str] | Prompts, without: Iterable[tuple[int, int]] = ()
+    subject: Subject,
+    prompts: str | Sequence[str] | Prompts,
+    without: Iterable[tuple[int, int]] | pd.DataFrame = (),
 ) -> pd.DataFrame:
     """What the model answers: prompt, answer (the right one), predicted (−1 if the model's token is no number), correct,
-    p_answer (the right answer's probability). `without`: neurons (layer, neuron) that are set to zero at the last position."""
+    p_answer (the right answer's probability). `without`: neurons that are set to zero at the last position, as pairs (layer,
+    neuron) or as a table with these columns."""
     asked = prompts if isinstance(prompts, Prompts) else _written(subject, prompts)
-    edits = silencing(subject, without)
+    gone = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
+    edits = silencing(subject, gone)
     answers = Answers(subject, asked)
     for rows, batch in batches(subject, asked, 0):
         with editing(subject, edits, len(batch)):
