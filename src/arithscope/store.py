@@ -64,6 +64,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage is there as the run's present settings want it: one left from other settings is not."""
+        return self.manifest["stages"].get(stage, {}).get("status") == "done" and self.has(stage)
+
     def key(self, stage: str) -> str | None:
         """What a stage on disk was computed from; None if it is not there."""
         return _read_json(self.path / stage / "stage.json", "stage")["key"] if self.has(stage) else None
@@ -79,7 +83,13 @@ class RunFolder:
         for name in record["files"]:
             if name.endswith(".parquet"):
                 values[name.removesuffix(".parquet")] = pd.read_parquet(folder / name)
-        return kind(**values)
+        try:
+            return kind(**values)
+        except TypeError:  # other fields than this version's
+            raise UserError(
+                f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope; "
+                "run it again to compute it."
+            ) from None
 
     @property
     def summary(self) -> dict[str, Any]:
