@@ -158,6 +158,21 @@ class RunWriter(RunFolder):
 
 
 @contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from writing to a run folder."""
+    try:
+        lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the writing ends)
+    except OSError as error:
+        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another folder.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"Another process is writing to {path}; wait for it or choose another folder.") from None
+        yield
+
+
+@contextmanager
 def claim(
     path: Path, subject: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
 ) -> Iterator[RunWriter]:
@@ -167,14 +182,9 @@ def claim(
         ours = {".lock", ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
         if not (path / "manifest.json").exists() and any(entry.name not in ours for entry in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
-        lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the run ends)
     except OSError as error:
         raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"Another process is writing to {path}; wait for it or choose another --out.") from None
+    with locked(path):
         fresh = {
             "schema": SCHEMA,
             "version": __version__,

@@ -28,7 +28,8 @@ def appendix(run: RunFolder, drawn: list[str]) -> Markup:
         table("Stages", ["stage", "status", "finished", "seconds"], _stages(run)),
         element(
             "p",
-            "Links lead to files in the run folder that this page was written into. docs/run-folder.md says what each column holds.",
+            "Links lead to files in the run folder that this page was written into. docs/run-folder.md says what each "
+            "column holds.",
         ),
         table("Data files", ["file", "size", "SHA-256, shortened"], _files(run)),
         table("Figures as files", ["figure", "PNG", "SVG"], _figures(drawn)),

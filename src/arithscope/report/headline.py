@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from arithscope.experiments.probe import ALL
 from arithscope.experiments.prompt_knockout import REPORTED
 from arithscope.experiments.result import AVERAGE
 from arithscope.figures.style import SIGNS
 from arithscope.report.authors import AUTHORS
-from arithscope.report.markup import Markup, element, table, together
-from arithscope.report.words import NOTHING, as_mean, interval, number
+from arithscope.report.cells import cell
+from arithscope.report.markup import Markup, element, table
+from arithscope.report.words import NOTHING
 from arithscope.store import RunFolder
 
 
@@ -41,13 +41,16 @@ ROWS = (
     Row("… calibrated", "knockout", "calibrated_associated", "proof"),
     Row("… calibrated: by how much more is left on other prompts", "knockout", "calibrated_difference", "proof"),
     Row(
-        f"{REPORTED[-1]} of a prompt's neurons a layer silenced (calibrated): by how much more is left if they are random",
+        f"{REPORTED[-1]} of a prompt's neurons a layer silenced (calibrated): by how much more is left if they are "
+        "random",
         "prompt_knockout",
         f"calibrated_beyond_random_{REPORTED[-1]}",
         "proof",
     ),
     Row("Faithfulness with calibrated heuristic neurons alone", "bag", "calibrated_faithfulness", "proof"),
-    Row("Contribution to the right answer, right minus wrong prompts", "failures", "calibrated_contribution", "failures"),
+    Row(
+        "Contribution to the right answer, right minus wrong prompts", "failures", "calibrated_contribution", "failures"
+    ),
     Row("Faithfulness over training carried by final pairs, raw", "training", "raw_mutual_share", "training"),
 )
 _OF = {("probe", "first_answer_layer"): "layers", ("topk", "k"): "neurons"}  # numbers that are some of so many
@@ -71,18 +74,3 @@ def headline(run: RunFolder) -> Markup:
         return element("p", "This run has no numbers to show yet.")
     header = ["", *(SIGNS[o] for o in operators), "all operators", "authors’ Llama-3-8B"]
     return table("Key numbers, each with its 95 % interval and sample size", header, rows, "headline")
-
-
-def cell(entry: Any, suffix: str = "") -> Markup:
-    """A mean with interval and sample size below, names, or a plain number."""
-    if isinstance(entry, dict):
-        mean = as_mean(entry)
-        value = number(mean.value)
-        if value == NOTHING:
-            return together(NOTHING)
-        return together(value, element("small", interval(mean)), element("small", f"n = {mean.n:,}"))
-    if isinstance(entry, list):
-        return together(" ".join(map(str, entry)) or "none")
-    if isinstance(entry, float):
-        return together(number(entry))
-    return together(NOTHING if entry is None else f"{entry}{suffix}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 _EMPTY = {"br", "img", "meta"}  # elements without an end tag
@@ -26,7 +27,7 @@ def together(*children: str) -> Markup:
     return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in children))
 
 
-def table(caption: str, header: list[str], rows: list[list[str]], name: str | None = None) -> Markup:
+def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], name: str | None = None) -> Markup:
     """A table in a box of its own, in which it scrolls if it is wide. The first cell of each row is its header."""
     head = element("tr", *(element("th", cell, scope="col") for cell in header))
     body = [

@@ -36,8 +36,9 @@ def neuron_report(path: Path, layer: int, neuron: int, operator: str) -> Iterato
         here = ranked[ranked.layer == layer]
         rank = int(np.flatnonzero(here.neuron == neuron)[0]) + 1
         yield (
-            f"effect by {str(row['measure']).replace('_', ' ')}: {row['value']:.4g} [{row['low']:.4g}, {row['high']:.4g}], "
-            f"median {row['median']:.4g}, rank {rank} of {len(here)} in its layer ({row['n']} prompts, {row['method']})"
+            f"effect by {str(row['measure']).replace('_', ' ')}: {row['value']:.4g} [{row['low']:.4g}, "
+            f"{row['high']:.4g}], median {row['median']:.4g}, rank {rank} of {len(here)} in its layer ({row['n']} "
+            f"prompts, {row['method']})"
         )
     top = run.read("topk", TopK)
     if (layer, neuron) not in top.chosen(operator):
@@ -69,8 +70,8 @@ def _pattern(patterns: Patterns, at: int) -> Iterator[str]:
     yield f"activation from {field.min():.3g} (blank) to {field.max():.3g} ({SHADES[-1]}), op1 downwards, op2 to the right:"
     yield from shaded(field)
     yield (
-        f"variance told by op1 {row.op1:.0%}, by op2 {row.op2:.0%}, by the result {row.result:.0%}; correlation with its value "
-        f"vector's logit of the answer {row.alignment:.2f}: {'direct' if row.direct else 'indirect'}"
+        f"variance told by op1 {row.op1:.0%}, by op2 {row.op2:.0%}, by the result {row.result:.0%}; correlation with "
+        f"its value vector's logit of the answer {row.alignment:.2f}: {'direct' if row.direct else 'indirect'}"
     )
     yield f"numbers it promotes most: {' '.join(map(str, row.tokens))}"
 
@@ -90,8 +91,8 @@ def _heuristics(classify: Classify, operator: str, layer: int, neuron: int) -> I
     found = classify.of_neuron(operator, layer, neuron)
     calibrated = int(found.calibrated.sum())
     yield (
-        f"{len(found)} heuristics match, {calibrated} of them after calibration; together they explain {own.coverage_raw:.0%} "
-        f"({own.coverage_calibrated:.0%}) of the pattern's variance"
+        f"{len(found)} heuristics match, {calibrated} of them after calibration; together they explain "
+        f"{own.coverage_raw:.0%} ({own.coverage_calibrated:.0%}) of the pattern's variance"
     )
     if found.empty:
         found = of_neuron(classify.best, operator, layer, neuron)

@@ -11,9 +11,11 @@ from typing import Any
 from arithscope.figures.style import SIGNS
 from arithscope.files import write_text
 from arithscope.report.appendix import appendix
+from arithscope.report.cells import numbers_table
 from arithscope.report.findings.figures import FINDINGS
+from arithscope.report.findings.finding import Finding
 from arithscope.report.headline import headline
-from arithscope.report.markup import Markup, element, together
+from arithscope.report.markup import Markup, element
 from arithscope.report.pictures import Picture, read_picture, within
 from arithscope.report.plates import FOLDER, drawn_plates
 from arithscope.report.story import BY_NAME, SECTIONS, Section
@@ -45,9 +47,10 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         element("title", f"{title} · arithscope"),
         element("style", Markup((resources.files(__package__) / "report.css").read_text(encoding="utf-8"))),
     )
+    read = _reader(run)
     sections = [
         _section("summary", "In short", *_studied(run), headline(run)),
-        *(_section(s.name, title, *_told(s, run, pictures)) for s, title in zip(SECTIONS, _titles(), strict=True)),
+        *(_section(s.name, name, *_told(s, run, read, pictures)) for s, name in zip(SECTIONS, _titles(), strict=True)),
         _section("appendix", "Appendix: how this was made", appendix(run, list(pictures))),
     ]
     body = element(
@@ -65,7 +68,11 @@ def _titles() -> list[str]:
 
 
 def _contents(name: str | None = None) -> Markup:
-    titles = {"summary": "In short", **{s.name: t for s, t in zip(SECTIONS, _titles(), strict=True)}, "appendix": "Appendix"}
+    titles = {
+        "summary": "In short",
+        **{s.name: t for s, t in zip(SECTIONS, _titles(), strict=True)},
+        "appendix": "Appendix",
+    }
     links = [element("li", element("a", title, href=f"#{section}")) for section, title in titles.items()]
     return element("nav", element("ul", *links), class_=name, aria_label="Contents")
 
@@ -85,30 +92,31 @@ def _studied(run: RunFolder) -> list[Markup]:
             "p",
             element("strong", f"{subject['name']}{revision}"),
             f", a model of the family {subject['family']} with {sizes['layers']} layers of {sizes['heads']} heads and "
-            f"{sizes['neurons']:,} neurons each ({sizes['parameters']:,} parameters), was asked arithmetic with the operators "
-            f"{listed(SIGNS[o] for o in asked['operators'])} and operands from 0 to {asked['max_operand']}, written as ",
+            f"{sizes['neurons']:,} neurons each ({sizes['parameters']:,} parameters), was asked arithmetic with the "
+            f"operators {listed(SIGNS[o] for o in asked['operators'])} and operands from 0 to {asked['max_operand']}, "
+            "written as ",
             element("code", example),
-            f"{prefix}. The run began on {run.manifest['created'][:10]}, with the sample sizes of the preset {asked['preset']} and "
-            f"seed {asked['seed']}.",
+            f"{prefix}. The run began on {run.manifest['created'][:10]}, with the sample sizes of the preset "
+            f"{asked['preset']} and seed {asked['seed']}.",
         ),
         element(
             "p",
             "The experiments follow the paper ",
             element("cite", "Arithmetic Without Algorithms: Language Models Solve Math with a Bag of Heuristics"),
-            " (ICLR 2025). Brackets hold 95 % bootstrap intervals. Layers, heads and neurons are counted from 0: L2H3 is head 3 of layer "
-            "2, L2N3 is neuron 3 of its MLP. What is called clear is so by its interval, one at a time; no allowance is made for the "
-            "number of comparisons. The authors’ numbers are of another model, much larger, and by the paper’s definitions.",
+            " (ICLR 2025). Brackets hold 95 % bootstrap intervals. Layers, heads and neurons are counted from 0: L2H3 "
+            "is head 3 of layer 2, L2N3 is neuron 3 of its MLP. What is called clear is so by its interval, one at a "
+            "time; no allowance is made for the number of comparisons. The authors’ numbers are of another model, "
+            "much larger, and by the paper’s definitions.",
         ),
     ]
 
 
-def _told(section: Section, run: RunFolder, pictures: dict[str, Picture]) -> list[Markup]:
+def _told(section: Section, run: RunFolder, read: Callable[[str], Any], pictures: dict[str, Picture]) -> list[Markup]:
     """A section's question, what is missing of it, and its figures."""
     parts = [element("p", section.question, class_="question")]
     absent = [stage for stage in section.stages if not run.is_done(stage)]
     if absent:
         parts.append(element("p", f"This run has no results of {_stages(absent)}.", class_="absent"))
-    read = _reader(run)
     for name in section.figures:
         if all(map(run.is_done, BY_NAME[name].needs)):
             finding = FINDINGS[name](*(read(stage) for stage in BY_NAME[name].needs))
@@ -130,17 +138,16 @@ def _reader(run: RunFolder) -> Callable[[str], Any]:
     return read
 
 
-def _figure(name: str, picture: Picture | None, finding: str) -> Markup:
+def _figure(name: str, picture: Picture | None, finding: Finding) -> Markup:
     """A figure without its own title and caption, which stand beside it as text; opened full size it has them."""
     plate = BY_NAME[name]
-    said = element("p", element("strong", "This subject: "), finding, class_="finding")
+    said = element("p", element("strong", "This subject: "), finding.says, class_="finding")
+    numbers = numbers_table(finding, plate.title) or Markup()
     reading = element("p", element("strong", "How to read it: "), plate.caption)
     if picture is None:
         shown = element("p", "This figure is not drawn yet; the command arithscope report draws it.", class_="absent")
     else:
-        image = element(
-            "img", src=picture.uri, alt=plate.title, width=picture.width, height=picture.height, decoding="async"
-        )
+        image = element("img", src=picture.uri, alt=plate.title, width=picture.width, height=picture.height)
         view = element(
             "div",
             element("a", image, class_="open", href=f"#view-{name}", title="Open full size"),
@@ -149,7 +156,8 @@ def _figure(name: str, picture: Picture | None, finding: str) -> Markup:
             id=f"view-{name}",
         )
         shown = element("div", view, class_="plate", style=_geometry(picture))
-    return element("figure", element("h3", plate.title), shown, element("figcaption", said, reading), id=f"figure-{name}")
+    caption = element("figcaption", said, numbers, reading)
+    return element("figure", element("h3", plate.title), shown, caption, id=f"figure-{name}")
 
 
 def _geometry(picture: Picture) -> str:

@@ -21,8 +21,8 @@ SMALLEST = 0.05  # of its size; no picture gets smaller than that
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as it will be embedded. width and height are in CSS pixels; the body, without the title above and the caption below,
-    lies between top and bottom (shares of the height). png is what a smaller one can be made from."""
+    """An image as it will be embedded. width and height are in CSS pixels; the body, without the title above and the caption
+    below, lies between top and bottom (shares of the height). png is what a smaller one can be made from."""
 
     kind: str
     data: bytes
@@ -48,7 +48,8 @@ def read_picture(folder: Path, name: str, entry: Mapping[str, Any]) -> Picture:
     drawn = png.read_bytes()
     width, height = (round(n * CSS_DPI / PNG_DPI) for n in struct.unpack(">II", drawn[16:24]))
     kind, data = ("svg+xml", svg.read_bytes()) if svg.stat().st_size < len(drawn) else ("png", drawn)
-    return Picture(kind, data, width, height, *entry["body"], png)
+    top, bottom = entry["body"]
+    return Picture(kind, data, width, height, top, bottom, png)
 
 
 def within(pictures: Mapping[str, Picture], budget: int) -> dict[str, Picture]:

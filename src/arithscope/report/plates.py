@@ -26,6 +26,7 @@ from arithscope.store import RunFolder
 
 FOLDER = "figures"
 PNG_DPI, SVG_DPI = 150, 100  # the latter is for images inside
+GAP = 1.5  # points between a figure's body and the texts around it; the layout leaves 3
 
 
 def draw_plates(run: RunFolder, progress: Progress) -> None:
@@ -63,7 +64,8 @@ def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: st
         # Each canvas draws the figure once; `savefig` would draw it twice, first only to find the layout.
         with new_file(folder / f"{name}.png") as path:
             FigureCanvasAgg(figure).print_png(path)
-        ends = above.get_window_extent().y0, below.get_window_extent().y1
+        gap = GAP * PNG_DPI / 72
+        ends = above.get_window_extent().y0 - gap, below.get_window_extent().y1 + gap
         body = tuple(round(1 - float(end / figure.bbox.height), 4) for end in ends)
         figure.set_layout_engine("none")  # everything is in its place by now
         figure.set_dpi(SVG_DPI)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from arithscope.experiments.result import AVERAGE, mean_entry
+from arithscope.experiments.result import AVERAGE
 from arithscope.figures.style import SIGNS
 from arithscope.measures import Mean, difference
 from arithscope.report.terminal import figure
@@ -39,10 +39,10 @@ def p_value(p: float) -> str:
     return "p < .001" if p < 0.001 else f"p = {number(p)}"
 
 
-def as_mean(entry: Mapping[str, Any]) -> Mean:
+def as_mean(entry: Any) -> Mean:
     """From a table's row or an entry of a summary, in which what is not there is None."""
-    found = mean_entry(entry)
-    return Mean(*(math.nan if found[name] is None else float(found[name]) for name in ("value", "low", "high")), found["n"])
+    value, low, high = (math.nan if entry[name] is None else float(entry[name]) for name in ("value", "low", "high"))
+    return Mean(value, low, high, int(entry["n"]))
 
 
 def means_of(table: pd.DataFrame, measure: str) -> dict[str, Mean]:
@@ -57,23 +57,26 @@ def operators_of(means: Mapping[str, Mean]) -> list[str]:
     return [operator for operator in means if operator != AVERAGE]
 
 
-def told(means: Mapping[str, Mean]) -> str:
-    """A measure of all operators: the average first, if there is more than one."""
-    single = {operator: means[operator] for operator in operators_of(means)}
-    if not single:
+def overall(means: Mapping[str, Mean]) -> str:
+    """The average over operators, or what there is of the only one, with the sample size."""
+    operators = operators_of(means)
+    if not operators:
         return NOTHING
-    if len(single) == 1:
-        [(operator, mean)] = single.items()
-        return f"{shown(mean)} (n = {mean.n:,}) for {SIGNS[operator]}"
-    each = ", ".join(f"{SIGNS[operator]} {shown(mean)}" for operator, mean in single.items())
-    if AVERAGE not in means:
-        return each
-    return f"{shown(means[AVERAGE])} on average (n = {means[AVERAGE].n:,}; {each})"
+    mean = means[AVERAGE] if AVERAGE in means and len(operators) > 1 else means[operators[0]]
+    return f"{shown(mean)} (n = {mean.n:,})"
 
 
-def by_sign(values: Mapping[str, Any]) -> str:
-    """Plain values by operator: + 4, − 9."""
-    return ", ".join(f"{SIGNS[operator]} {value}" for operator, value in values.items())
+def grouped(values: Mapping[str, str]) -> str:
+    """Operators of the same value together: L0H0 for + and ×, L0H2 for −."""
+    distinct = dict.fromkeys(values.values())
+    parts = [(value, [SIGNS[o] for o in values if values[o] == value]) for value in distinct]
+    return ", ".join(f"{value} for {_all(names, list(values))}" for value, names in parts)
+
+
+def span(counts: Mapping[str, int]) -> str:
+    """12, or 12 to 30: what operators have."""
+    low, high = min(counts.values()), max(counts.values())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arithscope.report.findings import circuit, neurons, proof
+from arithscope.report.findings.finding import Finding
 
-FINDINGS: dict[str, Callable[..., str]] = {
+FINDINGS: dict[str, Callable[..., Finding]] = {
     "accuracy": circuit.accuracy,
     "localization": circuit.localization,
     "localization-by-operator": circuit.localization_by_operator,

@@ -13,59 +13,73 @@ from arithscope.figures.patterns import match_to_walk_through
 from arithscope.figures.style import SIGNS
 from arithscope.heuristics.kinds import kind_name
 from arithscope.measures import Mean, average
-from arithscope.report.words import as_mean, by_sign, gaps, listed, means_of, number, shown, told, verdict
+from arithscope.report.findings.finding import Finding
+from arithscope.report.words import as_mean, gaps, listed, means_of, number, overall, shown, span, verdict
 
 MOST_KINDS = 3  # that are named
 
 
-def neuron_effects(result: Neurons) -> str:
+def neuron_effects(result: Neurons) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
-    counts, named = {}, {}
-    for operator, mine in rows.groupby("operator", sort=False):
-        counts[str(operator)] = f"{(mine.low > 0).sum():,} and {(mine.high < 0).sum():,}"
-        best = mine.iloc[int(mine.value.argmax())]
-        name = neuron_name(best.layer, best.neuron)
-        named[str(operator)] = f"{name} ({shown(as_mean(best))}, median {number(best['median'])})"
-    each = len(rows) // max(1, len(counts))
+    groups = {str(o): mine for o, mine in rows.groupby("operator", sort=False)}
+    above, below = ({o: int(which(m).sum()) for o, m in groups.items()} for which in (_above, _below))
+    best = {o: mine.iloc[int(mine.value.argmax())] for o, mine in groups.items()}
     exact = (rows.method == EXACT).mean()
     how = "all measured exactly" if exact == 1 else f"{exact:.0%} of them measured exactly, the others estimated"
-    return (
-        f"Of {each:,} neurons from layer {result.first_layer} on, {how}, so many have a mean effect clearly above zero, and so many "
-        f"clearly below: {by_sign(counts)}. The largest mean effect: {by_sign(named)}."
+    return Finding(
+        f"Of {len(rows) // max(1, len(groups)):,} neurons from layer {result.first_layer} on, {how}, {span(above)} "
+        f"have a mean effect clearly above zero, depending on the operator, and {span(below)} one clearly below.",
+        {
+            "clearly above zero": above,
+            "clearly below zero": below,
+            "strongest neuron": {o: neuron_name(row.layer, row.neuron) for o, row in best.items()},
+            "its mean effect": {o: as_mean(row) for o, row in best.items()},
+            "its median effect": {o: float(row["median"]) for o, row in best.items()},
+        },
     )
 
 
-def screens_against_exact(result: Neurons) -> str:
+def _above(rows: pd.DataFrame) -> pd.Series[bool]:
+    return rows.low > 0
+
+
+def _below(rows: pd.DataFrame) -> pd.Series[bool]:
+    return rows.high < 0
+
+
+def screens_against_exact(result: Neurons) -> Finding:
     rows = result.agreement[result.agreement.measure == "probability"]
     if rows.empty:
-        return "Not compared: that takes a run in which the effects of all neurons are exact."
+        return Finding("Not compared: that takes a run in which the effects of all neurons are exact.")
     parts = [
         f"{screen} {number(float(mine.rank_correlation.mean()))} ({number(float(mine.recall_5.mean()))})"
         for screen, mine in rows.groupby("screen", sort=False)
     ]
-    return (
-        "Rank correlation with exact effects, and in brackets the share of the exact best 5 % among the best 5 % of the estimate, "
-        f"both averaged over operators: {', '.join(parts)}."
+    return Finding(
+        "Rank correlation with exact effects, and in brackets the share of the exact best 5 % among the best 5 % of "
+        f"the estimate, both averaged over operators: {', '.join(parts)}."
     )
 
 
-def faithfulness_by_neurons(result: TopK) -> str:
-    ours, random = (means_of(result.table, name) for name in ("faithfulness", "random_faithfulness"))
-    return (
-        f"Neurons kept of each MLP's {result.mlp_size:,}: {by_sign(result.k)}. With them faithfulness is {told(ours)}, and accuracy "
-        f"{told(means_of(result.table, 'accuracy'))}. As many random neurons: faithfulness {told(random)}."
-        + verdict(gaps(ours, random), "the chosen ones are clearly better", "the chosen ones are clearly worse")
+def faithfulness_by_neurons(result: TopK) -> Finding:
+    ours, random, right = (means_of(result.table, name) for name in ("faithfulness", "random_faithfulness", "accuracy"))
+    return Finding(
+        f"Of each MLP's {result.mlp_size:,} neurons {span(result.k)} are kept, depending on the operator. Faithfulness "
+        f"is then {overall(ours)}, and accuracy {overall(right)}; with as many random neurons faithfulness is "
+        f"{overall(random)}."
+        + verdict(gaps(ours, random), "the chosen ones are clearly better", "the chosen ones are clearly worse"),
+        {"neurons of each MLP": result.k, "faithfulness": ours, "accuracy": right, "faithfulness, random ones": random},
     )
 
 
-def heuristic_gallery(patterns: Patterns, classify: Classify) -> str:
+def heuristic_gallery(patterns: Patterns, classify: Classify) -> Finding:
     kinds = kind_shares(classify.shares, CALIBRATED)
     if not kinds:
-        return "No neuron has a calibrated match."
+        return Finding("No neuron has a calibrated match.")
     foremost = [f"{name} ({shown(mean)})" for name, mean in kinds[:MOST_KINDS]]
-    return (
-        f"Neurons match heuristics of {len(kinds)} kinds after calibration. The most common, with the share of top neurons that match "
-        f"one, averaged over operators: {listed(foremost)}."
+    return Finding(
+        f"Neurons match heuristics of {len(kinds)} kinds after calibration. The most common, with the share of top "
+        f"neurons that match one, averaged over operators: {listed(foremost)}."
     )
 
 
@@ -80,58 +94,58 @@ def kind_shares(shares: pd.DataFrame, criterion: str) -> list[tuple[str, Mean]]:
     return sorted((entry for entry in found if entry[1].value > 0), key=lambda entry: -entry[1].value)
 
 
-def matching_walkthrough(patterns: Patterns, classify: Classify) -> str:
+def matching_walkthrough(patterns: Patterns, classify: Classify) -> Finding:
     row = match_to_walk_through(classify)
     if row is None:
-        return "No direct heuristic is matched after calibration."
-    return (
-        f"{neuron_name(row.layer, row.neuron)} for {SIGNS[str(row.operator)]} shares {row.overlap:,} of its {row['size']:,} foremost "
-        f"prompts with “{row.heuristic}”: score {number(row.score)}, where chance would bring {number(row.chance)} and its value "
-        f"vector alone {number(row.expected)}."
+        return Finding("No direct heuristic is matched after calibration.")
+    return Finding(
+        f"{neuron_name(row.layer, row.neuron)} for {SIGNS[str(row.operator)]} shares {row.overlap:,} of its "
+        f"{row['size']:,} foremost prompts with “{row.heuristic}”: score {number(row.score)}, where chance would bring "
+        f"{number(row.chance)} and its value vector alone {number(row.expected)}."
     )
 
 
-def example_neurons(patterns: Patterns, classify: Classify) -> str:
+def example_neurons(patterns: Patterns, classify: Classify) -> Finding:
+    found, total = int(classify.neurons.calibrated.sum()), len(classify.neurons)
     counts = {
         str(o): f"{mine.calibrated.sum():,} of {len(mine):,}"
         for o, mine in classify.neurons.groupby("operator", sort=False)
     }
-    direct = {str(o): number(float(mine.direct.mean())) for o, mine in patterns.neurons.groupby("operator", sort=False)}
-    return (
-        f"Top neurons with a calibrated heuristic: {by_sign(counts)}. Share of top neurons that are direct, firing for certain "
-        f"results and promoting them: {by_sign(direct)}."
+    direct = {str(o): float(mine.direct.mean()) for o, mine in patterns.neurons.groupby("operator", sort=False)}
+    return Finding(
+        f"{found:,} of {total:,} top neurons, counted by operator, have a calibrated heuristic. Direct ones fire for "
+        "certain results and promote them.",
+        {"with a calibrated heuristic": counts, "share of direct neurons": direct},
     )
 
 
-def unclassified_neurons(patterns: Patterns, classify: Classify) -> str:
-    counts, raw_only, named = {}, {}, {}
-    for operator, mine in classify.neurons.groupby("operator", sort=False):
-        left = mine[~mine.calibrated]
-        counts[str(operator)] = f"{len(left):,} of {len(mine):,}"
-        raw_only[str(operator)] = int(left.raw.sum())
-        known = patterns.neurons[patterns.neurons.operator == operator].merge(left[["layer", "neuron"]])
-        if len(known):
-            best = known.iloc[int(known.effect.argmax())]
-            named[str(operator)] = neuron_name(best.layer, best.neuron)
-    strongest = f" The strongest of them: {by_sign(named)}." if named else ""
-    return (
-        f"Top neurons without a calibrated heuristic: {by_sign(counts)}; of these so many do score at least 0.6: "
-        f"{by_sign(raw_only)}.{strongest}"
+def unclassified_neurons(patterns: Patterns, classify: Classify) -> Finding:
+    left = classify.neurons[~classify.neurons.calibrated]
+    raw_only = {str(o): f"{mine.raw.sum():,} of {len(mine):,}" for o, mine in left.groupby("operator", sort=False)}
+    known = patterns.neurons.merge(left[["operator", "layer", "neuron"]])
+    best = {str(o): mine.iloc[int(mine.effect.argmax())] for o, mine in known.groupby("operator", sort=False)}
+    return Finding(
+        f"{len(left):,} of {len(classify.neurons):,} top neurons, counted by operator, have no calibrated heuristic; "
+        f"{int(left.raw.sum()):,} of these have one that scores at least 0.6.",
+        {
+            "of those left, with a raw match": raw_only,
+            "the strongest of them": {o: neuron_name(row.layer, row.neuron) for o, row in best.items()},
+        },
     )
 
 
-def classified_shares(result: Classify) -> str:
+def classified_shares(result: Classify) -> Finding:
     raw, calibrated = (means_of(result.table, f"{criterion}_share") for criterion in CRITERIA)
     covered = means_of(result.table, "coverage_calibrated")
-    lost = {o: raw[o].value - calibrated[o].value for o in raw if o in calibrated and o in SIGNS}
-    return (
-        f"By the paper's criterion this share of top neurons is classified: {told(raw)}. Calibrated: {told(calibrated)}. The difference, "
-        f"which chance and the value vectors may account for: {by_sign({o: number(x) for o, x in lost.items()})}. Calibrated heuristics "
-        f"explain, of a neuron's pattern, {told(covered)}."
+    return Finding(
+        f"By the paper's criterion {overall(raw)} of the top neurons are classified, after calibration "
+        f"{overall(calibrated)}. What lies between can be owed to chance and the value vectors. Calibrated heuristics "
+        f"explain {overall(covered)} of a neuron's pattern.",
+        {"raw": raw, "calibrated": calibrated, "pattern explained, calibrated": covered},
     )
 
 
-def kinds_by_layer(result: Classify) -> str:
+def kinds_by_layer(result: Classify) -> Finding:
     sentences = []
     for criterion in CRITERIA:
         kinds = kind_shares(result.shares, criterion)
@@ -139,7 +153,9 @@ def kinds_by_layer(result: Classify) -> str:
             sentences.append(f"No neuron has a {criterion} match.")
             continue
         named = [f"{name} {shown(mean)}" for name, mean in kinds[:MOST_KINDS]]
-        sentences.append(f"Most common {'by raw score' if criterion == RAW else 'after calibration'}: {', '.join(named)}.")
+        sentences.append(
+            f"Most common {'by raw score' if criterion == RAW else 'after calibration'}: {', '.join(named)}."
+        )
     s = result.shares
     layers = s[(s.kind == ANY) & (s.criterion == CALIBRATED) & (s.layer != ALL_LAYERS)].groupby("layer").value.mean()
     if len(layers) > 1:
@@ -147,14 +163,14 @@ def kinds_by_layer(result: Classify) -> str:
             f"Averaged over operators, the largest share of calibrated neurons is in layer {layers.idxmax()} "
             f"({number(float(layers.max()))}), the smallest in layer {layers.idxmin()} ({number(float(layers.min()))})."
         )
-    return " ".join(sentences)
+    return Finding(" ".join(sentences))
 
 
-def neuron_overlap(result: Overlap) -> str:
+def neuron_overlap(result: Overlap) -> Finding:
     table = result.table.dropna(subset=["iou"])
     if table.empty:
-        return "There is only one operator, so there is nothing to compare."
+        return Finding("There is only one operator, so there is nothing to compare.")
     ends = [table.iloc[int(i)] for i in (table.iou.argmax(), table.iou.argmin())]
     most, least = (f"{SIGNS[str(r.operator)]} and {SIGNS[str(r.other)]} ({number(r.iou)})" for r in ends)
     said = f"Mean intersection over union of all pairs: {number(float(table.iou.mean()))}."
-    return f"{said} Most alike: {most}; least: {least}." if len(table) > 1 else said
+    return Finding(f"{said} Most alike: {most}; least: {least}." if len(table) > 1 else said)

@@ -2,147 +2,177 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from arithscope.experiments.bag import RANDOM, TOP, Bag
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW
+from arithscope.experiments.classify import CALIBRATED, CRITERIA
 from arithscope.experiments.failures import AUC, Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
-from arithscope.experiments.result import AVERAGE, with_average
+from arithscope.experiments.result import with_average
 from arithscope.experiments.training import Training
 from arithscope.figures.style import SIGNS
 from arithscope.measures import Mean
-from arithscope.report.words import NOTHING, by_sign, gaps, means_of, number, p_value, told, verdict
+from arithscope.report.findings.finding import Cell, Finding
+from arithscope.report.words import NOTHING, as_mean, gaps, means_of, overall, p_value, verdict
 
 
-def knockout_by_heuristic(result: Knockout) -> str:
+def knockout_by_heuristic(result: Knockout) -> Finding:
     if result.table.empty:
-        return "No heuristic has enough neurons to be tested."
-    parts = []
+        return Finding("No heuristic has enough neurons to be tested.")
+    says: list[str] = []
+    numbers: dict[str, Mapping[str, Cell]] = {}
     for criterion in reversed(CRITERIA):
         associated, others, gap, control = (
             means_of(result.table, f"{criterion}_{name}")
             for name in ("associated", "not_associated", "difference", "beyond_unmatched")
         )
         if not associated:
-            parts.append(f"By {criterion} matches no heuristic has enough neurons to be tested.")
+            says.append(f"By {criterion} matches no heuristic has enough neurons to be tested.")
             continue
-        parts.append(
-            f"By {criterion} matches, accuracy left on prompts that satisfy the heuristic is {told(associated)}, and on others "
-            f"{told(others)}; n counts heuristics. The difference is {told(gap)}."
-            + verdict(
-                gap, "prompts that satisfy the heuristic clearly lose more", "prompts that satisfy it clearly lose less"
-            )
-            + _signs(result.signs, criterion)
-            + (f" Against as many other top neurons the own ones take away {told(control)} more." if control else "")
+        says.append(
+            f"By {criterion} matches, accuracy is left at {overall(associated)} on prompts that satisfy the heuristic, "
+            f"and at {overall(others)} on others; n counts heuristics."
+            + verdict(gap, "prompts that satisfy it clearly lose more", "prompts that satisfy it clearly lose less")
         )
-    return " ".join(parts)
+        numbers |= {
+            f"{criterion}: left on its prompts": associated,
+            f"{criterion}: left on others": others,
+            f"{criterion}: difference": gap,
+            f"{criterion}: heuristics whose prompts lose more, sign test": _signs(result.signs, criterion),
+            f"{criterion}: left on its prompts, other neurons silenced minus own": control,
+        }
+    return Finding(" ".join(says), numbers)
 
 
-def _signs(signs: pd.DataFrame, criterion: str) -> str:
+def _signs(signs: pd.DataFrame, criterion: str) -> dict[str, str]:
     rows = signs[(signs.criterion == criterion) & (signs.difference == "prompts")].to_dict("records")
-    told_of = {
-        str(row["operator"]): f"{row['above']} of {row['above'] + row['below']} ({p_value(row['p'])})" for row in rows
+    return {
+        str(row["operator"]): f"{row['above']} of {row['above'] + row['below']}, {p_value(row['p'])}" for row in rows
     }
-    return f" Heuristics whose prompts lose more, of those with a difference (sign test): {by_sign(told_of)}."
 
 
-def prompt_knockout(result: PromptKnockout) -> str:
+def prompt_knockout(result: PromptKnockout) -> Finding:
     n = REPORTED[-1]
-    parts = []
+    says: list[str] = []
+    numbers: dict[str, Mapping[str, Cell]] = {}
     for criterion in reversed(CRITERIA):
-        left, random = (means_of(result.table, f"{criterion}_{what}_{n}") for what in ("associated", "beyond_random"))
-        if not left:
-            parts.append(f"By {criterion} matches there is nothing to silence.")
-            continue
-        parts.append(
-            f"By {criterion} matches, without {n} of its own neurons of each layer accuracy is {told(left)}; with as many random top "
-            f"neurons silenced instead, it is higher by {told(random)}."
-            + verdict(random, "the prompts' own neurons clearly matter more", "random neurons clearly matter more")
+        left, random, others = (
+            means_of(result.table, f"{criterion}_{what}_{n}")
+            for what in ("associated", "beyond_random", "beyond_unassociated")
         )
-    return " ".join(parts)
+        if not left:
+            says.append(f"By {criterion} matches there is nothing to silence.")
+            continue
+        says.append(
+            f"By {criterion} matches, with {n} of its own neurons of each layer silenced accuracy is left at "
+            f"{overall(left)}; with as many random top neurons it is higher by {overall(random)}."
+            + verdict(random, "a prompt's own neurons clearly matter more", "random neurons clearly matter more")
+        )
+        numbers |= {
+            f"{criterion}: accuracy left": left,
+            f"{criterion}: random neurons minus own": random,
+            f"{criterion}: neurons of no heuristic that holds minus own": others,
+        }
+    return Finding(" ".join(says), numbers)
 
 
-def bag_alone(result: Bag) -> str:
+def bag_alone(result: Bag) -> Finding:
     rows = result.curve[result.curve.measure == "faithfulness"]
     if rows.empty:
-        return "There is no operator to tell of."
-    faithful = {
-        name: means_of(with_average(mine), "faithfulness") for name, mine in rows.groupby("neurons", sort=False)
-    }
+        return Finding("There is no operator to tell of.")
     right = result.curve[(result.curve.measure == "accuracy") & (result.curve.neurons == CALIBRATED)]
-    kept = by_sign(
-        {
-            str(o): f"{mine.kept[mine.neurons == CALIBRATED].sum():,} of {mine.kept[mine.neurons == TOP].sum():,}"
-            for o, mine in rows.groupby("operator", sort=False)
-        }
+    accuracy = means_of(with_average(right), "accuracy")
+    top, ours, random = (
+        means_of(with_average(rows[rows.neurons == name]), "faithfulness") for name in (TOP, CALIBRATED, RANDOM)
     )
-    ours = faithful.get(CALIBRATED, {})
-    return (
-        f"Neurons with a calibrated heuristic, of all top neurons: {kept}. Faithfulness with them alone: {told(ours)}, and accuracy "
-        f"{told(means_of(with_average(right), 'accuracy'))}. With all top neurons faithfulness is {told(faithful.get(TOP, {}))}; with "
-        f"as many random ones of them {told(faithful.get(RANDOM, {}))}."
+    kept = {
+        str(o): f"{mine.kept[mine.neurons == CALIBRATED].sum():,} of {mine.kept[mine.neurons == TOP].sum():,}"
+        for o, mine in rows.groupby("operator", sort=False)
+    }
+    return Finding(
+        f"With neurons that have a calibrated heuristic alone, faithfulness is {overall(ours)} and accuracy "
+        f"{overall(accuracy)}; with all top neurons faithfulness is {overall(top)}, with as many random ones of them "
+        f"{overall(random)}."
         + verdict(
-            gaps(ours, faithful.get(RANDOM, {})),
+            gaps(ours, random),
             "heuristic neurons are clearly better than random ones",
             "heuristic neurons are clearly worse than random ones",
-        )
+        ),
+        {
+            "heuristic neurons, of top neurons": kept,
+            "faithfulness": ours,
+            "accuracy": accuracy,
+            "faithfulness, all top neurons": top,
+            "faithfulness, as many at random": random,
+        },
     )
 
 
-def failure_contributions(result: Failures) -> str:
+def failure_contributions(result: Failures) -> Finding:
     if result.table.empty:
-        return "No operator has both right and wrong prompts to compare."
+        return Finding("No operator has both right and wrong prompts to compare.")
     neurons, push, area = (
         means_of(result.table, f"{CALIBRATED}_{name}") for name in ("associated_neurons", "contribution", AUC)
     )
     beyond = {o: Mean(m.value - 0.5, m.low - 0.5, m.high - 0.5, m.n) for o, m in area.items()}
-    return (
-        f"Right minus wrong prompts, number of associated heuristic neurons: {told(neurons)}."
+    return Finding(
+        "Associated heuristic neurons:"
         + verdict(neurons, "right prompts clearly have more", "right prompts clearly have fewer")
-        + f" Contribution to the right answer's logit: {told(push)}."
+        + " Contribution to the right answer's logit:"
         + verdict(push, "it is clearly higher for right prompts", "it is clearly lower for right prompts")
-        + f" Area under the curve of both together (.5 is chance): {told(area)}."
-        + verdict(beyond, "they clearly tell right from wrong", "they are clearly worse than chance")
+        + " Both together:"
+        + verdict(beyond, "they clearly tell right from wrong", "they are clearly worse than chance"),
+        {
+            "associated neurons, right minus wrong": neurons,
+            "contribution, right minus wrong": push,
+            "area under the curve of both (.5 is chance)": area,
+        },
     )
 
 
-def worst_prompts(result: Failures) -> str:
+def worst_prompts(result: Failures) -> Finding:
     worst = result.worst
     if worst.empty:
-        return "There is no wrongly answered prompt to look at."
+        return Finding("There is no wrongly answered prompt to look at.")
     row: Any = worst.iloc[int(worst.p_answer.argmin())]
-    return (
-        f"In {int((worst.pushed > 0).sum())} of these {len(worst)} mistakes (ten of each operator at the most) heuristic neurons push "
-        f"the given answer above the right one. The right answer was least probable for {row.op1}{SIGNS[row.operator]}{row.op2}=: "
-        f"it is {row.answer}, and {row.predicted} was given."
+    return Finding(
+        f"In {int((worst.pushed > 0).sum())} of {len(worst)} mistakes (ten of each operator at the most) heuristic "
+        "neurons push the given answer above the right one. The right answer was least probable for "
+        f"{row.op1}{SIGNS[row.operator]}{row.op2}=: it is {row.answer}, and {row.predicted} was given."
     )
 
 
-def training_curves(result: Training) -> str:
+def training_curves(result: Training) -> Finding:
     first, final = result.checkpoints[0], result.checkpoints[-1]
-    right = {name: _values(result.accuracy, name) for name in (first, final)}
-    parts = [f"Accuracy goes from {by_sign(right[first])} at {first} to {by_sign(right[final])} at {final}."]
+    numbers: dict[str, Mapping[str, Cell]] = {
+        f"accuracy at {name}": _at(result.accuracy, name) for name in (first, final)
+    }
+    says = [f"The subject is compared with {len(result.checkpoints) - 1} earlier checkpoints."]
+    halves = result.summary()
     for criterion in CRITERIA:
-        share = means_of(result.mutual_share, f"{criterion}_mutual_share")
         there = result.present[result.present.criterion == criterion]
         if there.empty:
+            says.append(f"No earlier checkpoint has {criterion} matches to compare.")
             continue
-        start = str(there.checkpoint.iloc[0])
-        half = {o: entry.get(f"{criterion}_half_present_at", NOTHING) for o, entry in result.summary().items()}
-        half.pop(AVERAGE, None)
-        kind = "raw" if criterion == RAW else "calibrated"
-        parts.append(
-            f"Of the final {kind} pairs of neuron and heuristic this share is there at {start}: {by_sign(_values(there, start))}; half of "
-            f"them are first there at: {by_sign(half)}. Of the faithfulness that a checkpoint's {kind} heuristic neurons carry, those that "
-            f"share a pair with the final ones carry {told(share)}; n counts checkpoints."
+        start, share = str(there.checkpoint.iloc[0]), means_of(result.mutual_share, f"{criterion}_mutual_share")
+        says.append(
+            f"Of the faithfulness that {criterion} heuristic neurons of a checkpoint carry, those that share a pair "
+            f"with the final ones carry {overall(share)}; n counts checkpoints."
         )
-    return " ".join(parts)
+        numbers |= {
+            f"{criterion}: final pairs there at {start}": _at(there, start),
+            f"{criterion}: half of them first there at": {
+                str(o): halves.get(str(o), {}).get(f"{criterion}_half_present_at", NOTHING)
+                for o in there.operator.unique()
+            },
+            f"{criterion}: share that mutual neurons carry": share,
+        }
+    return Finding(" ".join(says), numbers)
 
 
-def _values(table: pd.DataFrame, checkpoint: str) -> dict[str, str]:
-    rows = table[table.checkpoint == checkpoint]
-    return {str(o): number(float(v)) for o, v in zip(rows.operator, rows.value, strict=True)}
+def _at(table: pd.DataFrame, checkpoint: str) -> dict[str, Mean]:
+    return {str(row["operator"]): as_mean(row) for row in table[table.checkpoint == checkpoint].to_dict("records")}
