@@ -34,5 +34,6 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], na
         element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
         for first, *rest in rows
     ]
-    inner = element("table", element("caption", caption), element("thead", head), element("tbody", *body), class_=name)
+    named = element("caption", element("span", caption))
+    inner = element("table", named, element("thead", head), element("tbody", *body), class_=name)
     return element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=caption)

@@ -95,10 +95,12 @@ def clear(mean: Mean) -> int:
     return int(mean.low > 0) - int(mean.high < 0)
 
 
-def verdict(differences: Mapping[str, Mean], above: str, below: str) -> str:
+def verdict(
+    differences: Mapping[str, Mean], above: str, below: str, neither: str = "there is no clear difference"
+) -> str:
     """A sentence that says for which operators a difference is clearly above zero, for which below, and for which neither."""
     operators = operators_of(differences)
-    sayings = {1: above, -1: below, 0: "there is no clear difference"}
+    sayings = {1: above, -1: below, 0: neither}
     parts = [
         (names, saying)
         for sign, saying in sayings.items()

@@ -120,12 +120,26 @@ def failure_contributions(result: Failures) -> Finding:
     )
     beyond = {o: Mean(m.value - 0.5, m.low - 0.5, m.high - 0.5, m.n) for o, m in area.items()}
     return Finding(
-        "Associated heuristic neurons:"
-        + verdict(neurons, "right prompts clearly have more", "right prompts clearly have fewer")
-        + " Contribution to the right answer's logit:"
-        + verdict(push, "it is clearly higher for right prompts", "it is clearly lower for right prompts")
-        + " Both together:"
-        + verdict(beyond, "they clearly tell right from wrong", "they are clearly worse than chance"),
+        f"Right prompts minus wrong ones: associated heuristic neurons {overall(neurons)}, contribution to the right answer's "
+        f"logit {overall(push)}; n is that of the smaller group."
+        + verdict(
+            neurons,
+            "right prompts clearly have more associated neurons",
+            "right prompts clearly have fewer associated neurons",
+            "there is no clear difference in their number",
+        )
+        + verdict(
+            push,
+            "the contribution is clearly higher for right prompts",
+            "the contribution is clearly lower for right prompts",
+            "there is no clear difference in the contribution",
+        )
+        + verdict(
+            beyond,
+            "both together clearly tell right from wrong",
+            "both together are clearly worse than chance",
+            "both together do not clearly tell right from wrong",
+        ),
         {
             "associated neurons, right minus wrong": neurons,
             "contribution, right minus wrong": push,
