@@ -25,14 +25,14 @@ def appendix(run: RunFolder, drawn: list[str]) -> Markup:
     return together(
         table("Subject", ["", "value"], [[name.replace("_", " "), plain(value)] for name, value in about.items()]),
         table("Settings", ["", "value"], [[name.replace("_", " "), plain(v)] for name, v in configuration.items()]),
-        table("Stages", ["stage", "status", "finished", "seconds"], _stages(run)),
+        table("Stages", ["stage", "status", "finished", "seconds"], _stages(run), "files"),
         element(
             "p",
             "Links lead to files in the run folder that this page was written into. docs/run-folder.md says what each "
             "column holds.",
         ),
-        table("Data files", ["file", "size", "SHA-256, shortened"], _files(run)),
-        table("Figures as files", ["figure", "PNG", "SVG"], _figures(drawn)),
+        table("Data files", ["file", "size", "SHA-256, shortened"], _files(run), "files"),
+        table(f"Figures as files, in {FOLDER}", ["figure", "", ""], _figures(drawn)),
     )
 
 
@@ -71,12 +71,17 @@ def _files(run: RunFolder) -> list[list[str]]:
 
 def _figures(drawn: list[str]) -> list[list[str]]:
     return [
-        [p.title, _link(f"{FOLDER}/{p.name}.png"), _link(f"{FOLDER}/{p.name}.svg")] for p in PLATES if p.name in drawn
+        [
+            plate.title,
+            *(_link(f"{FOLDER}/{plate.name}.{ending}", f"{plate.name}.{ending}") for ending in ("png", "svg")),
+        ]
+        for plate in PLATES
+        if plate.name in drawn
     ]
 
 
-def _link(path: str) -> Markup:
-    return element("a", path, href=quote(path))
+def _link(path: str, name: str | None = None) -> Markup:
+    return element("a", name or path, href=quote(path))
 
 
 def _size(run: RunFolder, path: str) -> str:
