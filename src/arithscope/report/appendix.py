@@ -32,7 +32,7 @@ def appendix(run: RunFolder, drawn: list[str]) -> Markup:
             "column holds.",
         ),
         table("Data files", ["file", "size", "SHA-256, shortened"], _files(run), "files"),
-        table(f"Figures as files, in {FOLDER}", ["figure", "", ""], _figures(drawn)),
+        table(f"Figures as files, in the folder {FOLDER}", ["figure", "", ""], _figures(drawn)),
     )
 
 

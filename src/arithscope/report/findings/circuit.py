@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from arithscope.experiments.ablation import TOLERANCE
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.heads import CHANGE, Heads
@@ -41,9 +42,7 @@ def accuracy(result: Accuracy) -> Finding:
     wrong = result.prompts[~result.prompts.correct]
     no_number = int((wrong.predicted < 0).sum())
     said = f"It answers {overall(right)} of the legal prompts correctly.{_easiest(right)}"
-    return Finding(
-        f"{said} Of its {len(wrong):,} wrong answers {no_number:,} are no number at all." if len(wrong) else said
-    )
+    return Finding(f"{said} Of {len(wrong):,} wrong answers, no number at all: {no_number:,}." if len(wrong) else said)
 
 
 def _easiest(right: dict[str, Mean]) -> str:
@@ -124,8 +123,8 @@ def faithfulness_by_heads(result: Circuit) -> Finding:
     sizes = {o: len(result.chosen(o)) for o in result.operators}
     ours, random = means_of(result.table, "faithfulness"), means_of(result.table, "random_faithfulness")
     return Finding(
-        f"Of {int(result.curve['size'].max()):,} heads {span(sizes)} suffice, depending on the operator. Faithfulness "
-        f"is then {overall(ours)}, and with as many random heads {overall(random)}."
+        f"With {span(sizes)} of {int(result.curve['size'].max()):,} heads, depending on the operator, faithfulness comes "
+        f"within {TOLERANCE} of the best: {overall(ours)}. With as many random heads it is {overall(random)}."
         + verdict(
             gaps(ours, random), "it is clearly higher than with random heads", "it is clearly lower than at random"
         ),
@@ -167,7 +166,7 @@ def head_roles(result: Heads) -> Finding:
     said = f"Cutting the attended position off clearly lowers faithfulness for {lower} of {len(changes)} heads (by operator)"
     if clear(as_mean(worst)) == -1:
         name = f"{component_name(worst.layer, worst['head'])} for {SIGNS[str(worst.operator)]}"
-        said += f", most for {name}: by {shown(as_mean(worst))} (n = {worst.n})"
+        said += f", most for {name}, where it changes by {shown(as_mean(worst))} (n = {worst.n})"
     return Finding(f"{said}.")
 
 
@@ -209,9 +208,9 @@ def probe_accuracy(result: Probe) -> Finding:
     first, best = (as_mean(rows.loc[("last", layer)]) for layer in (result.first_answer_layer, result.best_layer))
     chance = result.chance[ALL]
     said = (
-        f"At the last position the answer can first be read off behind layer {result.first_answer_layer} of {layers} "
-        f"(counted from 0), with an accuracy of {shown(first)}, and best behind layer {result.best_layer}, with "
-        f"{shown(best)} (n = {best.n:,}); always giving the most frequent answer would reach {number(chance)}."
+        f"At the last position the answer can first be read off behind layer {result.first_answer_layer} of layers 0 to "
+        f"{layers - 1}, with an accuracy of {shown(first)}, and best behind layer {result.best_layer}, with {shown(best)} "
+        f"(n = {best.n:,}); always giving the most frequent answer would reach {number(chance)}."
     )
     earlier = [_earlier(rows.loc[position], str(position), chance) for position in _positions(result.table)]
     return Finding(f"{said} {' '.join(earlier)}")

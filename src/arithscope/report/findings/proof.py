@@ -37,6 +37,12 @@ def knockout_by_heuristic(result: Knockout) -> Finding:
             f"By {criterion} matches, accuracy is left at {overall(associated)} on prompts that satisfy the heuristic, "
             f"and at {overall(others)} on others; n counts heuristics."
             + verdict(gap, "prompts that satisfy it clearly lose more", "prompts that satisfy it clearly lose less")
+            + verdict(
+                control,
+                "as many other top neurons clearly matter less to these prompts",
+                "as many other top neurons clearly matter more to these prompts",
+                "as many other top neurons matter neither clearly more nor clearly less to these prompts",
+            )
         )
         numbers |= {
             f"{criterion}: left on its prompts": associated,
@@ -165,7 +171,7 @@ def training_curves(result: Training) -> Finding:
     numbers: dict[str, Mapping[str, Cell]] = {
         f"accuracy at {name}": _at(result.accuracy, name) for name in (first, final)
     }
-    says = [f"The subject is compared with {len(result.checkpoints) - 1} earlier checkpoints."]
+    says = [f"Earlier checkpoints that the subject is compared with: {len(result.checkpoints) - 1}."]
     halves = result.summary()
     for criterion in CRITERIA:
         there = result.present[result.present.criterion == criterion]
