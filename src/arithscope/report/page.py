@@ -105,8 +105,8 @@ def _studied(run: RunFolder) -> list[Markup]:
             element("cite", "Arithmetic Without Algorithms: Language Models Solve Math with a Bag of Heuristics"),
             " (ICLR 2025). Brackets hold 95 % bootstrap intervals. Layers, heads and neurons are counted from 0: L2H3 "
             "is head 3 of layer 2, L2N3 is neuron 3 of its MLP. What is called clear is so by its interval, one at a "
-            "time; no allowance is made for the number of comparisons. The authors’ numbers are of another model, "
-            "much larger, and by the paper’s definitions.",
+            "time; no allowance is made for the number of comparisons. The authors’ numbers are of Llama-3-8B, "
+            "unless it says otherwise, and by the paper’s definitions.",
         ),
     ]
 
