@@ -58,7 +58,11 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     plates = [p.name for p in PLATES if p.name != "training"]
     assert drawn.keys() == {f"{name}.{kind}" for name in plates for kind in ("png", "svg")} | {"index.json"}
     assert min(drawn.values()) > 1000
+    assert str(out / "report.html") in said.out.replace("\n", "")
+    first = (out / "report.html").read_text(encoding="utf-8")
+    assert first.count("<img ") == len(plates)
     assert call(*asked) == 0
+    assert (out / "report.html").read_text(encoding="utf-8") == first
     assert capsys.readouterr().err.count("nothing has changed") == len(manifest["stages"])
 
 

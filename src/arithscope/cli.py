@@ -15,7 +15,8 @@ from arithscope.errors import UserError
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
-    from arithscope.store import RunWriter
+    from arithscope.progress import Progress
+    from arithscope.store import RunFolder, RunWriter
     from arithscope.subject.subject import Subject
 
 app = typer.Typer(
@@ -152,7 +153,16 @@ def run(
         )
     for table in summary_tables(folder.summary):
         Console().print(table)
-    print(f"Results are in {folder.path}")
+    print(f"Results are in {folder.path}; to read them, open {_write_report(folder, progress)}")
+
+
+@app.command()
+def report(run: RunArgument) -> None:
+    """Write report.html, the page with all that a run found; figures that are missing or out of date are drawn first."""
+    from arithscope.progress import for_console
+    from arithscope.store import RunFolder
+
+    print(f"The report is {_write_report(RunFolder(run), for_console(Console(stderr=True)))}")
 
 
 @app.command()
@@ -328,6 +338,19 @@ def _load(
 
     written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
     return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
+
+
+def _write_report(run: RunFolder, progress: Progress) -> Path:
+    from arithscope.report.page import write_report
+    from arithscope.report.plates import draw_plates
+    from arithscope.store import locked
+
+    try:
+        with locked(run.path):
+            draw_plates(run, progress)
+            return write_report(run)
+    except OSError as error:
+        raise UserError(f"Cannot write the report into {run.path} ({error.strerror}).") from None
 
 
 def _show(parts: Iterable[Any]) -> None:

@@ -64,6 +64,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage is there as the run's present settings want it: one left from other settings is not."""
+        return self.manifest["stages"].get(stage, {}).get("status") == "done" and self.has(stage)
+
     def key(self, stage: str) -> str | None:
         """What a stage on disk was computed from; None if it is not there."""
         return _read_json(self.path / stage / "stage.json", "stage")["key"] if self.has(stage) else None
@@ -79,7 +83,13 @@ class RunFolder:
         for name in record["files"]:
             if name.endswith(".parquet"):
                 values[name.removesuffix(".parquet")] = pd.read_parquet(folder / name)
-        return kind(**values)
+        try:
+            return kind(**values)
+        except TypeError:  # other fields than this version's
+            raise UserError(
+                f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope; "
+                "run it again to compute it."
+            ) from None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -148,6 +158,21 @@ class RunWriter(RunFolder):
 
 
 @contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from writing to a run folder."""
+    try:
+        lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the writing ends)
+    except OSError as error:
+        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another folder.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"Another process is writing to {path}; wait for it or choose another folder.") from None
+        yield
+
+
+@contextmanager
 def claim(
     path: Path, subject: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
 ) -> Iterator[RunWriter]:
@@ -157,14 +182,9 @@ def claim(
         ours = {".lock", ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
         if not (path / "manifest.json").exists() and any(entry.name not in ours for entry in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
-        lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the run ends)
     except OSError as error:
         raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"Another process is writing to {path}; wait for it or choose another --out.") from None
+    with locked(path):
         fresh = {
             "schema": SCHEMA,
             "version": __version__,

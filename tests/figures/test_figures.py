@@ -27,8 +27,11 @@ from tests.hand_built import ADDING_LAYER, OP1_HEAD, OP2_HEAD
 
 
 def drawn(figure: Figure) -> Figure:
-    finish(figure, "A title", "A caption that is long enough to be wrapped. " * 5)
+    above, below = finish(figure, "A title", "A caption that is long enough to be wrapped. " * 5)
     FigureCanvasAgg(figure).draw()
+    for legend in figure.legends:  # the report shows what lies between title and caption
+        assert legend.get_window_extent().y1 <= above.get_window_extent().y0
+        assert legend.get_window_extent().y0 >= below.get_window_extent().y1
     return figure
 
 

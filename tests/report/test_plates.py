@@ -12,7 +12,7 @@ from arithscope.report import plates
 from arithscope.report.plates import draw_plates
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
-from arithscope.store import RunWriter
+from arithscope.store import RunFolder
 from arithscope.study import run
 from tests.families import small
 
@@ -39,9 +39,9 @@ def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch:
     drawn: list[str] = []
     original = plates._draw
 
-    def counted(folder: Path, plate: plates.Plate, results: list[object], writer: RunWriter) -> object:
+    def counted(folder: Path, plate: plates.Plate, results: list[object], run: RunFolder) -> object:
         drawn.append(plate.name)
-        return original(folder, plate, results, writer)
+        return original(folder, plate, results, run)
 
     monkeypatch.setattr(plates, "_draw", counted)
     study(tmp_path)

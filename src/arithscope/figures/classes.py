@@ -23,7 +23,7 @@ def raw_and_calibrated(classify: Classify) -> Figure:
     table = classify.table.set_index(["measure", "operator"])
     for axes, names, label in (
         (left, ("raw_share", "calibrated_share"), "share of top neurons classified"),
-        (right, ("coverage_raw", "coverage_calibrated"), "variance explained by the matches (mean)"),
+        (right, ("coverage_raw", "coverage_calibrated"), "variance explained (mean)"),
     ):
         for i, (name, criterion) in enumerate(zip(names, CRITERIA, strict=True)):
             rows = table.loc[name].loc[operators]

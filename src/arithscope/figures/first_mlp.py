@@ -53,7 +53,7 @@ def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
 @styled
 def number_tuning(mlp0: Mlp0) -> Figure:
     """Activation of the strongest neurons for every number."""
-    neurons = _strongest(mlp0)
+    neurons = strongest_neurons(mlp0)
     figure, axes = new_figure(9, 6, 3, 3, sharex=True)
     panels = axes.ravel()
     numbers = np.arange(mlp0.tuning.shape[1])
@@ -69,7 +69,7 @@ def number_tuning(mlp0: Mlp0) -> Figure:
     return figure
 
 
-def _strongest(mlp0: Mlp0) -> list[int]:
+def strongest_neurons(mlp0: Mlp0) -> list[int]:
     """The neurons that rank highest on average over operators."""
     rows = mlp0.effects[(mlp0.effects.measure == "probability") & (mlp0.effects.position == ALL_POSITIONS)]
     ranks: pd.Series[float] = rows.groupby("operator").value.rank(ascending=False).groupby(rows.neuron).mean()

@@ -55,7 +55,7 @@ def knockout_by_heuristic(knockout: Knockout) -> Figure:
         row[0].set_ylabel("accuracy left")
     if operators:
         handles, labels = max((panel.get_legend_handles_labels() for panel in axes.ravel()), key=lambda x: len(x[0]))
-        figure.legend(handles, labels, loc="outside upper right", ncols=3)
+        figure.legend(handles, labels, loc="outside right center")
     else:
         axes[0, 0].text(0.5, 0.5, "no heuristic has enough neurons", ha="center", transform=axes[0, 0].transAxes)
     return figure
@@ -78,7 +78,7 @@ def _paired_bars(panel: Axes, table: pd.DataFrame) -> None:
             {"yerr": errors(rows), "error_kw": {"elinewidth": 0.5}} if len(x) <= MOST_NAMES else {}
         )
         panel.bar(x + shift, rows.value, 0.4, color=colour, label=label, **intervals_shown)
-    panel.plot(x - 0.2, wide[UNMATCHED, ASSOCIATED], "_", color="black", label="the former, other neurons silenced")
+    panel.plot(x - 0.2, wide[UNMATCHED, ASSOCIATED], "_", color="black", label="those that do, other neurons silenced")
     panel.set_ylim(0, 1.05)
     panel.margins(x=0.01)
     if len(x) <= MOST_NAMES:
@@ -109,7 +109,7 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
         line[0].set_ylabel("accuracy left")
     for panel in axes[-1]:
         panel.set_xlabel("neurons silenced in each layer")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 

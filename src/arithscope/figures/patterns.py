@@ -138,16 +138,11 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
     """The seven steps from an activation pattern to a score, for the direct match to which the activation adds most."""
     figure, axes = new_figure(13, 6.6, 2, 4)
     panels = axes.ravel()
-    found = _worth_showing(classify)
-    found = found[found.direct]
-    if found.empty:
+    row = match_to_walk_through(classify)
+    if row is None:
         panels[0].text(0.5, 0.5, "no direct heuristic is matched", ha="center", va="center")
         hide_unused(panels, 1)
         return figure
-    visible = found[(found.chance >= VISIBLE_SHARE) & (found.chance <= LARGEST_SHARE)]
-    found = found if visible.empty else visible
-    found = found[found.operator == found.operator.iloc[0]]  # the first operator that has one
-    row = found.iloc[int(found.added.argmax())]
     operator, heuristic = str(row.operator), parse(str(row.heuristic))
     at = patterns.place(operator, row.layer, row.neuron)
     sets = catalogue(operator, patterns.max_operand, patterns.limit)
@@ -193,6 +188,19 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
         fontsize=10,
     )
     return figure
+
+
+def match_to_walk_through(classify: Classify) -> pd.Series[Any] | None:
+    """The direct match to which the activation adds most, of the first operator that has one; rather of a set that can be seen,
+    and is not nearly everything."""
+    found = _worth_showing(classify)
+    found = found[found.direct]
+    if found.empty:
+        return None
+    visible = found[(found.chance >= VISIBLE_SHARE) & (found.chance <= LARGEST_SHARE)]
+    found = found if visible.empty else visible
+    found = found[found.operator == found.operator.iloc[0]]
+    return found.iloc[int(found.added.argmax())]
 
 
 @styled

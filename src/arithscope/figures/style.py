@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
 # Colour-blind safe (Okabe and Ito), one for each operator and one for each position, the same in every figure.
@@ -47,12 +48,12 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def finish(figure: Figure, title: str, caption: str) -> None:
+def finish(figure: Figure, title: str, caption: str) -> tuple[Text, Text]:
     """Put the title above and the caption below, wrapped to the figure's width."""
     inches = figure.get_size_inches()[0]
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    above = figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     text = textwrap.fill(caption, width=int(inches * 17))
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color="#333333")
+    return above, figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color="#333333")
 
 
 def line_with_band(axes: Axes, x: Any, table: pd.DataFrame, **options: Any) -> None:

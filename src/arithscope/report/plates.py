@@ -1,7 +1,8 @@
 """Figures of a run, as PNG and SVG in its folder.
 
 figures/NAME.png, figures/NAME.svg
-figures/index.json       of each figure its title, its caption, and the keys of the stages it was drawn from
+figures/index.json       of each figure its title, its caption, the keys of the stages it was drawn from, and where its body
+                         is: it begins below the title and ends above the caption (as shares of the height, from the top)
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from arithscope.figures.style import STYLE, finish
 from arithscope.files import new_file, write_json
 from arithscope.progress import Progress
 from arithscope.stages import STAGES
-from arithscope.store import RunWriter
+from arithscope.store import RunFolder
 
 FOLDER = "figures"
 PNG_DPI, SVG_DPI = 150, 100  # the latter is for images inside
+GAP = 1.5  # points between a figure's body and the texts around it; the layout leaves 3
 
 
-def draw_plates(run: RunWriter, progress: Progress) -> None:
+def draw_plates(run: RunFolder, progress: Progress) -> None:
     """Draw every figure whose stages are done, unless it was drawn from the same before."""
     kinds = {stage.name: stage.result for stage in STAGES}
     folder = run.path / FOLDER
     index = _index(folder)
-    todo = [p for p in PLATES if all(run.is_done(n) for n in p.needs) and not _is_drawn(folder, index, p, run)]
+    todo = [p for p in PLATES if all(map(run.is_done, p.needs)) and not _is_drawn(folder, index, p, run)]
     if not todo:
         return
     folder.mkdir(exist_ok=True)
@@ -48,33 +50,46 @@ def draw_plates(run: RunWriter, progress: Progress) -> None:
             advance(1)
 
 
-def _draw(folder: Path, plate: Plate, results: list[Any], run: RunWriter) -> dict[str, Any]:
+def _draw(folder: Path, plate: Plate, results: list[Any], run: RunFolder) -> dict[str, Any]:
     title = f"{plate.title} · {run.manifest['subject']['name']}"
-    save_figure(folder, plate.name, plate.draw(*results), title, plate.caption)
-    return {"title": plate.title, "caption": plate.caption, "drawn_from": _sources(plate, run)}
+    body = save_figure(folder, plate.name, plate.draw(*results), title, plate.caption)
+    return {"title": plate.title, "caption": plate.caption, "drawn_from": _sources(plate, run), "body": body}
 
 
-def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: str) -> None:
-    """Add title and caption to a figure and write it as PNG and SVG."""
+def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: str) -> tuple[float, float]:
+    """Add title and caption to a figure and write it as PNG and SVG. Returns where the body begins and ends, from the top."""
     with rc_context(STYLE):
-        finish(figure, title, caption)
+        above, below = finish(figure, title, caption)
         figure.set_dpi(PNG_DPI)
         # Each canvas draws the figure once; `savefig` would draw it twice, first only to find the layout.
         with new_file(folder / f"{name}.png") as path:
             FigureCanvasAgg(figure).print_png(path)
+        gap = GAP * PNG_DPI / 72
+        ends = above.get_window_extent().y0 - gap, below.get_window_extent().y1 + gap
+        body = tuple(round(1 - float(end / figure.bbox.height), 4) for end in ends)
         figure.set_layout_engine("none")  # everything is in its place by now
         figure.set_dpi(SVG_DPI)
         with new_file(folder / f"{name}.svg") as path:
             FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
+    return body[0], body[1]
 
 
-def _sources(plate: Plate, run: RunWriter) -> dict[str, str]:
-    return {name: run.keys[name] for name in plate.needs}
+def drawn_plates(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """What the index says of the figures that show the stages as they are now."""
+    folder = run.path / FOLDER
+    index = _index(folder)
+    there = [p for p in PLATES if all(map(run.is_done, p.needs)) and _is_drawn(folder, index, p, run)]
+    return {plate.name: index[plate.name] for plate in there}
 
 
-def _is_drawn(folder: Path, index: dict[str, Any], plate: Plate, run: RunWriter) -> bool:
+def _sources(plate: Plate, run: RunFolder) -> dict[str, str | None]:
+    return {name: run.key(name) for name in plate.needs}
+
+
+def _is_drawn(folder: Path, index: dict[str, Any], plate: Plate, run: RunFolder) -> bool:
     there = all((folder / f"{plate.name}.{ending}").exists() for ending in ("png", "svg"))
-    return there and index.get(plate.name, {}).get("drawn_from") == _sources(plate, run)
+    entry = index.get(plate.name, {})
+    return there and "body" in entry and entry.get("drawn_from") == _sources(plate, run)
 
 
 def _index(folder: Path) -> dict[str, Any]:

@@ -52,14 +52,14 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     if not isinstance(value, dict):
-        return _figure(value) if isinstance(value, float) else str(value)
+        return figure(value) if isinstance(value, float) else str(value)
     whose = f"{value['component']}\n" if "component" in value else ""
-    low, high = _figure(value["low"]), _figure(value["high"])
+    low, high = figure(value["low"]), figure(value["high"])
     interval = f"[{low},{high}]" if len(low) + len(high) <= WIDEST else f"[{low},\n {high}]"
-    return f"{whose}{_figure(value['value'])}\n{interval}"
+    return f"{whose}{figure(value['value'])}\n{interval}"
 
 
-def _figure(x: float) -> str:
+def figure(x: float) -> str:
     if abs(x) >= 1000:
         return f"{x:.1e}"
     if abs(x) >= 10:

@@ -1,0 +1,315 @@
+"""report.html: well-formed, alone, within its size, escaped, and with the numbers of the run."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from arithscope.experiments.result import AVERAGE
+from arithscope.figures.gallery import PLATES
+from arithscope.progress import Silent
+from arithscope.report import page as page_module
+from arithscope.report.authors import AUTHORS
+from arithscope.report.headline import ROWS
+from arithscope.report.markup import Markup, element
+from arithscope.report.page import write_report
+from arithscope.report.pictures import read_picture, within
+from arithscope.report.plates import draw_plates, drawn_plates
+from arithscope.report.story import SECTIONS
+from arithscope.report.words import number
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder, locked
+from arithscope.study import run
+from tests.families import small
+from tests.hand_built import copy_and_add
+from tests.test_cli import call, complaint
+
+HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
+MOST = 15_000_000
+LEFT_OUT = ("mlp0", "training")
+DRAWN = [plate for plate in PLATES if not set(plate.needs) & set(LEFT_OUT)]
+
+
+class Document(HTMLParser):
+    """What a test wants to know of a page; end tags must fit."""
+
+    EMPTY = frozenset({"meta", "img", "br"})
+
+    def __init__(self, path: Path):
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.rows: list[list[str]] = []
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        found = dict(attributes)
+        self.attributes |= found.keys()
+        assert len(found) == len(attributes)
+        if "id" in found:
+            self.ids.append(str(found["id"]))
+        if tag == "a":
+            self.links.append(str(found["href"]))
+        if tag == "img":
+            self.images.append(found)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"th", "td"} & set(self.open):
+            self.rows[-1][-1] += data + " "
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the hand-built model, with every stage but one that takes long, all its figures, and its report."""
+    folder = tmp_path_factory.mktemp("runs") / "adder"
+    stages = [stage.name for stage in STAGES if stage.name not in LEFT_OUT]
+    finished = run(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder, stages, Silent())
+    draw_plates(finished, Silent())
+    write_report(finished)
+    return folder
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> Path:
+    """A run with accuracy alone."""
+    run(small("llama", "sdpa"), Settings(("+", "-"), 5), tmp_path / "run", ["accuracy"], Silent())
+    return tmp_path / "run"
+
+
+def report(folder: Path) -> Document:
+    return Document(write_report(RunFolder(folder)))
+
+
+def test_a_whole_page(made: Path) -> None:
+    found = Document(made / "report.html")
+    assert (found.tags["h1"], found.tags["title"], found.tags["main"]) == (1, 1, 1)
+    assert max(Counter(found.ids).values()) == 1
+    for link in found.links:
+        assert link[1:] in found.ids if link.startswith("#") else (made / unquote(link)).is_file()
+    for section in SECTIONS:
+        assert section.name in found.ids
+        assert html.escape(section.question) in found.text
+    assert found.text.startswith('<!doctype html>\n<html lang="en">')
+    assert (made / "report.html").stat().st_size < MOST
+    assert found.tags["caption"] == found.tags["table"] > 5
+    assert found.tags["figcaption"] == found.tags["figure"] == found.tags["h3"]
+
+
+def test_it_needs_nothing_but_itself(made: Path) -> None:
+    found = Document(made / "report.html")
+    assert not {"script", "link", "iframe", "object", "form"} & found.tags.keys()
+    assert all(str(image["src"]).startswith("data:image/") for image in found.images)
+    assert not [name for name in found.attributes if name.startswith("on")]
+    assert not [link for link in found.links if "//" in link or ":" in link]
+    outside = re.sub(r"data:image/[a-z+]+;base64,[A-Za-z0-9+/=]*", "", found.text)
+    assert not re.search(r"https?://|url\(|@import", outside)
+    assert html.escape("default-src 'none'; img-src data:; style-src 'unsafe-inline'") in found.text
+
+
+def test_every_figure_is_there_with_what_it_shows(made: Path) -> None:
+    found = Document(made / "report.html")
+    assert sorted(str(image["alt"]) for image in found.images) == sorted(plate.title for plate in DRAWN)
+    by_alt = {image["alt"]: image for image in found.images}
+    for plate in DRAWN:
+        kind, data = str(by_alt[plate.title]["src"]).split(";base64,")
+        files = {"data:image/png": ".png", "data:image/svg+xml": ".svg"}
+        file = made / "figures" / f"{plate.name}{files[kind]}"
+        assert base64.b64decode(data) == file.read_bytes()
+        other = file.with_suffix(".svg" if file.suffix == ".png" else ".png")
+        assert file.stat().st_size <= other.stat().st_size
+        assert html.escape(plate.caption) in found.text
+    assert found.text.count("This subject: ") == len(DRAWN)
+    assert found.text.count("no results of the stage training") == 1
+    assert "nan" not in re.findall(r"[a-z]+", re.sub(r'src="[^"]*"', "", found.text).lower())
+
+
+def test_each_figure_is_told_once() -> None:
+    told = [name for section in SECTIONS for name in section.figures]
+    assert sorted(told) == sorted(plate.name for plate in PLATES)
+
+
+def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
+    summary = json.loads((made / "summary.json").read_text())
+    by_name = {cells[0].strip(): cells[1:] for cells in Document(made / "report.html").rows if cells}
+    compared = 0
+    for row in ROWS:
+        entries = summary.get(row.experiment, {})
+        for column, operator in enumerate(("+", AVERAGE)):
+            entry = entries.get(operator, {}).get(row.measure)
+            if isinstance(entry, dict) and entry["value"] is not None:
+                want = f"{number(entry['value'])} [{number(entry['low'])}, {number(entry['high'])}] n = {entry['n']:,}"
+                assert by_name[row.name][column].strip() == want
+                compared += 1
+        if row.name in by_name:
+            assert by_name[row.name][-1].strip() == AUTHORS.get((row.experiment, row.measure), "–")
+    assert compared > 20
+    assert by_name["Heads in the circuit"][0].strip() == str(summary["circuit"]["+"]["heads"])
+    assert (
+        by_name["First answer layer, counted from 0"][1].strip()
+        == f"{summary['probe']['all']['first_answer_layer']} of 5"
+    )
+
+
+def test_the_authors_numbers_belong_to_rows() -> None:
+    assert AUTHORS.keys() <= {(row.experiment, row.measure) for row in ROWS}
+
+
+def test_the_appendix_names_every_file(made: Path) -> None:
+    found = Document(made / "report.html")
+    for record in made.glob("*/stage.json"):
+        for name, digest in json.loads(record.read_text())["files"].items():
+            assert f"{record.parent.name}/{name}" in found.links
+            assert digest[:12] in found.text
+    manifest = json.loads((made / "manifest.json").read_text())
+    for digest in ("weight_hash", "tokenizer_hash"):
+        assert manifest["subject"][digest] in found.text
+
+
+def test_a_run_with_accuracy_alone(partial: Path) -> None:
+    bare = report(partial)
+    assert bare.images == []
+    assert "This figure is not drawn yet" in bare.text  # nothing drew it
+    draw_plates(RunFolder(partial), Silent())
+    found = report(partial)
+    assert [image["alt"] for image in found.images] == [PLATES[0].title]
+    assert found.text.count("This run has no results of the stage") == len(SECTIONS) - 1
+    assert "no results of the stages localize, circuit, heads and mlp0." in found.text
+    assert set(found.ids) >= {section.name for section in SECTIONS}
+
+
+def test_a_run_without_any_number(tmp_path: Path) -> None:
+    run(small("llama", "sdpa"), Settings(("+",), 5), tmp_path / "run", ["means"], Silent())
+    assert "This run has no numbers to show yet." in report(tmp_path / "run").text
+
+
+def test_what_is_out_of_date_is_left_out(partial: Path) -> None:
+    settings = Settings(("+", "-"), 5)
+    draw_plates(RunFolder(partial), Silent())
+    run(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent())
+    assert "accuracy" not in drawn_plates(RunFolder(partial))
+    found = report(partial)  # accuracy is of other operands
+    assert found.images == []
+    assert "no results of the stage accuracy" in found.text
+    run(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["accuracy"], Silent())
+    assert report(partial).images == []  # the figure still shows the old numbers
+    draw_plates(RunFolder(partial), Silent())
+    assert len(report(partial).images) == 1
+
+
+def test_nothing_comes_through_unescaped(partial: Path) -> None:
+    manifest = json.loads((partial / "manifest.json").read_text())
+    manifest["subject"] |= {
+        "name": HOSTILE,
+        "family": HOSTILE,
+        "source": HOSTILE,
+        "revision": HOSTILE,
+        "device": HOSTILE,
+    }
+    manifest["configuration"] |= {"template": HOSTILE, "prefix": HOSTILE, "preset": HOSTILE}
+    manifest["version"] = HOSTILE
+    (partial / "manifest.json").write_text(json.dumps(manifest))
+    found = report(partial)
+    assert not {"script", "iframe"} & found.tags.keys()
+    assert found.images == []
+    assert "onerror" not in found.attributes
+    assert found.tags["style"] == 1
+    assert "&lt;script&gt;" in found.text
+
+
+def test_elements() -> None:
+    assert (
+        element("p", "a < b & c", class_="x", aria_label='"') == '<p class="x" aria-label="&quot;">a &lt; b &amp; c</p>'
+    )
+    assert element("p", element("br"), Markup("<b>x</b>"), id=None) == "<p><br><b>x</b></p>"
+
+
+def noise(path: Path, side: int) -> None:
+    """A picture that cannot be compressed."""
+    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, compress_level=1)
+
+
+def test_large_figures_are_made_to_fit(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "run"))
+    for name in ("accuracy", "localization"):
+        noise(folder / "figures" / f"{name}.png", 2000)  # 12 MB each, and 16 MB as text
+        (folder / "figures" / f"{name}.svg").write_text("<svg>" + "x" * 20_000_000)
+    found = report(folder)
+    assert (folder / "report.html").stat().st_size < MOST
+    assert len(found.images) == len(DRAWN)
+    small_one = (folder / "figures" / "probe-accuracy.svg").read_bytes()
+    assert base64.b64encode(small_one).decode() in found.text  # small ones stay as they are
+
+
+def test_the_largest_picture_shrinks_first(tmp_path: Path) -> None:
+    for name, side in (("large", 200), ("small", 20)):
+        noise(tmp_path / f"{name}.png", side)
+        (tmp_path / f"{name}.svg").write_text("x" * 1_000_000)
+    entry = {"body": [0.1, 0.9]}
+    pictures = {name: read_picture(tmp_path, name, entry) for name in ("large", "small")}
+    assert (pictures["large"].width, pictures["large"].kind) == (128, "png")
+    fitted = within(pictures, 50_000)
+    assert sum(len(p.uri) for p in fitted.values()) < 50_100
+    assert fitted["small"] == pictures["small"]
+    assert (fitted["large"].width, fitted["large"].top) == (128, 0.1)  # shown as large as before
+    assert within(pictures, 10**9) == pictures
+    assert within(pictures, 0)["large"].embedded_bytes < 2000  # as small as it gets
+
+
+def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "run"))
+    (folder / "report.html").unlink()
+    (folder / "figures" / "accuracy.svg").unlink()  # is drawn again
+    capsys.readouterr()
+    assert call("report", folder) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out.replace("\n", "")
+    assert len(Document(folder / "report.html").images) == len(DRAWN)
+    assert (folder / "report.html").read_bytes() == (made / "report.html").read_bytes()
+    with locked(folder):
+        assert "Another process is writing" in complaint(capsys, "report", folder)
+    assert "no run at" in complaint(capsys, "report", tmp_path)
+    assert "no run at" in complaint(capsys, "report", tmp_path / "nowhere")
+    (folder / "topk" / "stage.json").write_text(
+        (folder / "topk" / "stage.json").read_text().replace('"mlp_size"', '"size"')
+    )
+    (folder / "figures" / "index.json").unlink()
+    assert call("report", folder) == 2
+    assert "another version of arithscope" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_full_disk(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_module, "write_text", full)
+    assert "Cannot write the report into" in complaint(capsys, "report", made)
