@@ -23,7 +23,7 @@ LEVELS: list[set[str]] = [
     {"study"},
     {"checkpoints", "runs"},
     {"doctor", "report", "explorer"},
-    {"cli", "__main__", "__init__"},
+    {"options", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}

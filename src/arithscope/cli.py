@@ -12,12 +12,24 @@ from rich.console import Console
 
 from arithscope import __version__
 from arithscope.errors import UserError
+from arithscope.options import (
+    AllowPickle,
+    Device,
+    DeviceMap,
+    Dtype,
+    Operators,
+    Prefix,
+    Quantize,
+    RunArgument,
+    SubjectArgument,
+    TemplateText,
+    TrustRemoteCode,
+    load_subject,
+)
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
-    from arithscope.progress import Progress
-    from arithscope.store import RunFolder, RunWriter
-    from arithscope.subject.subject import Subject
+    from arithscope.store import RunWriter
 
 app = typer.Typer(
     add_completion=False,
@@ -25,24 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A microscope for arithmetic in language models.",
 )
-
-SubjectArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SUBJECT",
-        help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
-    ),
-]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
-Prefix = Annotated[str, typer.Option(help=r"Text before every prompt: few-shot examples, say. \n is a line break.")]
-DeviceMap = Annotated[str | None, typer.Option(help="auto spreads a model over GPUs, CPU and disk.")]
-Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit; needs the extra `quant`.")]
-AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]
 
 
 def _version(wanted: bool) -> None:
@@ -139,7 +133,7 @@ def run(
         names.append("training")
     names = [stage.name for stage in study.chosen_stages(names) if not stage.asked]
     written = (template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    loaded = _load(subject, *written)
+    loaded = load_subject(subject, *written)
     print(loaded)
     progress = for_console(Console(stderr=True))
 
@@ -149,7 +143,7 @@ def run(
     folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw)
     if followed:
         folder = follow(
-            loaded, followed, lambda name: _load(f"{subject}@{name}", *written), settings, folder, progress, draw
+            loaded, followed, lambda name: load_subject(f"{subject}@{name}", *written), settings, folder, progress, draw
         )
     for table in summary_tables(folder.summary):
         Console().print(table)
@@ -297,7 +291,9 @@ def doctor(
     from arithscope.prompts import operator_indices
 
     operator_indices(operators)
-    loaded = _load(subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    loaded = load_subject(
+        subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code
+    )
     for line in examine(loaded, operators, max_operand):
         print(line)
 
@@ -320,24 +316,6 @@ def train(
     finished = train_subject(path, folder, pick_device(device), for_console(Console(stderr=True)))
     print((finished / "README.md").read_text(encoding="utf-8"))
     print(f"The subject is in {finished}; study it with: arithscope run {finished}")
-
-
-def _load(
-    subject: str,
-    template: str,
-    prefix: str,
-    device: str,
-    dtype: str,
-    device_map: str | None,
-    quantize: str | None,
-    allow_pickle: bool,
-    trust_remote_code: bool,
-) -> Subject:
-    from arithscope.prompts import Template
-    from arithscope.subject.load import LoadOptions, load
-
-    written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
-    return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
 
 
 def _write_report(run: RunFolder, progress: Progress) -> Path:

@@ -1,0 +1,48 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from arithscope.subject.subject import Subject
+
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT",
+        help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
+Prefix = Annotated[str, typer.Option(help=r"Text before every prompt: few-shot examples, say. \n is a line break.")]
+DeviceMap = Annotated[str | None, typer.Option(help="auto spreads a model over GPUs, CPU and disk.")]
+Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit; needs the extra `quant`.")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]
+
+
+def load_subject(
+    subject: str,
+    template: str,
+    prefix: str,
+    device: str,
+    dtype: str,
+    device_map: str | None,
+    quantize: str | None,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+) -> Subject:
+    """The subject that such options name."""
+    from arithscope.prompts import Template
+    from arithscope.subject.load import LoadOptions, load
+
+    written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
+    return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
