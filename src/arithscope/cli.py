@@ -29,7 +29,8 @@ from arithscope.options import (
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
-    from arithscope.store import RunWriter
+    from arithscope.progress import Progress
+    from arithscope.store import RunFolder, RunWriter
 
 app = typer.Typer(
     add_completion=False,
