@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 import arithscope
-from arithscope import Lab
+from arithscope import Lab, study
 from arithscope.errors import UserError
 from arithscope.experiments.explanation import explain
 from arithscope.experiments.samples import SampleSizes
+from arithscope.progress import Silent
 from arithscope.prompts import OPERATORS, Prompts
 from arithscope.runs import lab as lab_module
 from arithscope.stages import STAGES
 from arithscope.subject.load import load
+from tests.conftest import SMALL_SAMPLES, Smaller
 from tests.families import small
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.runs.test_run import assert_same
@@ -33,8 +35,8 @@ def rows(prompts: Prompts) -> set[tuple[int, str, int]]:
 def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     """Of every stage of the adder but the slowest two, which are like the others."""
     stages = [stage.name for stage in STAGES if not stage.asked and stage.name not in ("mlp0", "knockout")]
-    run = arithscope.run(copy_and_add(), tmp_path / "run", stages, **ASKED)
-    lab = Lab(copy_and_add(), **ASKED)
+    study.run(copy_and_add(), Smaller(**ASKED), tmp_path / "run", stages, Silent())
+    run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ASKED)
     for name in reversed(stages):  # each with all that it needs
         assert_same(lab.result(name), run.result(name))
     assert_same(lab.explain("5+4="), explain(copy_and_add(), run.classify, run.prompt("5+4="), "calibrated", 0))
