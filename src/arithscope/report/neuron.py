@@ -27,6 +27,9 @@ def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[
             f"effect by {str(row['measure']).replace('_', ' ')}: {row['value']:.4g} [{row['low']:.4g}, {row['high']:.4g}], "
             f"median {row['median']:.4g}, rank {row['rank']} of {row['of']} in its layer ({row['n']} prompts, {row['method']})"
         )
+    if "patterns" not in run.stages:
+        yield "The run has no stage patterns, so it was not looked at what makes it fire."
+        return
     if found.pattern is None:
         yield f"It is not among the top {run.topk.k[operator]} neurons of its layer, so its pattern was not looked at."
         return
@@ -57,6 +60,9 @@ def shaded(field: NDArray[np.float32]) -> list[str]:
 
 def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
     found, covered = neuron.heuristics, neuron.coverage
+    if not covered:
+        yield "The run has no stage classify, so it was not matched with heuristics."
+        return
     calibrated = int(found.calibrated.sum())
     yield (
         f"{len(found)} heuristics match, {calibrated} of them after calibration; together they explain {covered['raw']:.0%} "

@@ -17,6 +17,8 @@ from arithscope.experiments.patterns import Patterns
 from arithscope.experiments.result import ByNeuron
 from arithscope.figures.neuron import neuron_figure
 
+NO_MATCHES = pd.DataFrame(columns=["heuristic", "kind", "on", "score", "expected", "beyond", "fdr", "calibrated"])
+
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
@@ -66,7 +68,7 @@ class Neuron:
             raise UserError(
                 f"{self.name} has no pattern for {self.operator} to plot: only top neurons have one, from the stage patterns."
             )
-        named = self.heuristics[self.heuristics.calibrated] if len(self.heuristics) else self.heuristics
+        named = self.heuristics[self.heuristics.calibrated.astype(bool)]
         title = f"{self.name}, operator {self.operator}" + (f": {named.heuristic.iloc[0]}" if len(named) else "")
         p = self.pattern
         return neuron_figure(self.operator, p.activations, p.logits, p.push, title)
@@ -78,7 +80,7 @@ class Neuron:
             return f"Neuron({self.name}, {self.operator!r}, {said}, no pattern)"
         if not self.coverage:
             return f"Neuron({self.name}, {self.operator!r}, {said}, not classified)"
-        calibrated = self.heuristics[self.heuristics.calibrated] if len(self.heuristics) else self.heuristics
+        calibrated = self.heuristics[self.heuristics.calibrated.astype(bool)]
         main = f"mainly {calibrated.heuristic.iloc[0]!r}" if len(calibrated) else "none calibrated"
         return f"Neuron({self.name}, {self.operator!r}, {said}, {len(self.heuristics)} heuristics, {main})"
 
@@ -105,13 +107,12 @@ class NeuronFinder:
         if not len(self._of_effects.places(operator, layer, neuron)):
             raise self._unknown(operator, layer, neuron)
         place = self.place(operator, layer, neuron)
-        empty = pd.DataFrame()
         known = {name: table.rows(operator, layer, neuron) for name, table in self._of_classify.items()}
         matches, best = (
-            known[name].sort_values("beyond", ascending=False, kind="stable") if name in known else empty
+            known.get(name, NO_MATCHES).sort_values("beyond", ascending=False, kind="stable")
             for name in ("matches", "best")
         )
-        own = known.get("neurons", empty)
+        own = known.get("neurons", NO_MATCHES)
         return Neuron(
             layer,
             neuron,

@@ -1,0 +1,24 @@
+"""A neuron in the terminal, of runs that stopped halfway; `test_cli` has the whole report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import arithscope
+from arithscope.report.neuron import neuron_report
+from tests.runs.test_neuron import lacking
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [(("classify",), "The run has no stage classify"), (("patterns", "classify"), "The run has no stage patterns")],
+)
+def test_what_was_not_computed_is_said(small_run: Path, tmp_path: Path, missing: tuple[str, ...], said: str) -> None:
+    run = arithscope.open(lacking(small_run, tmp_path, *missing))
+    row = run.topk.top.iloc[0]
+    *lines, last = map(str, neuron_report(run, int(row.layer), int(row.neuron), str(row.operator)))
+    assert last.startswith(said)
+    assert lines[1].startswith("effect by probability")
+    assert any(line.startswith("numbers it promotes most") for line in lines) == (missing == ("classify",))
