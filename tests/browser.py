@@ -14,10 +14,15 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
+def chromium() -> str | None:
+    """Where the browser is."""
+    return os.environ.get("ARITHSCOPE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, or skip with a word on how to get it."""
-    found = os.environ.get("ARITHSCOPE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    found = chromium()
     if found is None:
         pytest.skip("no Chromium here: install it (Debian's package chromium), or name it with ARITHSCOPE_BROWSER=PATH")
     with sync_playwright() as playwright:

@@ -22,10 +22,15 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.*")), ROOT / "src/arithscope/subjects/README.md"]
 
 
-def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_example_runs(
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small_run, tmp_path / "runs" / "tiny-llama")
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     exec(compile(code, "README.md", "exec"), {})
-    assert "torch.Size([512, 50])" in capsys.readouterr().out
+    assert "Explanation('23+14='" in capsys.readouterr().out
+    assert (tmp_path / "neuron.png").stat().st_size > 10_000
 
 
 def test_the_run_folder_example_runs(
@@ -57,6 +62,7 @@ def test_the_how_to_runs(
         "This subject can be studied.",
         "Subject('tiny-llama'",
         "computed: means, accuracy, localize, circuit)",
+        "torch.Size([512, 50])",
     ):
         assert expected in said
     assert names["prompted"].encoder.length > names["subject"].encoder.length

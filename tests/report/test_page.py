@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import Browser
 
 from arithscope.experiments.result import AVERAGE
 from arithscope.figures.gallery import PLATES
@@ -33,6 +34,7 @@ from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder, locked
 from arithscope.study import run
+from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 from tests.families import small
 from tests.hand_built import copy_and_add
 from tests.test_cli import call, complaint
@@ -313,3 +315,23 @@ def test_a_full_disk(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
     monkeypatch.setattr(page_module, "write_text", full)
     assert "Cannot write the report into" in complaint(capsys, "report", made)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it_without_scripts_or_requests(browser: Browser, made: Path, width: int) -> None:  # noqa: F811
+    with watched_page(browser, width, scripts=False) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.split(":")[0]))
+        page.goto((made / "report.html").as_uri())
+        assert set(asked) <= {"file", "data"}
+        assert asked.count("file") == 1
+        pictures = page.locator("figure img:visible")
+        assert pictures.count() >= len(DRAWN)
+        for i in range(pictures.count()):
+            box = pictures.nth(i).bounding_box()
+            assert box is not None
+            assert box["width"] > 100
+            assert box["height"] > 30
+            assert box["x"] + box["width"] <= width
+        page.emulate_media(media="print")
+        assert page.locator("h1").is_visible()

@@ -56,7 +56,7 @@ def neuron_page(served: Served, operator: str, layer: int, neuron: int) -> dict[
     p = found.pattern
     heuristics = found.heuristics.drop(columns=["operator", "layer", "neuron"], errors="ignore")
     best = found.best.drop(columns=["operator", "layer", "neuron"], errors="ignore")
-    others = [o for o in run.neurons.operators if o != operator and run.place(layer, neuron, o) is not None]
+    others = [o for o in run.operators if o != operator and run.place(layer, neuron, o) is not None]
     return {
         "name": found.name,
         "layer": layer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -90,12 +91,27 @@ class Neuron:
         return f"<b>{html.escape(repr(self))}</b>{table}"
 
 
+class _Columns(NamedTuple):
+    """What ranks depend on, of each row of a table of effects."""
+
+    measure: NDArray[np.int64]
+    estimated: NDArray[np.bool_]
+    value: NDArray[np.float64]
+    neuron: NDArray[np.int32]
+
+
 class NeuronFinder:
     """Puts together what the stages of a run say of any neuron, quickly also among hundreds of thousands."""
 
     def __init__(self, effects: Neurons, patterns: Patterns | None, classify: Classify | None):
         self._effects, self._patterns = effects, patterns
         self._of_effects = ByNeuron(effects.effects)
+        self._columns = _Columns(
+            pd.factorize(effects.effects.measure)[0],
+            (effects.effects.method != EXACT).to_numpy(),
+            effects.effects.value.to_numpy(),
+            effects.effects.neuron.to_numpy(),
+        )
         self._of_patterns = None if patterns is None else ByNeuron(patterns.neurons)
         self._of_classify = (
             {}
@@ -143,13 +159,19 @@ class NeuronFinder:
 
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """The neuron's effects with its rank in its layer by the mean, as in `Neurons.ranking`: exact effects first."""
-        of_layer = self._of_effects.rows(operator, layer)
-        found = []
-        for _, rows in of_layer.groupby("measure", sort=False):
-            order = np.lexsort([rows.neuron, -rows.value, rows.method != EXACT])
-            rank = int(np.flatnonzero(rows.neuron.to_numpy()[order] == neuron)[0]) + 1
-            found.append(rows[rows.neuron == neuron].assign(rank=rank, of=len(rows)))
-        return pd.concat(found).drop(columns=["operator", "layer", "neuron"]).reset_index(drop=True)
+        own = self._of_effects.places(operator, layer, neuron)
+        of_layer = self._of_effects.places(operator, layer)
+        e, ranks, sizes = self._columns, [], []
+        for row in own:
+            same = of_layer[e.measure[of_layer] == e.measure[row]]
+            tied = e.estimated[same] == e.estimated[row]
+            equal = tied & (e.value[same] == e.value[row])
+            ahead = (e.estimated[same] < e.estimated[row]) | (tied & (e.value[same] > e.value[row]))
+            ahead |= equal & (e.neuron[same] < neuron)
+            ranks.append(int(ahead.sum()) + 1)
+            sizes.append(len(same))
+        table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])
+        return table.assign(rank=ranks, of=sizes).reset_index(drop=True)
 
     def _pattern(self, operator: str, place: int) -> Pattern:
         assert self._patterns is not None

@@ -1,0 +1,159 @@
+"""How quickly the explorer answers for a neuron's page when a run holds as many neurons as one of Llama-3-8B.
+
+The run is made up: 4 operators × 16 layers × 200 top neurons with patterns over the full operand square, effects of all
+14,336 neurons of these layers, and the patterns and matches of a real run's neurons, over and over. What is measured is the
+server, the disk and the tables, which do not care what the numbers are.
+
+    python benchmarks/explorer.py runs/tiny-llama
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tests.explorer.served import serving
+
+import arithscope
+from arithscope.experiments.classify import Classify
+from arithscope.experiments.neurons import Neurons
+from arithscope.experiments.patterns import Patterns
+from arithscope.measures import EFFECTS
+from arithscope.runs.run import Run
+from arithscope.store import claim, mapped_arrays
+
+OPERATORS, LAYERS, TOP, WIDTH = ("+", "-", "*", "/"), range(16, 32), 200, 14336
+
+
+def large_run(source: Run, folder: Path) -> None:
+    """A run folder of that size."""
+    random = np.random.default_rng(0)
+    who = pd.DataFrame(
+        [
+            (operator, layer, neuron, rank)
+            for operator in OPERATORS
+            for layer in LAYERS
+            for rank, neuron in enumerate(random.permutation(WIDTH)[:TOP])
+        ],
+        columns=["operator", "layer", "neuron", "rank"],
+    )
+    of = {o: np.arange(*source.patterns.rows(o).indices(len(source.patterns.neurons))[:2]) for o in OPERATORS}
+    taken = np.concatenate(
+        [np.resize(of[o], len(LAYERS) * TOP) for o in OPERATORS]
+    )  # of the source, for each row of `who`
+    own = source.patterns.neurons.iloc[taken].reset_index(drop=True)
+    patterns = own.assign(**{name: who[name] for name in who.columns})
+    place = ["operator", "layer", "neuron"]
+    pairs = who[place].assign(source=taken)
+    known = source.patterns.neurons[place].assign(source=np.arange(len(source.patterns.neurons)))
+
+    def spread(table: pd.DataFrame) -> pd.DataFrame:
+        named = table.merge(known, on=place).drop(columns=place)
+        return pairs.merge(named, on="source").drop(columns="source")
+
+    n = len(OPERATORS) * len(LAYERS) * WIDTH
+    grid = pd.MultiIndex.from_product([OPERATORS, LAYERS, range(WIDTH), EFFECTS], names=[*place, "measure"]).to_frame(
+        index=False
+    )
+    values = random.standard_normal(n * len(EFFECTS))
+    effects = grid.assign(method="exact", value=values, low=values - 1, high=values + 1, n=50, median=values, std=1.0)
+    c = source.classify
+    results = {
+        "neurons": Neurons(effects, source.neurons.agreement, LAYERS.start),
+        "classify": Classify(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
+        "patterns": Patterns(patterns, np.zeros((0, 1, 1), np.float16), np.zeros((0, 1), np.float32)),
+    }
+    keys = dict.fromkeys(results, "made up")
+    subject = source.manifest["subject"]
+    subject = {**subject, "sizes": {**subject["sizes"], "layers": LAYERS.stop, "neurons": WIDTH}}
+    with claim(folder, subject, source.configuration, keys) as run:
+        for name, result in results.items():
+            run.write(name, result, 0.0)
+    replace_arrays(folder, source, taken)
+
+
+def replace_arrays(folder: Path, source: Run, taken: np.ndarray[Any, Any]) -> None:
+    """The patterns themselves, written through a mapped file: together they are larger than memory should hold."""
+    size = source.patterns.activations.shape[1]
+    shapes = {"activations": (len(taken), size, size), "logits": (len(taken), source.limit)}
+    path = folder / "patterns" / "arrays.safetensors"
+    header, at = {}, 0
+    for name, kind, width in (("activations", "F16", 2), ("logits", "F32", 4)):
+        end = at + width * int(np.prod(shapes[name]))
+        header[name] = {"dtype": kind, "shape": list(shapes[name]), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for block in np.array_split(taken, 64):
+            file.write(np.ascontiguousarray(source.patterns.activations[block]).tobytes())
+        file.write(np.ascontiguousarray(source.patterns.logits[taken]).tobytes())
+    note = folder / "patterns" / "stage.json"
+    record = json.loads(note.read_text())
+    with open(path, "rb") as file:
+        record["files"]["arrays.safetensors"] = hashlib.file_digest(file, "sha256").hexdigest()
+    note.write_text(json.dumps(record))
+
+
+def anonymous_memory() -> float:
+    """GB that this process holds and that are not pages of files."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1e6
+
+
+def timed(address: str) -> tuple[float, int]:
+    started = time.perf_counter()
+    with urllib.request.urlopen(address) as response:
+        size = len(response.read())
+    return 1e3 * (time.perf_counter() - started), size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a complete run with all operators")
+    parser.add_argument("--pages", type=int, default=200)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    try:
+        large_run(arithscope.open(arguments.run), folder / "run")
+        measure(folder / "run", arguments.pages)
+    finally:
+        shutil.rmtree(folder)
+
+
+def measure(path: Path, pages: int) -> None:
+    stored = mapped_arrays(path / "patterns" / "arrays.safetensors")["activations"]
+    top = pd.read_parquet(path / "patterns" / "neurons.parquet")
+    print(f"{len(stored):,} neurons with patterns, {stored.nbytes / 1e9:.1f} GB")
+    before = anonymous_memory()
+    with serving([path]) as address:
+        api = f"{address}api/runs"
+        first, _ = timed(api)
+        run = json.load(urllib.request.urlopen(api))["runs"][0]["name"]
+        chosen = top.sample(pages, random_state=1)
+        kinds: dict[str, list[float]] = {"page": [], "pattern": [], "table": []}
+        timed(f"{api}/{run}/neurons/{top.layer[0]}/{top.neuron[0]}?operator=%2B")
+        for row in chosen.itertuples():
+            sign = {"+": "%2B", "-": "-", "*": "*", "/": "/"}[str(row.operator)]
+            at = f"{api}/{run}/neurons/{row.layer}/{row.neuron}"
+            kinds["page"].append(timed(f"{at}?operator={sign}")[0])
+            kinds["pattern"].append(timed(f"{at}/pattern?operator={sign}")[0])
+            kinds["table"].append(timed(f"{api}/{run}/neurons?operator={sign}&layer={row.layer}&sort=score")[0])
+        print(f"opening the run {first / 1e3:.1f} s; memory beside mapped files {anonymous_memory() - before:.2f} GB")
+        print("| request | median ms | 95 % ms | slowest ms |\n|---|---|---|---|")
+        for name, found in kinds.items():
+            print(f"| {name} | {np.median(found):.0f} | {np.quantile(found, 0.95):.0f} | {max(found):.0f} |")
+
+
+if __name__ == "__main__":
+    main()
