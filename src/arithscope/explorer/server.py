@@ -8,59 +8,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.explorer import views
+from arithscope.explorer.asked import (
+    Criterion,
+    HeuristicsAsked,
+    Layer,
+    Measure,
+    NeuronIndex,
+    NeuronsAsked,
+    Operator,
+    Problem,
+    RunName,
+    Silence,
+    Text,
+)
 from arithscope.explorer.guard import Guard
 from arithscope.explorer.live import Live
 from arithscope.explorer.shelf import NotThere, Shelf
 from arithscope.runs.run import Run
 from arithscope.store import plain
 
-MOST_ROWS = 500  # of a table in one answer
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-
-Operator = Literal["+", "-", "*", "/"]
-Criterion = Literal["raw", "calibrated"]
-Measure = Literal["probability", "log_ratio", "logit"]
-NeuronSort = Literal[
-    "effect", "layer", "neuron", "rank", "op1", "op2", "result", "alignment", "heuristics", "coverage", "score"
-]
-HeuristicSort = Literal["neurons", "heuristic", "size", "associated", "not_associated", "difference"]
-RunName = Annotated[str, Path(max_length=200)]
-Layer = Annotated[int, Path(ge=0, lt=2**15)]
-NeuronIndex = Annotated[int, Path(ge=0, lt=2**31)]
-Text = Annotated[str, Query(max_length=100)]
-Offset = Annotated[int, Query(ge=0, le=10**9)]
-Size = Annotated[int, Query(ge=1, le=MOST_ROWS)]
-
-
-class Problem(BaseModel):
-    """What is wrong, in one sentence."""
-
-    error: str
-
-
-class Silence(BaseModel):
-    """What to silence: neurons, as [layer, index], and all neurons that match some heuristics."""
-
-    model_config = ConfigDict(extra="forbid")
-    prompt: str = Field(max_length=100)
-    criterion: Criterion = "calibrated"
-    neurons: list[tuple[Annotated[int, Field(ge=0, lt=2**15)], Annotated[int, Field(ge=0, lt=2**31)]]] = Field(
-        default_factory=list, max_length=20_000
-    )
-    heuristics: list[Annotated[str, Field(max_length=100)]] = Field(default_factory=list, max_length=5_000)
 
 
 class Json(Response):
@@ -114,33 +94,8 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> Guard:
         return _binary(views.square_bytes(shelf[run], operator))
 
     @app.get("/api/runs/{run}/neurons")
-    def neurons(
-        run: RunName,
-        criterion: Criterion = "calibrated",
-        operator: Operator | None = None,
-        layer: Annotated[int | None, Query(ge=0, lt=2**15)] = None,
-        kind: Text | None = None,
-        heuristic: Text | None = None,
-        classified: Literal["any", "classified", "unclassified"] = "any",
-        sort: NeuronSort = "effect",
-        descending: bool = True,
-        offset: Offset = 0,
-        size: Size = 50,
-    ) -> Any:
-        return Json(
-            shelf[run].neurons.page(
-                criterion,
-                operator=operator,
-                layer=layer,
-                kind=kind,
-                heuristic=heuristic,
-                classified=classified,
-                sort=sort,
-                descending=descending,
-                offset=offset,
-                size=size,
-            )
-        )
+    def neurons(run: RunName, asked: Annotated[NeuronsAsked, Query()]) -> Any:
+        return Json(shelf[run].neurons.page(asked))
 
     @app.get("/api/runs/{run}/neurons/{layer}/{neuron}")
     def neuron(run: RunName, layer: Layer, neuron: NeuronIndex, operator: Operator) -> Any:
@@ -153,31 +108,9 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> Guard:
         return _binary(views.pattern_bytes(live.pattern(shelf[run], operator, layer, neuron, checkpoint)))
 
     @app.get("/api/runs/{run}/heuristics")
-    def heuristics(
-        run: RunName,
-        criterion: Criterion = "calibrated",
-        operator: Operator | None = None,
-        kind: Text | None = None,
-        search: Text = "",
-        tested: bool = False,
-        sort: HeuristicSort = "neurons",
-        descending: bool = True,
-        offset: Offset = 0,
-        size: Size = 50,
-    ) -> Any:
+    def heuristics(run: RunName, asked: Annotated[HeuristicsAsked, Query()]) -> Any:
         table = shelf[run].heuristics
-        page = table.page(
-            criterion,
-            operator=operator,
-            kind=kind,
-            search=search,
-            tested=tested,
-            sort=sort,
-            descending=descending,
-            offset=offset,
-            size=size,
-        )
-        return Json({"rows": page.rows, "total": page.total, "kinds": table.by_kind(criterion, operator)})
+        return Json({**asdict(table.page(asked)), "kinds": table.by_kind(asked.criterion, asked.operator)})
 
     @app.get("/api/runs/{run}/heuristics/prompts", response_class=Response, responses=_BYTES)
     def heuristic_prompts(run: RunName, operator: Operator, heuristic: Text) -> Any:

@@ -15,6 +15,7 @@ from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
 from arithscope.experiments.result import mean_entry
+from arithscope.explorer.asked import HeuristicsAsked, NeuronsAsked
 from arithscope.heuristics.kinds import kind_name
 
 KNOCKOUT = (*GROUPS, "difference", "knockout")  # columns of what a knockout says
@@ -28,10 +29,10 @@ class Page:
     total: int
 
 
-def _page(rows: pd.DataFrame, sort: str, descending: bool, offset: int, size: int) -> Page:
+def _page(rows: pd.DataFrame, asked: NeuronsAsked | HeuristicsAsked) -> Page:
     """Missing values come last in either direction; rows that are equal keep their order."""
-    ordered = rows.sort_values(sort, ascending=not descending, kind="stable", na_position="last")
-    return Page(ordered.iloc[offset : offset + size].to_dict("records"), len(rows))
+    ordered = rows.sort_values(asked.sort, ascending=not asked.descending, kind="stable", na_position="last")
+    return Page(ordered.iloc[asked.offset : asked.offset + asked.size].to_dict("records"), len(rows))
 
 
 class NeuronTable:
@@ -64,30 +65,17 @@ class NeuronTable:
         m = self._classify.matches
         return m[m.calibrated] if criterion == CALIBRATED else m
 
-    def page(
-        self,
-        criterion: str,
-        *,
-        operator: str | None,
-        layer: int | None,
-        kind: str | None,
-        heuristic: str | None,
-        classified: str,
-        sort: str,
-        descending: bool,
-        offset: int,
-        size: int,
-    ) -> Page:
-        rows = self._tables[criterion]
-        if operator is not None:
-            rows = rows[rows.operator == operator]
-        if layer is not None:
-            rows = rows[rows.layer == layer]
-        if classified != "any":
-            rows = rows[(rows.heuristics > 0) == (classified == "classified")]
-        if kind is not None or heuristic is not None:
-            rows = rows[self._having(rows, criterion, kind, heuristic)]
-        return _page(rows, sort, descending, offset, size)
+    def page(self, asked: NeuronsAsked) -> Page:
+        rows = self._tables[asked.criterion]
+        if asked.operator is not None:
+            rows = rows[rows.operator == asked.operator]
+        if asked.layer is not None:
+            rows = rows[rows.layer == asked.layer]
+        if asked.classified != "any":
+            rows = rows[(rows.heuristics > 0) == (asked.classified == "classified")]
+        if asked.kind is not None or asked.heuristic is not None:
+            rows = rows[self._having(rows, asked.criterion, asked.kind, asked.heuristic)]
+        return _page(rows, asked)
 
     def _having(
         self, rows: pd.DataFrame, criterion: str, kind: str | None, heuristic: str | None
@@ -125,31 +113,19 @@ class HeuristicTable:
             for c, table in self._tables.items():
                 self._tables[c] = table.merge(_knocked_out(knockout, c), on=["operator", "heuristic"], how="left")
 
-    def page(
-        self,
-        criterion: str,
-        *,
-        operator: str | None,
-        kind: str | None,
-        search: str,
-        tested: bool,
-        sort: str,
-        descending: bool,
-        offset: int,
-        size: int,
-    ) -> Page:
-        rows = self._tables[criterion]
-        if operator is not None:
-            rows = rows[rows.operator == operator]
-        if kind is not None:
-            rows = rows[rows.kind == kind]
-        if search:
-            rows = rows[rows.heuristic.str.contains(search, regex=False)]
+    def page(self, asked: HeuristicsAsked) -> Page:
+        rows = self._tables[asked.criterion]
+        if asked.operator is not None:
+            rows = rows[rows.operator == asked.operator]
+        if asked.kind is not None:
+            rows = rows[rows.kind == asked.kind]
+        if asked.search:
+            rows = rows[rows.heuristic.str.contains(asked.search, regex=False)]
         for missing in set(KNOCKOUT) - set(rows.columns):
             rows = rows.assign(**{missing: None})
-        if tested:
+        if asked.tested:
             rows = rows[rows.knockout.notna()]
-        return _page(rows, sort, descending, offset, size)
+        return _page(rows, asked)
 
     def by_kind(self, criterion: str, operator: str | None) -> list[dict[str, Any]]:
         """For each kind its heuristics and matches, and the matches by layer."""
