@@ -17,22 +17,38 @@ import sys
 from arithscope.cli import main
 main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", sys.argv[1]])
 """
-# The same, but the process dies, without any clean-up, at the n-th time that something is put into its place on disk.
-DIE_AT_REPLACE = (
-    """
+# The same, again and again, each time in a process that dies, without any clean-up, at the n-th time that something is put into
+# its place on disk, and then in one that goes on from there; until there is no n-th time. Each is a fork of one that has imported
+# everything, as imports take far longer than the run. Writes down how many died.
+DIE_AT_EVERY_REPLACE = """
 import os, sys
-replace, left = os.replace, [int(sys.argv[4])]
-def dying(*args, **kwargs):
-    left[0] -= 1
-    if left[0] == 0:
-        os._exit(9)
-    return replace(*args, **kwargs)
-os.replace = dying
-import arithscope.report.plates as plates
-plates.draw_plates = lambda *arguments: None  # the other test draws figures
+import arithscope.checkpoints, arithscope.report.page, arithscope.report.plates, arithscope.report.terminal
+import arithscope.subject.load, transformers.models.llama.modeling_llama
+from arithscope.cli import main
+
+def run(folder, dies_at):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    replace, left = os.replace, [dies_at]
+    def dying(*args, **kwargs):
+        left[0] -= 1
+        if left[0] == 0:
+            os._exit(9)
+        return replace(*args, **kwargs)
+    os.replace = dying
+    try:
+        main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", folder])
+    except SystemExit as ended:
+        os._exit(ended.code or 0)
+
+deaths = 0
+while (code := run(f"{sys.argv[1]}/{deaths}", deaths + 1)) == 9:
+    assert run(f"{sys.argv[1]}/{deaths}", 0) == 0
+    deaths += 1
+assert code == 0
+open(f"{sys.argv[1]}/deaths", "w").write(str(deaths))
 """
-    + RUN
-)
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[bytes]:
@@ -83,10 +99,9 @@ def stored(folder: Path) -> Any:
 def test_kill_at_every_write(tmp_path: Path, saved_model: Path) -> None:
     asked = (saved_model, "means")
     assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
-    deaths = 0
-    while finish(DIE_AT_REPLACE, folder := tmp_path / str(deaths), *asked, deaths + 1) == 9:
-        assert finish(RUN, folder, *asked) == 0
-        assert stored(folder) == stored(tmp_path / "undisturbed")
-        deaths += 1
-    assert deaths > 4  # manifest, summary, stage record and stage folder at the least
-    assert stored(folder) == stored(tmp_path / "undisturbed")
+    assert finish(DIE_AT_EVERY_REPLACE, tmp_path, *asked) == 0
+    deaths = int((tmp_path / "deaths").read_text())
+    assert deaths > 5  # manifest, summary, stage record, stage folder and report at the least
+    for n in range(deaths + 1):
+        assert stored(tmp_path / str(n)) == stored(tmp_path / "undisturbed")
+        assert (tmp_path / str(n) / "report.html").exists()

@@ -65,6 +65,11 @@ class Prompts:
         return [template.render(a, OPERATORS[o], b) for a, o, b in rows]
 
 
+def together(parts: Sequence[Prompts]) -> Prompts:
+    """All prompts in one table."""
+    return Prompts(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("op1", "operator", "op2")))
+
+
 @dataclass(frozen=True)
 class Template:
     """How a prompt is written. `prefix` comes before every prompt, unchanged: the few-shot examples, say."""

@@ -24,7 +24,7 @@ from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools, Heuristic
 from arithscope.measures import Mean, bootstrap_mean, difference, sign_test
 from arithscope.progress import Progress
-from arithscope.prompts import Prompts, random_source
+from arithscope.prompts import Prompts, random_source, together
 from arithscope.subject.subject import Subject
 
 FEWEST_NEURONS = 10  # that a heuristic must have to be tested
@@ -144,11 +144,6 @@ def _run(
             yield test, right
             advance(1)
         start += len(some)
-
-
-def together(parts: Sequence[Prompts]) -> Prompts:
-    """All prompts in one table."""
-    return Prompts(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("op1", "operator", "op2")))
 
 
 def _accuracies(test: _Test, right: NDArray[np.float64], random: np.random.Generator) -> dict[tuple[str, str], Mean]:

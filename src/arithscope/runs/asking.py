@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 
 from arithscope.errors import UserError
 from arithscope.experiments.answers import Answers
 from arithscope.experiments.samples import batches
-from arithscope.prompts import Prompts, parse_prompt
+from arithscope.prompts import Prompts, parse_prompt, together
 from arithscope.subject.edits import editing, silencing
 from arithscope.subject.subject import Subject
 
@@ -50,4 +49,4 @@ def _written(subject: Subject, texts: str | Sequence[str]) -> Prompts:
     each = [parse_prompt(text, operators, limit - 1, limit) for text in texts]
     if not each:
         raise UserError("There is no prompt to ask; write one as in 226-68=.")
-    return Prompts(*(np.concatenate([getattr(p, name) for p in each]) for name in ("op1", "operator", "op2")))
+    return together(each)
