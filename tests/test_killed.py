@@ -17,9 +17,9 @@ import sys
 from arithscope.cli import main
 main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", sys.argv[1]])
 """
-# The same, again and again, each time in a process that dies, without any clean-up, at the n-th time that something is put into
-# its place on disk, and then in one that goes on from there; until there is no n-th time. Each is a fork of one that has imported
-# everything, as imports take far longer than the run. Writes down how many died.
+# The same, again and again, each time in a process that dies, without any clean-up, at the n-th time that something is put
+# into its place on disk, and then in one that goes on from there; until there is no n-th time. Each is a fork of one that has
+# imported everything, as imports take far longer than the run. Writes down how many died.
 DIE_AT_EVERY_REPLACE = """
 import os, sys
 import arithscope.checkpoints, arithscope.report.page, arithscope.report.plates, arithscope.report.terminal

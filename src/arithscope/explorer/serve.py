@@ -6,6 +6,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 
 import uvicorn
 
@@ -27,7 +28,7 @@ def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> No
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    with bound:
+    with bound, suppress(KeyboardInterrupt):
         server.run(sockets=[bound])
 
 

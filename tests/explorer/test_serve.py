@@ -1,0 +1,94 @@
+"""Starting and stopping the explorer, and what is said when it cannot be started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+import webbrowser
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from arithscope.errors import UserError
+from arithscope.explorer import serve as serving_module
+from arithscope.explorer.serve import serve
+from arithscope.runs.run import Run
+from tests.test_cli import complaint
+
+
+def test_it_listens_until_it_is_stopped(small_run: Path) -> None:
+    """As a process of its own: it says where it is, answers there, and ends quietly at Ctrl-C."""
+    command = [sys.executable, "-m", "arithscope", "explore", str(small_run), "--no-browser", "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().split()[4]
+        with urllib.request.urlopen(f"{address}api/runs") as response:
+            assert [run["name"] for run in json.load(response)["runs"]] == ["tiny-llama"]
+    finally:
+        process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_browser_is_opened_where_it_listens(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, shown: str
+) -> None:
+    class Timer:
+        def __init__(self, seconds: float, function: Any, arguments: list[str]):
+            self.start = lambda: function(*arguments)
+
+    try:
+        serving_module.bound_socket(host, 0).close()
+    except UserError:
+        pytest.skip(f"this machine has no {host}")
+    opened: list[str] = []
+    monkeypatch.setattr(serving_module.threading, "Timer", Timer)
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    serve([Run(small_run)], host, None, browser=True)
+    [address] = opened
+    assert address.startswith(f"http://{shown}:83")
+    assert address in capsys.readouterr().out
+
+
+def test_another_port_is_taken_if_the_first_is_not_free(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(serving_module, "FIRST_PORT", port)
+        serve([Run(small_run)], "127.0.0.1", None, browser=False)
+        assert f":{port}/" not in capsys.readouterr().out
+        said = complaint(capsys, "explore", small_run, "--no-browser", "--port", str(port))
+        assert f"cannot listen on port {port} of 127.0.0.1 (Address already in use)" in said
+
+
+def test_mistakes(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "There is no run at" in complaint(capsys, "explore", tmp_path / "nowhere")
+    assert "name one run only" in complaint(capsys, "explore", small_run, small_run, "--subject", "tiny-llama")
+    assert "choose another --port" in complaint(capsys, "explore", small_run, "--no-browser", "--port", "99999")
+    assert "choose another --port or --host" in complaint(
+        capsys, "explore", small_run, "--host", "no.such.host.invalid"
+    )
+
+
+def test_missing_packages_are_named(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == "fastapi" else found(name, *a))
+    assert "pip install 'arithscope[explore]'" in complaint(capsys, "explore", small_run)
