@@ -266,6 +266,7 @@ def test_the_circuit_and_its_heads(page: Page, run: Run) -> None:
 def test_training_steps_through_checkpoints(page: Page) -> None:
     at(page, "training", run="tiny-pythia")
     expect(page.locator(".line-chart")).to_have_count(4)
+    expect(page.locator(".line-chart").nth(3).locator("polyline")).to_have_count(2)  # own neurons, and random ones
     expect(page.locator(".stepper output")).to_have_text("final")
     expect(page.locator(".stepper canvas").first).to_be_visible()
     for name in ("step-01000", "step-00000"):

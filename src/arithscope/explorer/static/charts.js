@@ -31,7 +31,8 @@ function ticks(low, high, most) {
  * marks: [{x, text}] are vertical lines.
  */
 export function line_chart({ series, x_label, y_label, height = 240, y_range, names, marks = [], title }) {
-  const shown = series.map((one) => ({ ...one, points: one.points.filter((p) => p.value !== null && p.value !== undefined) }));
+  const shown = series.map((one) => ({ ...one, points: one.points.filter((p) => p.value !== null && p.value !== undefined) }))
+    .filter((one) => one.points.length);
   const all = shown.flatMap((one) => one.points);
   if (!all.length) return h("p", { className: "notice" }, "There is nothing to draw.");
   const xs = all.map((p) => p.x);
@@ -42,7 +43,7 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
   if (y_range) { y0 = Math.min(y0, ...ys); y1 = Math.max(y1, ...ys); }
   if (y0 === y1) { y0 -= 0.5; y1 += 0.5; }
   const chart = fitted("chart", (width) => {
-    const [left, right, top, bottom] = [48, 12, 10, 40];
+    const [left, right, top, bottom] = [48, 26, 10, 40];
     const x = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
     const y = (v) => height - bottom - ((v - y0) / (y1 - y0)) * (height - top - bottom);
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
@@ -75,7 +76,7 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
     }
     return svg;
   });
-  const key = shown.length > 1 ? h("ul", { className: "key" }, shown.map((one) => {
+  const key = series.length > 1 ? h("ul", { className: "key" }, shown.map((one) => {
     const swatch = s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: one.colour, class: one.dashed ? "line dashed" : "line" }));
     return h("li", {}, swatch, one.name);
   })) : null;
