@@ -7,8 +7,6 @@ later: values it allows, values just beyond what it allows, and values from host
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arithscope.explorer.server import make_app
-from tests.explorer.served import serving
 from tests.explorer.test_server import Answer, ask
 
 DESCRIPTION = make_app([], None).app.openapi()
@@ -45,12 +42,6 @@ TEXTS = {
 }
 LAYERS = [5, 4, 3]  # both runs look at neurons of the last one at least
 anything = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30), st.integers().map(str), st.floats().map(str))
-
-
-@pytest.fixture(scope="module")
-def address(small_run: Path, small_training_run: Path) -> Iterator[str]:
-    with serving([small_run, small_training_run]) as found:
-        yield found
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:

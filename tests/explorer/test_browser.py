@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs, urlencode
 
 import pytest
@@ -13,20 +12,8 @@ from playwright.sync_api import Browser, Page, expect
 import arithscope
 from arithscope.runs.run import Run
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
-from tests.explorer.served import serving
 
 WIDTHS = (1280, 390)
-
-
-@pytest.fixture(scope="module")
-def run(small_run: Path) -> Run:
-    return arithscope.open(small_run)
-
-
-@pytest.fixture(scope="module")
-def address(small_run: Path, small_training_run: Path) -> Iterator[str]:
-    with serving([small_run, small_training_run]) as found:
-        yield found
 
 
 @pytest.fixture(params=WIDTHS)
@@ -61,6 +48,15 @@ def outlined(page: Page, canvas: int = 0) -> int:
         return n;
     }"""
     return int(page.locator(".plate canvas").nth(canvas).evaluate(count))
+
+
+def until(page: Page, holds: Callable[[], bool]) -> None:
+    """Wait for what is drawn a moment later."""
+    for _ in range(100):
+        if holds():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("it did not come true")
 
 
 def point(page: Page, op1: int, op2: int, size: int, canvas: int = 0) -> None:
@@ -197,15 +193,12 @@ def test_a_neurons_maps_tell_values_and_outline_heuristics(page: Page, run: Run)
     assert outlined(page) == 0
     rule = page.get_by_role("button", name=str(row.heuristic), exact=True)
     rule.hover()
-    page.wait_for_timeout(300)
-    assert outlined(page) > 20
+    until(page, lambda: outlined(page) > 20)
     page.mouse.move(2, 2)
-    page.wait_for_timeout(300)
-    assert outlined(page) == 0
+    until(page, lambda: outlined(page) == 0)
     rule.click()
     page.mouse.move(2, 2)
-    page.wait_for_timeout(300)
-    assert outlined(page, 2) > 20
+    until(page, lambda: outlined(page, 2) > 20)
     assert settings(page)["heuristic"] == [row.heuristic]
 
 
@@ -214,15 +207,13 @@ def test_a_deep_link_shows_the_same_again(page: Page, run: Run) -> None:
     row = matches[(matches.operator == "-") & (matches.kind == "range") & (matches["size"] > 100)].iloc[0]
     values = {"run": "tiny-llama", "operator": "-", "layer": int(row.layer), "neuron": int(row.neuron)}
     at(page, "neuron", **values, heuristic=str(row.heuristic), zoom=30)
-    page.wait_for_timeout(300)
-    assert outlined(page) > 20
+    until(page, lambda: outlined(page) > 20)
     expect(page.get_by_role("button", name="30 × 30")).to_have_attribute("aria-pressed", "true")
     expect(page.locator(f'tr[data-heuristic="{row.heuristic}"]')).to_have_attribute("aria-selected", "true")
     picture = page.locator(".plate canvas").first.evaluate("(canvas) => canvas.toDataURL()")
     page.reload()
     expect(page.locator(".plate canvas")).to_have_count(3)
-    page.wait_for_timeout(300)
-    assert page.locator(".plate canvas").first.evaluate("(canvas) => canvas.toDataURL()") == picture
+    until(page, lambda: page.locator(".plate canvas").first.evaluate("(canvas) => canvas.toDataURL()") == picture)
 
 
 def test_heuristics(page: Page, run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,17 +20,6 @@ from arithscope.prompts import square
 from arithscope.runs.run import Run, explanation_as_json
 from arithscope.store import plain
 from tests.explorer.served import serving
-
-
-@pytest.fixture(scope="module")
-def run(small_run: Path) -> Run:
-    return arithscope.open(small_run)
-
-
-@pytest.fixture(scope="module")
-def address(small_run: Path, small_training_run: Path) -> Iterator[str]:
-    with serving([small_run, small_training_run]) as found:
-        yield found
 
 
 class Answer:

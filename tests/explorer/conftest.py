@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import arithscope
+from arithscope.runs.run import Run
+from tests.explorer.served import serving
+
+
+@pytest.fixture(scope="module")
+def run(small_run: Path) -> Run:
+    """What the explorer serves as tiny-llama."""
+    return arithscope.open(small_run)
+
+
+@pytest.fixture(scope="module")
+def address(small_run: Path, small_training_run: Path) -> Iterator[str]:
+    """Of an explorer over tiny-llama and tiny-pythia."""
+    with serving([small_run, small_training_run]) as found:
+        yield found
