@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arithscope.explorer.server import make_app
-from tests.explorer.test_server import Answer, ask
+from tests.explorer.served import Answer, ask
 
 DESCRIPTION = make_app([], None).app.openapi()
 OPERATIONS = [(method, path) for path, methods in DESCRIPTION["paths"].items() for method in methods]

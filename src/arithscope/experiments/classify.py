@@ -48,9 +48,9 @@ class Classify(Result):
     def operators(self) -> list[str]:
         return [str(o) for o in self.neurons.operator.unique()]
 
-    def matched(self, operator: str, criterion: str) -> pd.DataFrame:
-        """An operator's matches, all of them (raw) or the calibrated ones."""
-        found = self.matches[self.matches.operator == operator]
+    def matched(self, operator: str | None, criterion: str) -> pd.DataFrame:
+        """An operator's matches, or those of all operators: all of them (raw) or the calibrated ones."""
+        found = self.matches if operator is None else self.matches[self.matches.operator == operator]
         return found if criterion == RAW else found[found.calibrated]
 
     def of_neuron(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:

@@ -50,9 +50,8 @@ def splits(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split
     """The samples of each operator. An operator with fewer than two correct prompts cannot be split and is left out. Where
     there are few, a share of them is held out all the same."""
     found, pool = {}, accuracy.correct()
-    if (
-        len(np.unique(pool.answer)) < 2
-    ):  # an untrained model that says the same number to everything is right now and then
+    # An untrained model that says the same number to everything is right now and then.
+    if len(np.unique(pool.answer)) < 2:
         raise too_few()
     held_out = max(sizes.discovery, sizes.evaluation)
     for operator in accuracy.operators:

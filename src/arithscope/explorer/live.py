@@ -13,6 +13,7 @@ from arithscope.experiments.explanation import answer_without
 from arithscope.experiments.patterns import pattern_of
 from arithscope.explorer.shelf import NotThere, Served, Shelf
 from arithscope.explorer.views import stored_pattern
+from arithscope.heuristics.kinds import kind_name
 from arithscope.prompts import OPERATORS
 from arithscope.runs.run import Run, explanation_as_json
 from arithscope.store import plain
@@ -30,7 +31,9 @@ class Live:
         served.needs("classify")
         served.run.prompt(prompt)  # complain before a model is loaded
         with self._shelf.subject(served.run):
-            return explanation_as_json(served.run.explain(prompt, criterion))
+            found = explanation_as_json(served.run.explain(prompt, criterion))
+        kinds = [{**row, "name": kind_name(row["kind"], row["on"])} for row in found["kinds"]]
+        return {**found, "kinds": kinds}
 
     def silenced(
         self,

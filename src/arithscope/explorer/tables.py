@@ -46,7 +46,7 @@ class NeuronTable:
         self._tables = {c: self._described(top.merge(own, on=list(_WHO), how="left"), c) for c in CRITERIA}
 
     def _described(self, table: pd.DataFrame, criterion: str) -> pd.DataFrame:
-        matches = self._matches(criterion).sort_values("beyond", ascending=False, kind="stable")
+        matches = self._classify.matched(None, criterion).sort_values("beyond", ascending=False, kind="stable")
         counts = matches.groupby(list(_WHO)).size().rename("heuristics").reset_index()
         main = matches.drop_duplicates(list(_WHO))[[*_WHO, "heuristic", "kind", "on", "score"]]
         table = table.merge(counts, on=list(_WHO), how="left").merge(main, on=list(_WHO), how="left")
@@ -60,10 +60,6 @@ class NeuronTable:
             coverage=table[f"coverage_{criterion}"],
             rank=table["rank"] + 1,
         )
-
-    def _matches(self, criterion: str) -> pd.DataFrame:
-        m = self._classify.matches
-        return m[m.calibrated] if criterion == CALIBRATED else m
 
     def page(self, asked: NeuronsAsked) -> Page:
         rows = self._tables[asked.criterion]
@@ -81,7 +77,7 @@ class NeuronTable:
         self, rows: pd.DataFrame, criterion: str, kind: str | None, heuristic: str | None
     ) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which neurons match some heuristic of a kind, or this heuristic."""
-        matches = self._matches(criterion)
+        matches = self._classify.matched(None, criterion)
         if heuristic is not None:
             matches = matches[matches.heuristic == heuristic]
         if kind is not None:
@@ -144,7 +140,7 @@ class HeuristicTable:
 
 
 def _heuristics(classify: Classify, criterion: str) -> pd.DataFrame:
-    matches = classify.matches[classify.matches.calibrated] if criterion == CALIBRATED else classify.matches
+    matches = classify.matched(None, criterion)
     rows = []
     for (operator, heuristic), some in matches.groupby(["operator", "heuristic"], sort=True):
         first = some.iloc[0]

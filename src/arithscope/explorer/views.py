@@ -9,7 +9,6 @@ import pandas as pd
 
 from arithscope.experiments.compare import CURVES, Comparison
 from arithscope.experiments.localize import MLP
-from arithscope.experiments.result import mean_entry
 from arithscope.explorer.shelf import NotThere, Served
 from arithscope.heuristics.kinds import kind_name, parse
 from arithscope.prompts import square
@@ -173,7 +172,7 @@ def comparison(found: Comparison, names: dict[str, str]) -> dict[str, Any]:
     table = found.table.assign(run=found.table.run.map(shown))
     return {
         "runs": list(names),
-        "table": [{**row, **mean_entry(row)} for row in table.to_dict("records")],
+        "table": table.to_dict("records"),
         "curves": {
             name: curves[curves.curve == name].drop(columns="curve").to_dict("records")
             for name in CURVES

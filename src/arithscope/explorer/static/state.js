@@ -5,6 +5,16 @@ export function current() {
   return { view: path || "prompt", params: new URLSearchParams(query ?? "") };
 }
 
+/** A view's settings: what the address says, and defaults for the rest. */
+export function settings(params, defaults) {
+  return Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, params.get(name) ?? value]));
+}
+
+/** Which matches count: the calibrated ones, unless the address says raw. */
+export function criterion_of(params) {
+  return params.get("criterion") === "raw" ? "raw" : "calibrated";
+}
+
 /** A link to a view. Values that are empty are left out; a list becomes a repeated parameter. */
 export function link(view, values) {
   const params = new URLSearchParams();

@@ -5,24 +5,13 @@ import { matrix, share_bar } from "../charts.js";
 import { page_colour, viridis } from "../colours.js";
 import { SIGNS, answer, buttons, choice, criterion_buttons, h, interval, notice, number, operator_buttons } from "../dom.js";
 import { heatmap } from "../heatmap.js";
-import { link, note } from "../state.js";
+import { criterion_of, link, note, settings } from "../state.js";
 import { pager, sorted_table } from "../table.js";
 
 const SIZE = 50;
 
 export async function show(root, params, { run, still }) {
-  const state = {
-    operator: params.get("operator") ?? "",
-    kind: params.get("kind") ?? "",
-    search: params.get("search") ?? "",
-    tested: params.get("tested") ?? "",
-    criterion: params.get("criterion") === "raw" ? "raw" : "calibrated",
-    sort: params.get("sort") ?? "neurons",
-    descending: params.get("descending") ?? "true",
-    offset: params.get("offset") ?? "0",
-    open: params.get("open") ?? "",
-    of: params.get("of") ?? "",
-  };
+  const state = { ...settings(params, { operator: "", kind: "", search: "", tested: "", sort: "neurons", descending: "true", offset: "0", open: "", of: "" }), criterion: criterion_of(params) };
   if (!run.classified_operators.length) {
     root.append(h("h1", {}, "Heuristics"), notice("This run has no classified neurons; run it again with all stages.", "error"));
     return;

@@ -2,23 +2,13 @@
 
 import { get, run_path } from "../api.js";
 import { SIGNS, buttons, choice, criterion_buttons, h, notice, number, operator_buttons, percent } from "../dom.js";
-import { link, note } from "../state.js";
+import { criterion_of, link, note, settings } from "../state.js";
 import { pager, sorted_table } from "../table.js";
 
 const SIZE = 50;
 
 export async function show(root, params, { run, still }) {
-  const state = {
-    operator: params.get("operator") ?? "",
-    layer: params.get("layer") ?? "",
-    kind: params.get("kind") ?? "",
-    heuristic: params.get("heuristic") ?? "",
-    classified: params.get("classified") ?? "any",
-    criterion: params.get("criterion") === "raw" ? "raw" : "calibrated",
-    sort: params.get("sort") ?? "effect",
-    descending: params.get("descending") ?? "true",
-    offset: params.get("offset") ?? "0",
-  };
+  const state = { ...settings(params, { operator: "", layer: "", kind: "", heuristic: "", classified: "any", sort: "effect", descending: "true", offset: "0" }), criterion: criterion_of(params) };
   if (!run.classified_operators.length) {
     root.append(h("h1", {}, "Neurons"), notice("This run has no classified neurons; run it again with all stages.", "error"));
     return;

@@ -5,7 +5,7 @@ import { share_bar, waterfall } from "../charts.js";
 import { page_colour } from "../colours.js";
 import { SIGNS, adds, answer, criterion_buttons, h, notice, number, operator_buttons, prompt_text } from "../dom.js";
 import { heatmap } from "../heatmap.js";
-import { link, note } from "../state.js";
+import { criterion_of, link, note } from "../state.js";
 import { sorted_table } from "../table.js";
 
 const FEW = 12; // rows that are shown at first
@@ -14,7 +14,7 @@ const ALL = "all"; // stands in the address for all associated neurons
 export async function show(root, params, { run, still }) {
   const state = {
     prompt: params.get("prompt") ?? default_prompt(run),
-    criterion: params.get("criterion") === "raw" ? "raw" : "calibrated",
+    criterion: criterion_of(params),
     off: new Set(params.getAll("off")),
     without: new Set(params.getAll("without")),
     operator: null,
@@ -105,7 +105,7 @@ export async function show(root, params, { run, still }) {
     const right = e.answer.number === e.right;
     const said = e.answer.number ?? JSON.stringify(e.answer.token);
     const steps = [
-      ...e.kinds.map((k) => ({ name: kind_name(k), value: k.contribution, note: `${k.neurons} neurons` })),
+      ...e.kinds.map((k) => ({ name: k.name, value: k.contribution, note: `${k.neurons} neurons` })),
       ...Object.entries(e.parts).filter(([name]) => name !== "associated neurons").map(([name, value]) => ({ name, value })),
     ];
     result.replaceChildren(
@@ -222,10 +222,6 @@ function neuron_id(n) {
 function place_of(text) {
   const found = /^L(\d{1,5})N(\d{1,9})$/.exec(text);
   return found ? [Number(found[1]), Number(found[2])] : null;
-}
-
-function kind_name(k) {
-  return ["range", "modulo", "pattern"].includes(k.kind) ? `${k.kind} of ${k.on}` : k.kind;
 }
 
 function operands(text) {

@@ -5,7 +5,7 @@ import { line_chart } from "../charts.js";
 import { scale_of } from "../colours.js";
 import { OPERATOR_COLOURS, SIGNS, answer, criterion_buttons, h, notice, number, operator_buttons } from "../dom.js";
 import { heatmap } from "../heatmap.js";
-import { note } from "../state.js";
+import { criterion_of, note } from "../state.js";
 
 export async function show(root, params, { run, still }) {
   root.append(h("h1", {}, "Training"));
@@ -16,7 +16,7 @@ export async function show(root, params, { run, still }) {
   const last = run.checkpoints.length - 1;
   const state = {
     operator: params.get("operator") ?? run.classified_operators[0],
-    criterion: params.get("criterion") === "raw" ? "raw" : "calibrated",
+    criterion: criterion_of(params),
     layer: params.get("layer"), neuron: params.get("neuron"),
     checkpoint: Math.min(last, Math.max(0, Number(params.get("checkpoint") ?? last) || 0)),
   };
