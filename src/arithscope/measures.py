@@ -194,7 +194,7 @@ def bootstrap_ratios(above: NDArray[np.float64], below: NDArray[np.float64], ran
 
 
 def _as_means(intervals: NDArray[np.float64], n: int) -> list[Mean]:
-    return [Mean(*ends, n) for ends in intervals.T.tolist()]
+    return [Mean(value, low, high, n) for value, low, high in intervals.T.tolist()]
 
 
 def bootstrap_intervals(

@@ -16,11 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AttentionInterface
 
+from arithscope.subject.kernels import fused, quick_rotary
 from arithscope.subject.subject import Subject
 
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, [prefixes, key-value heads, positions, head dim] each
 NAME = "arithscope_shared_prefix"  # under which the library knows it
-_in_use: list[KeysValues] = []  # the innermost `shared_prefix` is the last
+_in_use: list[tuple[KeysValues, bool]] = []  # and whether attention is plainly causal; the innermost is the last
 
 
 @contextmanager
@@ -33,10 +34,13 @@ def shared_prefix(subject: Subject, prefix: KeysValues) -> Iterator[bool]:
     if before != "sdpa" or not prefix:
         yield False
         return
-    _in_use.append(prefix)
+    window = getattr(config, "sliding_window", None)
+    plain = window is None or window >= subject.encoder.length
+    _in_use.append((prefix, plain))
     config._attn_implementation = NAME
     try:
-        yield True
+        with quick_rotary(subject.attention(0), subject.device):
+            yield True
     finally:
         config._attn_implementation = before
         _in_use.pop()
@@ -52,7 +56,11 @@ def _called(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """As the library calls it."""
-    keys, values = _in_use[-1][module.layer_idx]
+    prefix, plain = _in_use[-1]
+    keys, values = prefix[module.layer_idx]
+    kernels = fused(query.device)
+    if kernels is not None and plain and keys.shape[2] + key.shape[2] <= kernels.MOST_KEYS:
+        return kernels.attend(query, key, value, keys, values, scaling), None
     return attend(query, key, value, keys, values, attention_mask, scaling), None
 
 

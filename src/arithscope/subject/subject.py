@@ -16,7 +16,7 @@ from arithscope.errors import UserError
 from arithscope.prompts import Prompts, Template
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.encoding import Positions, PromptEncoder
-from arithscope.subject.kernels import exact_product, quicken_norms
+from arithscope.subject.kernels import exact_product, quicken
 
 
 class Site(StrEnum):
@@ -58,7 +58,7 @@ class Subject:
         if config.model_type not in FAMILIES:
             raise unknown_family(config.model_type)
         self.model, self.tokenizer, self.identity = model.eval().requires_grad_(False), tokenizer, identity
-        quicken_norms(model)
+        quicken(model)
         self.family = config.model_type
         self.architecture = architecture = FAMILIES[self.family]
         self.layers = list(model.get_submodule(architecture.layers))
