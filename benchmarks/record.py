@@ -81,7 +81,8 @@ def machine() -> str:
     if torch.cuda.is_initialized():
         n = torch.cuda.device_count()
         return f"{'one' if n == 1 else n} {torch.cuda.get_device_name()}"
-    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {os.cpu_count()} cores, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _processor() -> str:
