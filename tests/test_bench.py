@@ -171,20 +171,22 @@ def test_without_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TransformerLens is left out: it is not installed." in list(bench_report(found))
 
 
-def test_transformer_lens_that_cannot_take_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise KeyError("no adapter\nfor it")
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["when built", "when run"])
+def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it raises is told in a line, and the rest is measured."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise KeyError("no adapter\nfor it")
-
     source: Any = ModuleType("transformer_lens.model_bridge.sources")
-    source.build_bridge_from_module = refuse
+    late = SimpleNamespace(run_with_hooks=refuse)
+    source.build_bridge_from_module = refuse if at_once else lambda *args, **kwargs: late
     monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: True)
     for name in ("transformer_lens", "transformer_lens.model_bridge"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, source.__name__, source)
     found = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
-    assert LENS not in found.ways
+    assert found.ways == [ONE_BY_ONE, BATCHED, REPLAY]
     [line] = [part for part in bench_report(found) if "left out" in str(part)]
     assert line.startswith("TransformerLens is left out: it cannot take this model (KeyError: ")
     assert "\n" not in line

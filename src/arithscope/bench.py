@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,17 +221,18 @@ def _agreeing_ways(task: Task, lens: Lens | str) -> tuple[dict[str, Way], Lens |
                 f"With neurons of layer {task.layer} edited, {name} and replay differ by {difference:.2g} of what the edit "
                 "changes, so there is nothing to compare; try --dtype float32 or report this model's family."
             )
-    if isinstance(lens, Lens):
-        with_lens = lens
-        difference = task.disagreement(lambda n, v, reduce: task.in_lens(with_lens, n, v, reduce))
-        if not difference <= allowed:
-            lens = (
-                f"its logits differ from the model's by {difference:.2g} of what an edit of layer {task.layer} changes"
-            )
     ways: dict[str, Way] = {ONE_BY_ONE: lambda n: task.one_by_one(n, task.values[n], task.effect)}
     if isinstance(lens, Lens):
-        found = lens
-        ways[LENS] = lambda n: task.in_lens(found, n, task.values[n], task.effect)
+        in_lens = partial(task.in_lens, lens)
+        try:
+            difference = task.disagreement(in_lens)
+        except NoLens as reason:
+            lens = str(reason)
+        else:
+            if difference <= allowed:
+                ways[LENS] = lambda n: in_lens(n, task.values[n], task.effect)
+            else:
+                lens = f"its logits differ from ours by {difference:.2g} of what an edit of layer {task.layer} changes"
     ways[BATCHED] = lambda n: task.batched(n, task.values[n], task.effect)
     ways[REPLAY] = lambda n: task.replayed(n, task.values[n], task.effect)
     return ways, lens

@@ -35,8 +35,8 @@ class Lens:
             from transformer_lens.model_bridge.sources import build_bridge_from_module
 
             self._bridge: Any = build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
-        except Exception as error:  # whatever a library that is not ours may raise on a model that it does not know
-            raise NoLens(f"it cannot take this model ({type(error).__name__}: {_first_line(error)})") from error
+        except Exception as error:
+            raise _refused(error) from error
 
     @torch.no_grad()
     def logits_with(
@@ -48,9 +48,14 @@ class Lens:
             activations[:, -1, neuron] = values.to(activations)
             return activations
 
-        logits = self._bridge.run_with_hooks(ids, fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", patch)])
+        try:
+            logits = self._bridge.run_with_hooks(ids, fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", patch)])
+        except Exception as error:
+            raise _refused(error) from error
         return logits[:, -1].float()
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[0][:160]
+def _refused(error: Exception) -> NoLens:
+    """Whatever a library that is not ours may raise on a model that it does not know."""
+    first_line = (str(error).strip().splitlines() or ["no reason given"])[0][:160]
+    return NoLens(f"it cannot take this model ({type(error).__name__}: {first_line})")
