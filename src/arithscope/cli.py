@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from arithscope import __version__
+from arithscope.cli_bench import bench
 from arithscope.errors import UserError
 from arithscope.options import (
     AllowPickle,
@@ -297,6 +298,9 @@ def doctor(
     )
     for line in examine(loaded, operators, max_operand):
         print(line)
+
+
+app.command()(bench)
 
 
 @app.command()
