@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from accelerate import dispatch_model
 from torch import Tensor
@@ -17,7 +18,7 @@ from arithscope.subject.replay import record, replay, replay_neurons
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import mean_activations, sweep
 
-Place = str | int
+Place = str | int | torch.device
 
 
 def places(subject: Subject, of_layer: Callable[[int], Place], rest: Place) -> dict[str, Place]:
@@ -29,7 +30,7 @@ def places(subject: Subject, of_layer: Callable[[int], Place], rest: Place) -> d
     return {**{name: rest for name in (*ends, "lm_head") if name != layers}, **where}
 
 
-def dispatched(subject: Subject, where: dict[str, Place], main: str) -> Subject:
+def dispatched(subject: Subject, where: dict[str, Place], main: str | torch.device) -> Subject:
     """The same subject, spread by accelerate alone, with hooks whatever the map says."""
     model = dispatch_model(
         subject.model, where, main_device=main, skip_keys=subject.model._skip_keys_device_placement, force_hooks=True
@@ -151,3 +152,16 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
     for name, want in wanted.items():
         difference = float((found[name].cpu() - want.cpu()).abs().max())
         assert difference <= tolerance * max(1.0, float(want.abs().max())), f"{name} differs by {difference}"
+
+
+def assert_alike(ours: Any, theirs: Any, at: str = "") -> None:
+    """Of summaries: the same but for the noise of other batches."""
+    assert type(ours) is type(theirs), at
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), at
+        for key in ours:
+            assert_alike(ours[key], theirs[key], f"{at}/{key}")
+    elif isinstance(ours, float):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4, nan_ok=True), at
+    else:
+        assert ours == theirs, at
