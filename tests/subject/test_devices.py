@@ -20,9 +20,9 @@ from tests.conftest import Smaller
 from tests.subject.pretended import PretendedGPUs
 from tests.subject.spread import EVERYTHING, assert_alike, assert_same, dispatched, places, some_ids
 
-GPU, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
-TWO_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
-    "two GPUs",
+GPU, SECOND, THIRD = (torch.device("cuda", i) for i in range(3))
+SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
+    "several GPUs",
     "layers in memory",
     "ends in memory",
     "CPU and GPU",
@@ -57,9 +57,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGPUs]:
 def spread(name: str, how: str) -> Subject:
     """What is in main memory is fetched by the GPU, unless the CPU is what the model mainly runs on."""
     subject = load(name, options=LoadOptions(device="cpu"))
-    if how == TWO_GPUS:  # the final norm is elsewhere than the last layer, and than the head
+    if how == SEVERAL_GPUS:  # the final norm is elsewhere than the last layer, and than the head
         where = places(subject, lambda i: SECOND if i % 2 == 0 else GPU, GPU)
-        where[subject.architecture.final_norm] = SECOND
+        where |= {subject.architecture.final_norm: SECOND, "lm_head": THIRD}
     elif how == CPU_AND_GPU:
         where = places(subject, lambda i: GPU if i % 2 else "cpu", "cpu")
     else:
@@ -89,15 +89,15 @@ def test_the_pretence(pretended: PretendedGPUs) -> None:
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        *(("tiny-llama", how) for how in (TWO_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU)),
-        *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (TWO_GPUS, ENDS_IN_MEMORY)),
+        *(("tiny-llama", how) for how in (SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU)),
+        *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (SEVERAL_GPUS, ENDS_IN_MEMORY)),
     ],
 )
 def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None:
     subject = spread(name, how)
     assert subject.device.type == ("cpu" if how == CPU_AND_GPU else "cuda")
     assert subject.devices == {
-        TWO_GPUS: {GPU, SECOND},
+        SEVERAL_GPUS: {GPU, SECOND, THIRD},
         CPU_AND_GPU: {torch.device("cpu"), GPU},
     }.get(how, {GPU})
     assert subject.offloads == (how in (LAYERS_IN_MEMORY, ENDS_IN_MEMORY))
@@ -109,7 +109,7 @@ def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [TWO_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
+@pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
 def test_a_whole_study(how: str, tmp_path: Path, pretended: PretendedGPUs) -> None:
     settings = Smaller(("+", "-"), 20, topk=8, neurons="atp")
     ours = run(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
