@@ -154,14 +154,14 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
         assert difference <= tolerance * max(1.0, float(want.abs().max())), f"{name} differs by {difference}"
 
 
-def assert_alike(ours: Any, theirs: Any, at: str = "") -> None:
+def assert_alike(ours: Any, theirs: Any, at: str = "", tolerance: float = 1e-3) -> None:
     """Of summaries: the same but for the noise of other batches."""
     assert type(ours) is type(theirs), at
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), at
         for key in ours:
-            assert_alike(ours[key], theirs[key], f"{at}/{key}")
+            assert_alike(ours[key], theirs[key], f"{at}/{key}", tolerance)
     elif isinstance(ours, float):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4, nan_ok=True), at
+        assert ours == pytest.approx(theirs, rel=tolerance, abs=tolerance, nan_ok=True), at
     else:
         assert ours == theirs, at

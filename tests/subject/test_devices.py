@@ -18,7 +18,7 @@ from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.subject import Subject
 from tests.conftest import Smaller
 from tests.subject.pretended import PretendedGPUs
-from tests.subject.spread import EVERYTHING, assert_alike, assert_same, dispatched, places, some_ids
+from tests.subject.spread import EVERYTHING, assert_alike, assert_same, dispatched, passes, places, replays, weights
 
 GPU, SECOND, THIRD = (torch.device("cuda", i) for i in range(3))
 SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
@@ -101,10 +101,11 @@ def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None
         CPU_AND_GPU: {torch.device("cpu"), GPU},
     }.get(how, {GPU})
     assert subject.offloads == (how in (LAYERS_IN_MEMORY, ENDS_IN_MEMORY))
-    results = [(what(subject), what) for what in EVERYTHING]
-    with torch.no_grad():
-        assert subject.logits(some_ids(subject)).device == subject.device
-    for found, what in results:
+    results = {what: what(subject) for what in EVERYTHING}
+    replayed = {key: x for key, x in results[replays].items() if not key.startswith("tape")}
+    for x in (results[passes]["logits"], *replayed.values(), *results[weights].values()):
+        assert x.device == subject.device
+    for what, found in results.items():
         assert_same({key: x.cpu() for key, x in found.items()}, wanted(name, what), 2e-5)
 
 
