@@ -17,6 +17,7 @@ from arithscope.experiments.topk import TopK
 from arithscope.heuristics.variance import told_by
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, legal_prompts, square
+from arithscope.subject.offload import fetched
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep
 
@@ -88,7 +89,8 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress)
         for operator in operators:
             of_operator = neurons[neurons.operator == operator]
             fill_activations(subject, operator, of_operator, max_operand, activations, advance)
-    logits = _lens(subject, neurons)
+    with fetched(subject.unembedding):
+        logits = _lens(subject, neurons)
     described = [
         _described(subject, o, neurons[neurons.operator == o], activations, logits, max_operand) for o in operators
     ]
