@@ -31,7 +31,7 @@ from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
     from arithscope.progress import Progress
-    from arithscope.store import RunFolder, RunWriter
+    from arithscope.store import RunFolder
 
 app = typer.Typer(
     add_completion=False,
@@ -111,7 +111,7 @@ def run(
     from arithscope import study
     from arithscope.checkpoints import follow
     from arithscope.progress import for_console
-    from arithscope.report.plates import draw_plates
+    from arithscope.report.studio import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.settings import Settings
 
@@ -139,14 +139,18 @@ def run(
     print(loaded)
     progress = for_console(Console(stderr=True))
 
-    def draw(run: RunWriter) -> None:
-        draw_plates(run, progress)
-
-    folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw)
-    if followed:
-        folder = follow(
-            loaded, followed, lambda name: load_subject(f"{subject}@{name}", *written), settings, folder, progress, draw
-        )
+    with drawing(progress) as draw:
+        folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw)
+        if followed:
+            folder = follow(
+                loaded,
+                followed,
+                lambda name: load_subject(f"{subject}@{name}", *written),
+                settings,
+                folder,
+                progress,
+                draw,
+            )
     for table in summary_tables(folder.summary):
         Console().print(table)
     print(f"Results are in {folder.path}; to read them, open {_write_report(folder, progress)}")
