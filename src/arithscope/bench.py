@@ -5,8 +5,8 @@
     batched           full passes over as many neurons × prompts as fit
     replay            only what the edit can reach
 
-All ways must agree before anything is timed. Each is timed on as many neurons as it manages in its share of the time; where those
-are few, replay is rated too low, since an unedited variant leads each of its chunks.
+All ways must agree before anything is timed. Each is timed on as many neurons as it manages in its share of the time;
+where those are few, replay is rated too low, since an unedited variant leads each of its chunks.
 """
 
 from __future__ import annotations
