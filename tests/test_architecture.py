@@ -12,7 +12,7 @@ ROOT = Path(arithscope.__file__).parent
 LEVELS: list[set[str]] = [
     {"errors"},
     {"files", "progress", "threads"},
-    {"prompts"},
+    {"prompts", "gpu", "fused_sums"},
     {"measures", "heuristics"},
     {"subject"},
     {"training"},

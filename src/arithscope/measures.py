@@ -14,12 +14,24 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from arithscope.gpu import runs_kernels
+
 
 def log_probability(
     logits: Float[Tensor, "*variants batch vocabulary"], tokens: Int[Tensor, " batch"]
 ) -> Float[Tensor, "*variants batch"]:
     """Log-probability of one token per prompt. At most 0; invariant to adding a constant to all logits."""
-    return _at(logits.log_softmax(-1), tokens)
+    return _at(logits, tokens) - _sums(logits)[0]
+
+
+def _sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"]:
+    """logsumexp and mean over the vocabulary."""
+    if logits.dtype == torch.float32 and not logits.requires_grad and runs_kernels(logits.device):
+        from arithscope.fused_sums import sums
+
+        return sums(logits)
+    # z − log P is the logsumexp, whatever the token; log_softmax is fewer passes over the vocabulary.
+    return torch.stack([logits[..., 0] - logits.log_softmax(-1)[..., 0], logits.mean(-1)])
 
 
 def _at(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -68,9 +80,8 @@ def landmarks(
 ) -> Float[Tensor, "3 *variants batch"]:
     """The three numbers that every effect is made of: the logits of r and of r′, and the logsumexp of all, centred over the
     vocabulary. Invariant to adding a constant to the logits."""
-    r, r2 = _at(logits, answer), _at(logits, counterfactual)
-    # z − log P is the logsumexp; log_softmax is one pass over the vocabulary where logsumexp is several.
-    return torch.stack([r, r2, r - log_probability(logits, answer)]) - logits.mean(-1)
+    norm, mean = _sums(logits)
+    return torch.stack([_at(logits, answer), _at(logits, counterfactual), norm]) - mean
 
 
 def effects_between(
@@ -213,8 +224,10 @@ def bootstrap_intervals(
         part = slice(start, start + BOOTSTRAP_ROWS)
         a = above[part].astype(np.float64)
         b = np.ones((1, n)) if below is None else below[part].astype(np.float64)
-        drawn = np.sort((a @ counts) / (b @ counts), axis=1)
-        drawn[np.isnan(drawn[:, -1])] = np.nan  # which sorting puts last
+        drawn = (a @ counts) / (b @ counts)
+        undefined = np.isnan(drawn).any(1)
+        drawn.partition((*under, *(under + 1)), axis=1)
+        drawn[undefined] = np.nan
         found[0, part] = a.mean(1) / b.mean(1)
         found[1:, part] = (drawn[:, under] + (at - under) * (drawn[:, under + 1] - drawn[:, under])).T
 

@@ -10,6 +10,7 @@ from transformers.models.llama import modeling_llama
 
 from arithscope.experiments import linear_probes
 from arithscope.experiments.linear_probes import Examples, initial, train
+from arithscope.fused_sums import sums
 from arithscope.subject.kernels import exact_product, fused
 from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.shared_prefix import attend
@@ -67,6 +68,16 @@ def test_gated_product(dtype: torch.dtype, tolerance: float) -> None:
     torch.testing.assert_close(fused(CUDA).gated_silu(gate, up).float(), want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 1009, 4096, 50_257])
+def test_sums_over_the_vocabulary(vocabulary: int) -> None:
+    logits = some(3, 5, vocabulary) * 30
+    logits[0, 0] -= 1000
+    found = sums(logits).double()
+    torch.testing.assert_close(
+        found, torch.stack([logits.double().logsumexp(-1), logits.double().mean(-1)]), rtol=1e-5, atol=1e-3
+    )
+
+
 def test_products_are_not_rounded() -> None:
     linear = torch.nn.Linear(512, 300, bias=True, device=CUDA, dtype=torch.bfloat16)
     x = some(7, 512, dtype=torch.bfloat16)
@@ -80,7 +91,7 @@ def test_probes_train_as_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     examples, start = Examples(states, torch.arange(500, device=CUDA), answer), initial(range(3), 96, 50, 0, "x")
     done: list[int] = []
     found = train(start, examples, 450, 0, "x", done.append)
-    monkeypatch.setattr(linear_probes, "fused", lambda device: None)
+    monkeypatch.setattr(linear_probes, "runs_kernels", lambda device: False)
     want = train(start, examples, 450, 0, "x", done.append)
     torch.testing.assert_close(found.matrix, want.matrix, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(found.bias, want.bias, rtol=1e-3, atol=1e-5)

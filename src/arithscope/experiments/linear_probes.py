@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from arithscope.gpu import runs_kernels
 from arithscope.prompts import random_source
-from arithscope.subject.kernels import fused
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
 
@@ -78,7 +78,7 @@ def train(
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
     orders = _orders(training, seed, name)
-    if fused(device) is not None:
+    if runs_kernels(device):
         from arithscope.experiments import fused_probes
 
         fused_probes.train(probes.matrix, probes.bias, examples, orders, LEARNING_RATE, advance)

@@ -116,7 +116,8 @@ def neurons(
             if method == EXACT:
                 exact = measure(everything)
                 tables.append(table(EXACT, everything, exact))
-                agreement += [row for s in SCREENS for row in _agreement(operator, s, exact, estimate(s))]
+                means = _means(exact)
+                agreement += [row for s in SCREENS for row in _agreement(operator, s, means, _means(estimate(s)))]
             elif picked_by is not None:
                 estimates = estimate(BEST)
                 order = best_first(_means(estimates)[..., EFFECTS.index(picked_by)])
@@ -193,17 +194,18 @@ def _effect_table(
 
 
 def _agreement(
-    operator: str, screen: str, exact: NDArray[np.float32], estimates: NDArray[np.float32]
+    operator: str, screen: str, exact: NDArray[np.float64], estimates: NDArray[np.float64]
 ) -> list[dict[str, Any]]:
-    """By each measure, over all neurons, how well estimates [layers, neurons, prompts, measures] agree with exact effects."""
+    """By each measure, over all neurons, how well mean estimates [layers, neurons, measures] agree with exact means."""
     rows = []
     for i, measure in enumerate(EFFECTS):
-        ours, theirs = _means(exact)[..., i], _means(estimates)[..., i]
+        both = exact[..., i], estimates[..., i]
         row: dict[str, Any] = {"operator": operator, "screen": screen, "measure": measure}
-        row["rank_correlation"] = pd.Series(ours.ravel()).rank().corr(pd.Series(theirs.ravel()).rank())
+        ours, theirs = (pd.Series(x.ravel()).rank() for x in both)
+        row["rank_correlation"] = ours.corr(theirs)
+        places = [best_first(x).argsort(1) for x in both]  # of each neuron in its layer
         for percent in RECALLED:
-            k = share_of(ours.shape[1], percent)
-            pairs = zip(best_first(ours)[:, :k], best_first(theirs)[:, :k], strict=True)
-            row[f"recall_{percent}"] = float(np.mean([np.isin(a, b).mean() for a, b in pairs]))
+            k = share_of(exact.shape[1], percent)
+            row[f"recall_{percent}"] = float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k)
         rows.append(row)
     return rows

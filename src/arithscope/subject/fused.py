@@ -1,9 +1,7 @@
 """Three kernels for GPUs, in Triton, each one pass over memory where PyTorch needs many: rotary embeddings, attention of few
-tokens behind a shared prefix, and the product in a gated MLP. Imported only where `kernels.fused` found that they run."""
+tokens behind a shared prefix, and the product in a gated MLP. Imported only where `gpu.runs_kernels`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -130,13 +128,3 @@ def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU(gate) · up, written over gate."""
     _gate[(triton.cdiv(gate.numel(), 4096),)](gate, up, gate.numel(), BLOCK=4096)
     return gate
-
-
-def try_out(device: Any) -> None:
-    """Run each once, so that what does not work here fails here."""
-    q = torch.ones(2, 2, 1, 16, device=device)
-    angles = torch.zeros(1, 1, 16, device=device)
-    rotary(q, q, angles, angles)
-    attend(q, q, q, q, q, torch.arange(2, device=device), None)
-    gated_silu(q.clone(), q)
-    torch.cuda.synchronize(device)

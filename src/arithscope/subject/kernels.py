@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,22 +13,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from arithscope.gpu import runs_kernels
+
 EXACT_PRODUCTS = (2, 8)  # the version of PyTorch from which on a product of half-precision matrices can be float32
 SILU = ("SiLU", "SiLUActivation")  # PyTorch's, and the library's in some versions
 ROTARY = "apply_rotary_pos_emb"  # the library's name for it, in every family that has it
 
 
-@cache
 def fused(device: torch.device) -> ModuleType | None:
-    """Our own GPU kernels, if they can be had: Triton comes with PyTorch for NVIDIA and AMD, and needs a C compiler."""
-    if device.type != "cuda":
+    """Our own GPU kernels, where they run."""
+    if not runs_kernels(device):
         return None
-    try:
-        from arithscope.subject import fused as kernels
+    from arithscope.subject import fused as kernels
 
-        kernels.try_out(device)
-    except Exception:  # whatever is missing: the same is computed without them, more slowly
-        return None
     return kernels
 
 
