@@ -9,8 +9,8 @@ import torch
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Triton comes with PyTorch for NVIDIA and AMD GPUs, and needs a C compiler. Where something is missing, the same is computed
-    without it, more slowly."""
+    """Triton comes with PyTorch for NVIDIA and AMD GPUs, and needs a C compiler. Where something is missing, the same is
+    computed without it, more slowly."""
     if device.type != "cuda":
         return False
     try:
