@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,17 +13,23 @@ from jaxtyping import Bool
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.samples import batches
 from arithscope.measures import Mean, bootstrap_means, faithfulness, log_probability, normalized_logit
+from arithscope.progress import Advance
 from arithscope.prompts import Prompts
 from arithscope.subject.edits import Edit, edit
 from arithscope.subject.replay import Reduce, record, replay
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import Means
+from arithscope.work import Function, Work
 
 MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
 TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
 FOUND, RANDOM = "found", "random"
+PROMPTS_IN_UNIT = 16
+
+Asked = tuple[tuple[Any, ...], Prompts]  # arguments of a unit, and all the prompts for which they are the same
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,44 @@ def score_reducer(subject: Subject, prompts: Prompts, judging: Judging, advance:
     return reduce
 
 
+def kept_scores(
+    subject: Subject,
+    means: MeanActivations,
+    heads: Bool[NDArray[Any], "variants layers heads"],
+    neurons: Mapping[int, Bool[NDArray[Any], "variants neurons"]],
+    neurons_from: int | None,
+    judging: Judging,
+    prompts: Prompts,
+    *,
+    advance: Advance,
+) -> NDArray[np.float64]:
+    """A unit: the scores of some prompts in circuits that keep these heads and neurons."""
+    masks = {layer: torch.from_numpy(keep) for layer, keep in neurons.items()}
+    edits = mean_ablation(subject, means.on(subject.device), torch.from_numpy(heads), masks, neurons_from)
+    return ablated_scores(subject, prompts, edits, judging, advance)
+
+
+def scores_by_prompts(
+    work: Work,
+    function: Function,
+    subject: Subject,
+    asked: Sequence[Asked],
+    advance: Advance = lambda n: None,
+) -> list[NDArray[np.float64]]:
+    """For each pair of arguments and prompts the scores [variants, prompts, …] that a function gives; a unit has a few of the
+    prompts: `function(subject, *arguments, prompts, advance=advance)`."""
+    blocks = [
+        (i, (*arguments, prompts[start : start + PROMPTS_IN_UNIT]))
+        for i, (arguments, prompts) in enumerate(asked)
+        for start in range(0, len(prompts), PROMPTS_IN_UNIT)
+    ]
+    found = work.map(function, subject, [unit for _, unit in blocks], advance)
+    together: list[list[NDArray[np.float64]]] = [[] for _ in asked]
+    for (i, _), scores in zip(blocks, found, strict=True):
+        together[i].append(scores)
+    return [np.concatenate(scores, axis=1) for scores in together]
+
+
 @dataclass(frozen=True)
 class Yardstick:
     """The two ends of the scale on some prompts: NL of the empty circuit and of the whole model."""
@@ -130,6 +175,23 @@ def yardstick(subject: Subject, means: Means, prompts: Prompts, judging: Judging
     return Yardstick(empty, model, judging)
 
 
+def yardsticks(
+    work: Work, subject: Subject, means: MeanActivations, samples: Sequence[Prompts], judging: Judging
+) -> list[Yardstick]:
+    """The yardstick of each of several samples."""
+    asked: list[Asked] = [((means, judging), prompts) for prompts in samples]
+    found = scores_by_prompts(work, _both_ends, subject, asked)
+    return [Yardstick(empty, model, judging) for empty, model in found]
+
+
+def _both_ends(
+    subject: Subject, means: MeanActivations, judging: Judging, prompts: Prompts, *, advance: Advance
+) -> NDArray[np.float64]:
+    """A unit: NL of the empty circuit and of the whole model, [2, prompts]."""
+    found = yardstick(subject, means.on(subject.device), prompts, judging)
+    return np.stack([found.empty, found.model])
+
+
 def compare_with_random(
     subject: Subject,
     means: Means,
@@ -143,8 +205,14 @@ def compare_with_random(
     """Measures of growing circuits, and of random ones as large. The edits' variants are the circuits in the order of their
     size, behind them as many for the first random draw, and so on."""
     scores = ablated_scores(subject, prompts, edits, judging, advance)
+    return beside_draws(yardstick(subject, means, prompts, judging), scores, draws, random)
+
+
+def beside_draws(
+    scale: Yardstick, scores: NDArray[np.float64], draws: int, random: np.random.Generator
+) -> tuple[list[dict[str, Mean]], list[dict[str, Mean]]]:
+    """The same from the scores of all these circuits, [variants, prompts, scores]."""
     scores = scores.reshape(1 + draws, -1, *scores.shape[1:])
-    scale = yardstick(subject, means, prompts, judging)
     return scale.measure(scores[0], random), scale.measure_draws(scores[1:], random)
 
 
