@@ -90,6 +90,7 @@ class Cluster(Work):
             shares = self._shares()
             if not shares:
                 raise UserError("The cluster has no GPUs, which --device cuda asks for; use --device cpu or auto.")
+            self._grow()  # already now: while workers come into being, the driver loads the subject
         except BaseException:
             self.close()
             raise
@@ -220,7 +221,8 @@ class Cluster(Work):
         for share in missing.elements():
             slot = _Slot(share, self._actor(share))
             self._slots.append(slot)
-            self._start(slot)
+            if self._source is not None:
+                self._start(slot)
 
     def _start(self, slot: _Slot) -> None:
         """Have a worker take the subject, once it is there and has finished what it does."""
@@ -271,13 +273,18 @@ class Cluster(Work):
 
 
 def _connected(address: str) -> tuple[Any, bool]:
-    """Ray, connected to the cluster, and whether this process had already connected it (to whatever it chose)."""
+    """Ray, connected to the cluster, and whether this process already was."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Working on a cluster needs the package ray; run: pip install 'arithscope[cluster]'.")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anyone
     import ray
 
     if ray.is_initialized():
+        known = ray.get_runtime_context().gcs_address
+        if address not in ("auto", known):
+            raise UserError(
+                f"This process works on the Ray cluster at {known}; use that, or call ray.shutdown() first."
+            )
         return ray, True
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -57,6 +58,7 @@ class Worker:
     def take(self, source: Hull | Named, weights: Weights | None) -> Ready:
         """Load a subject, or put it together, in the place of an earlier one."""
         self.subject, hull = None, None
+        gc.collect()  # a model is full of cycles, and the next one needs its memory
         if isinstance(source, Named):
             self.subject = load(source.name, source.template, source.options)
             hull = hull_of(self.subject)
