@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.result import Result, strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.measures import EFFECTS, bootstrap_means, effects
+from arithscope.measures import EFFECTS, bootstrap_intervals, effects
 from arithscope.progress import Advance, Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing, edit
@@ -144,8 +144,9 @@ def _table(
 
 def effect_statistics(values: NDArray[np.floating[Any]], random: np.random.Generator) -> pd.DataFrame:
     """For each row of [rows, prompts] the mean with its interval, and the median: value, low, high, n, median."""
-    means = pd.DataFrame([asdict(mean) for mean in bootstrap_means(values.astype(np.float64), random)])
-    return means.assign(median=np.median(values, axis=1))
+    value, low, high = bootstrap_intervals(values, random)
+    columns = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
+    return pd.DataFrame(columns)
 
 
 def _prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFrame:

@@ -105,9 +105,11 @@ def neurons(
     picked = share_of(size, PICKED)
     tables, agreement = [], []
     passes = {EXACT: size * len(layers) + len(SCREENS), SCREEN: picked * len(layers) + 1}.get(method, 1)
-    with progress.task("neurons", passes * sum(len(split.discovery) for split in samples.values())) as advance:
+    prompts = sum(min(len(split.discovery), sizes.neurons) for split in samples.values())
+    with progress.task("neurons", passes * prompts) as advance:
         for operator, split in samples.items():
-            given = subject, split.discovery, split.others, layers
+            some = slice(0, sizes.neurons)
+            given = subject, split.discovery[some], split.others[some], layers
             measure = partial(neuron_effects, *given, position=subject.positions.last, advance=advance)
             estimate = partial(estimated_effects, *given, advance=advance)
             table = partial(_effect_table, operator, layers, random=random_source(seed, "neurons", operator))

@@ -11,6 +11,9 @@ CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are long ful
 CPU_ROWS = 256  # … unless it were for fewer rows than this
 GPU_BUDGET = 16 * 2**30  # by then a GPU is busy
 GRAPH = 2  # times what a layer has at its peak: as much at most is kept of it for a backward pass
+GPU_STORAGE = (
+    36 * 2**30
+)  # what results may take at the most: beside an 8B model that leaves half of a large GPU to others
 GPU_SHARE = 0.5  # of what is free, at the most; the rest is for the allocator and the library's temporaries
 
 
@@ -44,7 +47,7 @@ def cache_bytes(subject: Subject, positions: int) -> int:
 def storage(subject: Subject) -> int:
     """Bytes that results may take now on the subject's device, beside a pass."""
     if subject.device.type == "cuda":
-        return int(GPU_SHARE * _free(subject))
+        return min(GPU_STORAGE, int(GPU_SHARE * _free(subject)))
     return psutil.virtual_memory().available // 4
 
 

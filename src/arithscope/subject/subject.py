@@ -16,6 +16,7 @@ from arithscope.errors import UserError
 from arithscope.prompts import Prompts, Template
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.encoding import Positions, PromptEncoder
+from arithscope.subject.kernels import exact_product, quicken
 
 
 class Site(StrEnum):
@@ -57,6 +58,7 @@ class Subject:
         if config.model_type not in FAMILIES:
             raise unknown_family(config.model_type)
         self.model, self.tokenizer, self.identity = model.eval().requires_grad_(False), tokenizer, identity
+        quicken(model)
         self.family = config.model_type
         self.architecture = architecture = FAMILIES[self.family]
         self.layers = list(model.get_submodule(architecture.layers))
@@ -159,8 +161,9 @@ class Subject:
         return _at_least_float32(output.logits[:, -1])
 
     def unembed(self, residual: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
-        """From the last layer's output to logits, as the model itself does it."""
-        logits = self.unembedding(self.final_norm(residual))
+        """From the last layer's output to logits, as the model itself does it, but not rounded to half precision at the end:
+        that would be coarser than the effect of most neurons."""
+        logits = exact_product(self.unembedding, self.final_norm(residual))
         if self._soft_cap is not None:
             logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
         return _at_least_float32(logits)

@@ -18,7 +18,8 @@ from torch import Tensor
 from arithscope.prompts import Prompts
 from arithscope.subject.edits import Activations, capturing
 from arithscope.subject.memory import cache_bytes, component_bytes, rows_that_fit
-from arithscope.subject.replay import KeysValues, prefix_keys_values, tail_logits
+from arithscope.subject.replay import prefix_keys_values, tail_logits
+from arithscope.subject.shared_prefix import KeysValues
 from arithscope.subject.subject import Site, Subject
 
 Progress = Callable[[int], None]  # told how many prompts were done since it was last called
