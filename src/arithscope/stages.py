@@ -74,7 +74,7 @@ def _circuit(subject: Subject, settings: Any, results: dict[str, Any], progress:
 
 
 def _probe(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Probe:
-    return probe(subject, results["accuracy"], settings.sizes, settings.seed, progress)
+    return probe(subject, results["accuracy"], settings.sizes, settings.seed, progress, work)
 
 
 def _heads(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Heads:
@@ -85,12 +85,13 @@ def _heads(subject: Subject, settings: Any, results: dict[str, Any], progress: P
 def _mlp0(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Mlp0:
     earlier = results["accuracy"], results["means"], results["circuit"]
     s = settings
-    return mlp0(subject, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress)
+    return mlp0(subject, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress, work)
 
 
 def _neurons(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Neurons:
     s = settings
-    return neurons(subject, results["accuracy"], results["probe"], s.sizes, s.seed, s.neurons, s.picked_by, progress)
+    earlier = results["accuracy"], results["probe"]
+    return neurons(subject, *earlier, s.sizes, s.seed, s.neurons, s.picked_by, progress, work)
 
 
 def _topk(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> TopK:

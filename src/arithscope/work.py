@@ -53,6 +53,12 @@ class Here(Work):
 HERE = Here()
 
 
+def blocks(n: int, most: int) -> list[slice]:
+    """0…n−1 in as few pieces of at most so many as there can be, all about as long."""
+    count = -(-n // most)
+    return [slice(i * n // count, (i + 1) * n // count) for i in range(count)]
+
+
 def carry_out(function: Function, subject: Any, unit: Unit, advance: Advance) -> tuple[Any, int]:
     """What a unit returns, and how many steps it counted."""
     steps = 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from arithscope.subject.edits import Edit, edit
 from arithscope.subject.replay import Reduce, record, replay
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import Means
-from arithscope.work import Function, Work
+from arithscope.work import Function, Work, blocks
 
 MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
 TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
@@ -113,6 +113,24 @@ def kept_scores(
     return ablated_scores(subject, prompts, edits, judging, advance)
 
 
+def nested_scores(
+    subject: Subject,
+    means: MeanActivations,
+    heads: Bool[NDArray[Any], "variants layers heads"],
+    orders: Mapping[int, Int[NDArray[Any], "orders neurons"]],
+    counts: Sequence[int],
+    neurons_from: int | None,
+    judging: Judging,
+    prompts: Prompts,
+    *,
+    advance: Advance,
+) -> NDArray[np.float64]:
+    """A unit: the scores of some prompts in circuits that keep, for each order of a layer's neurons, its first n, for each n.
+    It is sent orders, as all the sets are many times as large."""
+    kept = {layer: nested_sets(list(some), counts).numpy() for layer, some in orders.items()}
+    return kept_scores(subject, means, heads, kept, neurons_from, judging, prompts, advance=advance)
+
+
 def scores_by_prompts(
     work: Work,
     function: Function,
@@ -122,16 +140,10 @@ def scores_by_prompts(
 ) -> list[NDArray[np.float64]]:
     """For each pair of arguments and prompts the scores [variants, prompts, …] that a function gives; a unit has a few of the
     prompts: `function(subject, *arguments, prompts, advance=advance)`."""
-    blocks = [
-        (i, (*arguments, prompts[start : start + PROMPTS_IN_UNIT]))
-        for i, (arguments, prompts) in enumerate(asked)
-        for start in range(0, len(prompts), PROMPTS_IN_UNIT)
-    ]
-    found = work.map(function, subject, [unit for _, unit in blocks], advance)
-    together: list[list[NDArray[np.float64]]] = [[] for _ in asked]
-    for (i, _), scores in zip(blocks, found, strict=True):
-        together[i].append(scores)
-    return [np.concatenate(scores, axis=1) for scores in together]
+    some = [blocks(len(prompts), PROMPTS_IN_UNIT) for _, prompts in asked]
+    units = [(*arguments, prompts[b]) for (arguments, prompts), mine in zip(asked, some, strict=True) for b in mine]
+    parts = iter(work.map(function, subject, units, advance))
+    return [np.concatenate([next(parts) for _ in mine], axis=1) for mine in some]
 
 
 @dataclass(frozen=True)
@@ -165,53 +177,24 @@ class Yardstick:
         return [dict(zip(MEASURES, row, strict=True)) for row in means]
 
 
-def yardstick(subject: Subject, means: Means, prompts: Prompts, judging: Judging) -> Yardstick:
-    """Run the prompts with nothing ablated, and with everything."""
-    s = subject.sizes
-    keep = torch.tensor([[False], [True]])
-    heads = keep[:, :, None].expand(2, s.layers, s.heads)
-    edits = mean_ablation(subject, means, heads, {i: keep.expand(2, s.neurons) for i in range(s.layers)})
-    empty, model = ablated_scores(subject, prompts, edits, judging)[..., 0]
-    return Yardstick(empty, model, judging)
-
-
 def yardsticks(
     work: Work, subject: Subject, means: MeanActivations, samples: Sequence[Prompts], judging: Judging
 ) -> list[Yardstick]:
-    """The yardstick of each of several samples."""
-    asked: list[Asked] = [((means, judging), prompts) for prompts in samples]
-    found = scores_by_prompts(work, _both_ends, subject, asked)
-    return [Yardstick(empty, model, judging) for empty, model in found]
-
-
-def _both_ends(
-    subject: Subject, means: MeanActivations, judging: Judging, prompts: Prompts, *, advance: Advance
-) -> NDArray[np.float64]:
-    """A unit: NL of the empty circuit and of the whole model, [2, prompts]."""
-    found = yardstick(subject, means.on(subject.device), prompts, judging)
-    return np.stack([found.empty, found.model])
-
-
-def compare_with_random(
-    subject: Subject,
-    means: Means,
-    prompts: Prompts,
-    edits: Sequence[Edit],
-    draws: int,
-    judging: Judging,
-    random: np.random.Generator,
-    advance: Callable[[int], None],
-) -> tuple[list[dict[str, Mean]], list[dict[str, Mean]]]:
-    """Measures of growing circuits, and of random ones as large. The edits' variants are the circuits in the order of their
-    size, behind them as many for the first random draw, and so on."""
-    scores = ablated_scores(subject, prompts, edits, judging, advance)
-    return beside_draws(yardstick(subject, means, prompts, judging), scores, draws, random)
+    """Run the prompts of each sample with everything ablated, and with nothing."""
+    s = subject.sizes
+    keep = np.array([[False], [True]])
+    heads = np.broadcast_to(keep[:, :, None], (2, s.layers, s.heads)).copy()
+    neurons = dict.fromkeys(range(s.layers), np.repeat(keep, s.neurons, axis=1))
+    asked: list[Asked] = [((means, heads, neurons, None, judging), prompts) for prompts in samples]
+    found = scores_by_prompts(work, kept_scores, subject, asked)
+    return [Yardstick(empty, model, judging) for empty, model in (scores[..., 0] for scores in found)]
 
 
 def beside_draws(
     scale: Yardstick, scores: NDArray[np.float64], draws: int, random: np.random.Generator
 ) -> tuple[list[dict[str, Mean]], list[dict[str, Mean]]]:
-    """The same from the scores of all these circuits, [variants, prompts, scores]."""
+    """Measures of growing circuits, and of random ones as large, from their scores [variants, prompts, scores]. Variants are
+    the circuits in the order of their size, behind them as many for the first random draw, and so on."""
     scores = scores.reshape(1 + draws, -1, *scores.shape[1:])
     return scale.measure(scores[0], random), scale.measure_draws(scores[1:], random)
 

@@ -21,7 +21,7 @@ from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing, edit
 from arithscope.subject.replay import Reduce, record, replay
 from arithscope.subject.subject import Site, Subject
-from arithscope.work import HERE, Work
+from arithscope.work import HERE, Work, blocks
 
 MLP = -1  # stands in the column `head` for the layer's MLP
 LAYERS_IN_UNIT = 8
@@ -74,14 +74,14 @@ def localize(
     for operator in [o for o in accuracy.operators if o not in samples]:
         progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
     s, positions = subject.sizes, list(subject.positions.named().values())
-    blocks = [range(i, min(i + LAYERS_IN_UNIT, s.layers)) for i in range(0, s.layers, LAYERS_IN_UNIT)]
-    units = [(x.discovery, x.others, p, block) for x in samples.values() for p in positions for block in blocks]
+    some = [range(s.layers)[block] for block in blocks(s.layers, LAYERS_IN_UNIT)]
+    units = [(x.discovery, x.others, p, layers) for x in samples.values() for p in positions for layers in some]
     per_prompt = s.layers * (s.heads + 1) * len(positions)
     with progress.task("localize", per_prompt * sum(len(split.discovery) for split in samples.values())) as advance:
         parts = iter(work.map(component_effects, subject, units, advance))
     tables, prompts = [], []
     for operator, split in samples.items():
-        found = np.stack([np.concatenate([next(parts) for _ in blocks]) for _ in positions])
+        found = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
         random = random_source(seed, "localize", operator)
         tables += [_table(subject, operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)]
         prompts.append(_prompt_table(operator, split.discovery, split.others))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from arithscope.experiments.ablation import (
     Asked,
@@ -16,8 +15,7 @@ from arithscope.experiments.ablation import (
     beside_draws,
     beside_random,
     curve_table,
-    kept_scores,
-    nested_sets,
+    nested_scores,
     scores_by_prompts,
     smallest_on_plateau,
     yardsticks,
@@ -29,8 +27,8 @@ from arithscope.experiments.neurons import Neurons
 from arithscope.experiments.result import Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import Mean
-from arithscope.progress import Advance, Progress
-from arithscope.prompts import Prompts, random_source
+from arithscope.progress import Progress
+from arithscope.prompts import random_source
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE, Work
 
@@ -101,14 +99,14 @@ def topk(
             for layer, found in zip(layers, ranked, strict=True)
         }
         heads = circuit.keeps(operator, s.layers, s.heads).numpy()
-        asked.append(((means, heads, orders, counts, judging), prompts))
+        asked.append(((means, heads, orders, counts, subject.positions.last, judging), prompts))
     curves, tops = [], []
     measured: dict[str, dict[str, Mean]] = {}
     ks: dict[str, int] = {}
     left_out: dict[str, int] = {}
     total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
     with progress.task("topk", total) as advance:
-        scores = scores_by_prompts(work, _nested_scores, subject, asked, advance)
+        scores = scores_by_prompts(work, nested_scores, subject, asked, advance)
         scales = yardsticks(work, subject, means, list(samples.values()), judging)
     for operator, scored, scale in zip(samples, scores, scales, strict=True):
         ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
@@ -127,23 +125,6 @@ def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:
     decades = (10**power for power in range(len(str(total))))
     steps = {int(step * decade + 0.5) for decade in decades for step in A_DECADE}
     return sorted({0, total, *(n for n in steps if n < total), *fixed})
-
-
-def _nested_scores(
-    subject: Subject,
-    means: MeanActivations,
-    heads: NDArray[np.bool_],
-    orders: Mapping[int, NDArray[np.int32]],
-    counts: Sequence[int],
-    judging: Judging,
-    prompts: Prompts,
-    *,
-    advance: Advance,
-) -> NDArray[np.float64]:
-    """A unit: the scores of some prompts in circuits that keep, for each order of a layer's neurons, its first n, for each n.
-    It is sent orders, as all the sets are many times as large."""
-    kept = {layer: nested_sets(list(some), counts).numpy() for layer, some in orders.items()}
-    return kept_scores(subject, means, heads, kept, subject.positions.last, judging, prompts, advance=advance)
 
 
 def _best(ranking: pd.DataFrame, k: int) -> pd.DataFrame:
