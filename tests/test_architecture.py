@@ -11,7 +11,7 @@ ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "progress", "work", "parts"},
+    {"files", "progress", "threads", "work", "parts"},
     {"prompts"},
     {"measures", "heuristics"},
     {"subject"},
@@ -22,8 +22,8 @@ LEVELS: list[set[str]] = [
     {"store"},
     {"study", "cluster"},
     {"checkpoints", "runs"},
-    {"doctor", "report", "explorer"},
-    {"options", "cli", "__main__", "__init__"},
+    {"doctor", "bench", "report", "explorer"},
+    {"options", "cli_bench", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}

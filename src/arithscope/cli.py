@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from arithscope import __version__
+from arithscope.cli_bench import bench
 from arithscope.errors import UserError
 from arithscope.options import (
     AllowPickle,
@@ -31,7 +32,7 @@ from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
     from arithscope.progress import Progress
-    from arithscope.store import RunFolder, RunWriter
+    from arithscope.store import RunFolder
 
 app = typer.Typer(
     add_completion=False,
@@ -113,7 +114,7 @@ def run(
     from arithscope.checkpoints import follow
     from arithscope.cluster.driver import working
     from arithscope.progress import for_console
-    from arithscope.report.plates import draw_plates
+    from arithscope.report.studio import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.settings import Settings
 
@@ -139,10 +140,7 @@ def run(
     how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
     progress = for_console(Console(stderr=True))
 
-    def draw(run: RunWriter) -> None:
-        draw_plates(run, progress)
-
-    with working(cluster, *how, progress) as (work, load):
+    with drawing(progress) as draw, working(cluster, *how, progress) as (work, load):
         loaded = load(subject)
         print(loaded, *([] if work.where is None else [f"studied by {work.where}"]))
         folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw, work=work)
@@ -300,6 +298,9 @@ def doctor(
     how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
     for line in examine(load(subject, *how), operators, max_operand):
         print(line)
+
+
+app.command()(bench)
 
 
 @app.command()

@@ -24,7 +24,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
 Prefix = Annotated[str, typer.Option(help=r"Text before every prompt: few-shot examples, say. \n is a line break.")]
-DeviceMap = Annotated[str | None, typer.Option(help="auto spreads a model over GPUs, CPU and disk.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(help="auto spreads a model over GPUs, CPU and disk; or a JSON file with a place for each part."),
+]
 Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit; needs the extra `quant`.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]

@@ -34,6 +34,7 @@ from arithscope.prompts import legal_prompts
 from arithscope.settings import Settings
 from arithscope.subject.memory import budget, cache_bytes, component_bytes, row_bytes, storage
 from arithscope.subject.subject import Site, Subject
+from arithscope.subject.twins import passes_at_once
 from arithscope.work import Work
 
 
@@ -147,7 +148,8 @@ def _sweep_memory(subject: Subject, settings: Settings) -> int:
     prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
     row = row_bytes(subject, subject.encoder.length, subject.encoder.length)
     row += 2 * cache_bytes(subject, subject.encoder.length)
-    return min(budget(subject, row), row * prompts) + 64 * prompts
+    passes = passes_at_once(subject)
+    return min(passes * budget(subject, row, passes), row * prompts) + 64 * prompts
 
 
 def _replay_memory(subject: Subject, settings: Settings) -> int:

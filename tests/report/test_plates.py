@@ -37,13 +37,13 @@ def test_only_figures_whose_stages_are_there(tmp_path: Path) -> None:
 
 def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    original = plates._draw
+    original = plates.plate_drawn
 
-    def counted(folder: Path, plate: plates.Plate, results: list[object], run: RunFolder) -> object:
+    def counted(run: RunFolder, plate: plates.Plate) -> object:
         drawn.append(plate.name)
-        return original(folder, plate, results, run)
+        return original(run, plate)
 
-    monkeypatch.setattr(plates, "_draw", counted)
+    monkeypatch.setattr(plates, "plate_drawn", counted)
     study(tmp_path)
     study(tmp_path)
     assert drawn == ["accuracy"]

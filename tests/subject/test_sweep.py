@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ import torch
 from arithscope.prompts import Prompts, random_source, sample, square
 from arithscope.subject.edits import capturing
 from arithscope.subject.subject import Subject
-from arithscope.subject.sweep import mean_activations, sweep
+from arithscope.subject.sweep import mean_activations, sweep, sweep_neurons
+from arithscope.subject.twins import passes_at_once, twin
 from tests.families import FAMILY_AND_ATTENTION, small
 
 families = pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
@@ -56,6 +59,76 @@ def test_means_equal_the_mean_of_plain_batches(family: str, attention: str) -> N
     for layer in range(subject.sizes.layers):
         assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
         assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
+
+
+@families
+def test_neurons_of_passes_that_end_early_equal_plain_batches(family: str, attention: str) -> None:
+    subject = small(family, attention)
+    prompts = sample(square("+-*/", 12), 60, random_source(1, "sweep"))
+    _, seen = plain(subject, prompts)
+    chosen = {1: torch.tensor([5, 0]), 0: torch.tensor([7])}
+    covered, counted = np.zeros(len(prompts), dtype=int), []
+    for rows, found in sweep_neurons(subject, prompts, chosen, counted.append, rows=17):
+        covered[rows] += 1
+        assert found.keys() == chosen.keys()
+        for layer, which in chosen.items():
+            assert close(found[layer], seen.neurons[layer][rows, -1][:, which])
+    assert (covered == 1).all()
+    assert sum(counted) == len(prompts)
+    again, _ = plain(subject, prompts)
+    assert again.shape == (len(prompts), subject.sizes.vocabulary)  # nothing ends the passes that come after
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """So many threads in torch, and therefore so many passes at a time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@families
+def test_passes_side_by_side_do_not_see_each_other(family: str, attention: str, threads: int) -> None:
+    """Every pass watches its own prompts only, whatever runs beside it."""
+    subject = small(family, attention)
+    assert passes_at_once(subject) == threads
+    prompts = square("+-", 8)
+    logits, seen = plain(subject, prompts)
+    for block in sweep(subject, prompts, heads=[1], neurons=[0, 2], residual=[2], rows=9):
+        assert close(block.logits, logits[block.rows])
+        assert close(block.seen.heads[1], seen.heads[1][block.rows, -1])
+        assert close(block.seen.neurons[2], seen.neurons[2][block.rows, -1])
+        assert close(block.seen.residual[2], seen.residual[2][block.rows, -1])
+    assert torch.get_num_threads() == threads
+    told = torch.zeros_like(logits)
+    means = mean_activations(subject, prompts, rows=9, see=lambda rows, some: told.__setitem__(rows, some))
+    assert close(told, logits)
+    for layer in range(subject.sizes.layers):
+        assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
+        assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
+
+
+def test_a_twin_has_its_own_modules_and_the_same_weights() -> None:
+    subject = small("llama", "sdpa")
+    other = twin(subject)
+    assert not set(map(id, subject.model.modules())) & set(map(id, other.model.modules()))
+    assert [id(p) for p in other.model.parameters()] == [id(p) for p in subject.model.parameters()]
+    assert other.encoder is subject.encoder
+    with capturing(other, neurons=[0]) as seen:
+        subject.logits(subject.encode(square("+", 2)))
+        assert not seen.neurons
+        other.logits(other.encode(square("+", 2)))
+        assert seen.neurons
+
+
+def test_a_failure_in_a_pass_is_told() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError, match="no"):
+        list(sweep(small("llama", "sdpa"), square("+", 4), neurons=[0], keep=broken, rows=5))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gptj"])

@@ -25,6 +25,7 @@ from arithscope.errors import UserError
 from arithscope.progress import Advance, Progress
 from arithscope.prompts import Template
 from arithscope.subject.load import LoadOptions, load
+from arithscope.subject.offload import read_device_map
 from arithscope.subject.shared import Hull, hull_of, weights_of
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE, Done, Function, Unit, Work
@@ -115,7 +116,9 @@ class Cluster(Work):
         if not self._apart:
             return load(name, template, replace(self.options, device="cpu"))
         device = "cuda" if any(share.gpus for share in self._shares()) else "cpu"
-        named = Named(name, template, replace(self.options, device=device))
+        spread = self.options.device_map  # a file is read here; other nodes may not have it
+        placed = None if spread is None else read_device_map(spread)
+        named = Named(name, template, replace(self.options, device=device, device_map=placed))
         self._hull = None
         self._give(named)
         while self._hull is None:

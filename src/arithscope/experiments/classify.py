@@ -16,13 +16,14 @@ from arithscope.experiments.patterns import Patterns
 from arithscope.experiments.result import Result, by_operator, of_neuron, table_of
 from arithscope.heuristics import classification
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Neurons, workers
+from arithscope.heuristics.classification import Neurons
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
 from arithscope.heuristics.one_operand import permutations, remaining, takes_both
 from arithscope.heuristics.variance import Coverage
 from arithscope.measures import Mean, bootstrap_mean
 from arithscope.progress import Progress
 from arithscope.prompts import random_source
+from arithscope.threads import workers
 
 RAW, CALIBRATED = CRITERIA = ("raw", "calibrated")
 ANY = "any"  # kind of heuristic

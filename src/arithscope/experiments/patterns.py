@@ -17,8 +17,9 @@ from arithscope.experiments.topk import TopK
 from arithscope.heuristics.variance import told_by
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, legal_prompts, square
+from arithscope.subject.offload import fetched
 from arithscope.subject.subject import Subject
-from arithscope.subject.sweep import sweep
+from arithscope.subject.sweep import sweep_neurons
 
 TOP_TOKENS = 10
 LARGEST = float(np.finfo(np.float16).max)
@@ -88,7 +89,8 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress)
         for operator in operators:
             of_operator = neurons[neurons.operator == operator]
             fill_activations(subject, operator, of_operator, max_operand, activations, advance)
-    logits = _lens(subject, neurons)
+    with fetched(subject.unembedding):
+        logits = _lens(subject, neurons)
     described = [
         _described(subject, o, neurons[neurons.operator == o], activations, logits, max_operand) for o in operators
     ]
@@ -112,11 +114,11 @@ def fill_activations(
         int(str(layer)): (rows.index.to_numpy(), torch.tensor(rows.neuron.to_numpy()).long())
         for layer, rows in neurons.groupby("layer")
     }
-    for block in sweep(subject, square(operator, max_operand), neurons=list(layers), progress=advance):
-        for layer, (rows, chosen) in layers.items():
-            seen = block.seen.neurons[layer]
-            values = seen.index_select(1, chosen.to(seen.device)).float().clamp(-LARGEST, LARGEST)
-            activations[np.ix_(rows, block.rows)] = values.T.half().cpu().numpy()
+    chosen = {layer: which for layer, (_, which) in layers.items()}
+    for prompts, seen in sweep_neurons(subject, square(operator, max_operand), chosen, advance):
+        for layer, (rows, _) in layers.items():
+            values = seen[layer].float().clamp(-LARGEST, LARGEST)
+            activations[np.ix_(rows, prompts)] = values.T.half().cpu().numpy()
 
 
 def pattern_of(subject: Subject, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:

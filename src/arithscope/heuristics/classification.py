@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -31,6 +30,7 @@ from arithscope.heuristics.matching import is_match, order, overlaps, taken
 from arithscope.heuristics.multi_result import how_many_sets
 from arithscope.heuristics.tails import evidence as one_evidence
 from arithscope.prompts import random_source
+from arithscope.threads import workers
 
 CPU_CELLS, GPU_CELLS = 2**20, 2**25  # that are worked on at a time: orders of the prompts × prompts, or × entries
 
@@ -140,18 +140,6 @@ def match(
 
 def rows_at_a_time(catalogue: Catalogue) -> int:
     return max(1, (GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS) // catalogue.width)
-
-
-@contextmanager
-def workers() -> Iterator[ThreadPoolExecutor]:
-    """As many threads, for independent pieces of work, as torch uses inside an operation on a CPU, which now uses one."""
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        with ThreadPoolExecutor(threads) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _matched(

@@ -8,7 +8,6 @@ figures/index.json       of each figure its title, its caption, the keys of the 
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +25,45 @@ from arithscope.store import RunFolder
 
 FOLDER = "figures"
 PNG_DPI, SVG_DPI = 150, 100  # the latter is for images inside
+_KINDS = {stage.name: stage.result for stage in STAGES}
 GAP = 1.5  # points between a figure's body and the texts around it; the layout leaves 3
 
 
 def draw_plates(run: RunFolder, progress: Progress) -> None:
     """Draw every figure whose stages are done, unless it was drawn from the same before."""
-    kinds = {stage.name: stage.result for stage in STAGES}
-    folder = run.path / FOLDER
-    index = _index(folder)
-    todo = [p for p in PLATES if all(map(run.is_done, p.needs)) and not _is_drawn(folder, index, p, run)]
+    todo = plates_to_draw(run)
     if not todo:
         return
-    folder.mkdir(exist_ok=True)
-
-    @cache  # several figures are drawn from the same stages
-    def read(stage: str) -> Any:
-        return run.read(stage, kinds[stage])
-
     with progress.task(f"figures of {todo[0].needs[-1]}", len(todo)) as advance:
         for plate in todo:
-            index[plate.name] = _draw(folder, plate, [read(name) for name in plate.needs], run)
-            write_json(folder / "index.json", index)
+            write_index(run.path, {plate.name: plate_drawn(run, plate)})
             advance(1)
 
 
-def _draw(folder: Path, plate: Plate, results: list[Any], run: RunFolder) -> dict[str, Any]:
+def plates_to_draw(run: RunFolder) -> list[Plate]:
+    """Every figure whose stages are done and that was not drawn from them yet."""
+    folder = run.path / FOLDER
+    index = _index(folder)
+    return [p for p in PLATES if all(map(run.is_done, p.needs)) and not _is_drawn(folder, index, p, run)]
+
+
+def plate_drawn(run: RunFolder, plate: Plate) -> dict[str, Any]:
+    """Draw a figure into the run's folder; returns what the index is to hold of it."""
+    folder = run.path / FOLDER
+    folder.mkdir(exist_ok=True)
     title = f"{plate.title} · {run.manifest['subject']['name']}"
-    body = save_figure(folder, plate.name, plate.draw(*results), title, plate.caption)
-    return {"title": plate.title, "caption": plate.caption, "drawn_from": _sources(plate, run), "body": body}
+    figure = plate.draw(*(run.read(name, _KINDS[name]) for name in plate.needs))
+    body = save_figure(folder, plate.name, figure, title, plate.caption)
+    return {"title": plate.title, "caption": plate.caption, "drawn_from": drawn_from_now(plate, run), "body": body}
+
+
+def write_index(run: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Put what there is to say of some figures into the index."""
+    folder = run / FOLDER
+    before = _index(folder)
+    after = {**before, **json.loads(json.dumps(entries))}
+    if after != before:
+        write_json(folder / "index.json", after)
 
 
 def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: str) -> tuple[float, float]:
@@ -82,14 +92,15 @@ def drawn_plates(run: RunFolder) -> dict[str, dict[str, Any]]:
     return {plate.name: index[plate.name] for plate in there}
 
 
-def _sources(plate: Plate, run: RunFolder) -> dict[str, str | None]:
+def drawn_from_now(plate: Plate, run: RunFolder) -> dict[str, str | None]:
+    """The keys of the stages that a figure would be drawn from now."""
     return {name: run.key(name) for name in plate.needs}
 
 
 def _is_drawn(folder: Path, index: dict[str, Any], plate: Plate, run: RunFolder) -> bool:
     there = all((folder / f"{plate.name}.{ending}").exists() for ending in ("png", "svg"))
     entry = index.get(plate.name, {})
-    return there and "body" in entry and entry.get("drawn_from") == _sources(plate, run)
+    return there and "body" in entry and entry.get("drawn_from") == drawn_from_now(plate, run)
 
 
 def _index(folder: Path) -> dict[str, Any]:

@@ -52,21 +52,26 @@ def storage(subject: Subject) -> int:
 
 
 def _free(subject: Subject) -> int:
-    free, _ = torch.cuda.mem_get_info(subject.device)
-    return free + torch.cuda.memory_reserved(subject.device) - torch.cuda.memory_allocated(subject.device)
+    """On the fullest of the GPUs that layers run on."""
+    free = []
+    for gpu in (device for device in subject.devices if device.type == "cuda"):
+        unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+        free.append(torch.cuda.mem_get_info(gpu)[0] + unused)
+    return min(free)
 
 
-def budget(subject: Subject, row: int = 0) -> int:
-    """Bytes that one pass may take now, for rows of that many bytes."""
-    if subject.device.type == "cuda":
+def budget(subject: Subject, row: int = 0, passes: int = 1) -> int:
+    """Bytes that one pass, or each of several at once, may take now, for rows of that many bytes."""
+    if subject.device.type == "cuda" or subject.offloads:  # each pass fetches weights: the fewer the better
         return min(GPU_BUDGET, storage(subject))
-    return min(max(CPU_BUDGET, CPU_ROWS * row), storage(subject))
+    return min(max(CPU_BUDGET, CPU_ROWS * row), storage(subject) // passes)
 
 
-def rows_that_fit(subject: Subject, tail: int, length: int, per_row: int = 0) -> int:
-    """Rows of one pass over `tail` of `length` positions; `per_row` adds bytes for what the caller keeps per row."""
+def rows_that_fit(subject: Subject, tail: int, length: int, per_row: int = 0, passes: int = 1) -> int:
+    """Rows of one pass, or of each of several at once, over `tail` of `length` positions; `per_row` adds bytes for what the
+    caller keeps per row."""
     row = row_bytes(subject, tail, length) + per_row
-    return max(1, budget(subject, row) // row)
+    return max(1, budget(subject, row, passes) // row)
 
 
 def component_bytes(subject: Subject, site: Site) -> int:

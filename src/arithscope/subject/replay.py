@@ -129,8 +129,9 @@ def tail_logits(
     cache = DynamicCache()
     for i, (keys, values) in enumerate(prefix):
         cache.update(keys, values, i)
-    # By index: a slice would not lie together in memory, and be unembedded row by row.
-    last = torch.tensor([ids.shape[1] - 1])
+    # By index: a slice would not lie together in memory, and be unembedded row by row. (A tensor would be sent to where the
+    # model begins, which may not be where it ends.)
+    last = [ids.shape[1] - 1]
     return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last))
 
 
@@ -264,7 +265,7 @@ def replay_neurons(
 
     if subject.architecture.post_norms:
         return _reduced(tape, len(neurons), reduce, chunk, hidden_by_running_the_layer)
-    old, value_vectors = tape.neurons[layer][:, at - tape.first], subject.value_vectors(layer)
+    old, value_vectors = tape.neurons[layer][:, at - tape.first].to(subject.device), subject.value_vectors(layer)
     return _reduced(tape, len(neurons), reduce, chunk, hidden_by_adding)
 
 

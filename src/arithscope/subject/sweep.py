@@ -1,19 +1,22 @@
 """Passing over very many prompts, the whole operand square say, computing each shared beginning once.
 
 The square repeats everything before op2 (BOS, few-shot prefix, op1, operator) for each of its second operands. A sweep
-runs each distinct beginning once, keeps its keys and values, and runs only the tail, from op2 on, for every prompt.
+runs each distinct beginning once, keeps its keys and values, and runs only the tail, from op2 on, for every prompt. On a CPU
+passes run side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from arithscope.prompts import Prompts
 from arithscope.subject.edits import Activations, capturing
@@ -21,8 +24,10 @@ from arithscope.subject.memory import cache_bytes, component_bytes, rows_that_fi
 from arithscope.subject.replay import prefix_keys_values, tail_logits
 from arithscope.subject.shared_prefix import KeysValues
 from arithscope.subject.subject import Site, Subject
+from arithscope.subject.twins import passes_at_once, side_by_side
 
 Progress = Callable[[int], None]  # told how many prompts were done since it was last called
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,41 @@ def sweep(
     By default activations are those at the last position; `keep` gets them at all tail positions (op2…last). `rows` is
     the size of a pass; by default what fits the memory.
     """
+
+    def run(subject: Subject, tail: _Tail) -> Block:
+        with capturing(subject, heads=heads, neurons=neurons, residual=residual, keep=keep) as seen:
+            logits = tail_logits(subject, tail.prefix(), tail.ids)
+        return Block(tail.rows, logits, seen)
+
     n_heads, n_neurons = (component_bytes(subject, site) for site in (Site.HEADS, Site.NEURONS))
     kept = len(heads) * n_heads + len(neurons) * n_neurons + len(residual) * subject.sizes.width * 4
-    for block in _beginnings(subject, prompts, rows):
-        keys_values = prefix_keys_values(subject, block.ids)
-        for tail in _tails(subject, prompts, block, kept, rows):
-            with capturing(subject, heads=heads, neurons=neurons, residual=residual, keep=keep) as seen:
-                logits = tail_logits(subject, _spread(keys_values, tail.beginning), tail.ids)
-            yield Block(tail.rows, logits, seen)
-            if progress is not None:
-                progress(len(tail.rows))
+    for block in _swept(subject, prompts, rows, kept, run):
+        yield block
+        if progress is not None:
+            progress(len(block.rows))
+
+
+@torch.no_grad()
+def sweep_neurons(
+    subject: Subject,
+    prompts: Prompts,
+    chosen: Mapping[int, Int[Tensor, " chosen"]],
+    progress: Progress | None = None,
+    rows: int | None = None,
+) -> Iterator[tuple[NDArray[np.int64], dict[int, Float[Tensor, "rows chosen"]]]]:
+    """Run every prompt and yield, block by block, which prompts they are and the activations at the last position of chosen
+    neurons, by layer. A pass ends where the last of them is seen."""
+    layers, highest = list(chosen), max(chosen)
+
+    def run(subject: Subject, tail: _Tail) -> tuple[NDArray[np.int64], dict[int, Tensor]]:
+        with capturing(subject, neurons=layers, keep=_last) as seen, _up_to(subject.module(Site.NEURONS, highest)):
+            tail_logits(subject, tail.prefix(), tail.ids)
+        return tail.rows, {i: x.index_select(1, chosen[i].to(x.device)) for i, x in seen.neurons.items()}
+
+    for found in _swept(subject, prompts, rows, len(layers) * component_bytes(subject, Site.NEURONS), run):
+        yield found
+        if progress is not None:
+            progress(len(found[0]))
 
 
 @torch.no_grad()
@@ -84,39 +114,56 @@ def mean_activations(
     see: Callable[[NDArray[np.int64], Tensor], None] = lambda rows, logits: None,
 ) -> Means:
     """The mean over prompts, at every position, of all heads and neurons (the values of mean ablation). `see` is told the rows
-    and logits of each block on the way."""
+    and logits of each block on the way, in any thread."""
     s, layers = subject.sizes, range(subject.sizes.layers)
     length, first = subject.encoder.length, subject.positions.op2
-    totals = Means(
-        torch.zeros(s.layers, length, s.heads, s.head_dim, dtype=torch.float64),
-        torch.zeros(s.layers, length, s.neurons, dtype=torch.float64),
-    )
+    heads, neurons = _Totals(length), _Totals(length)
 
-    def add(seen: Activations, positions: slice) -> None:
-        for i in layers:
-            totals.heads[i, positions] += seen.heads[i].double().cpu()
-            totals.neurons[i, positions] += seen.neurons[i].double().cpu()
+    def add(seen: Activations, start: int) -> None:
+        heads.add(seen.heads, start)
+        neurons.add(seen.neurons, start)
 
-    kept = s.layers * (length - first) * (component_bytes(subject, Site.HEADS) + component_bytes(subject, Site.NEURONS))
-    for block in _beginnings(subject, prompts, rows):
-        weights = torch.from_numpy(np.bincount(block.of_row, minlength=len(block.ids))).to(subject.device)
+    def begin(subject: Subject, some: _Beginnings) -> tuple[KeysValues, Activations]:
+        weights = torch.from_numpy(np.bincount(some.of_row, minlength=len(some.ids)))
 
-        def weighted_sum(x: Tensor, weights: Tensor = weights) -> Tensor:
+        def weighted_sum(x: Tensor) -> Tensor:
             return torch.tensordot(weights.to(x.device, torch.float32), x.float(), dims=1)
 
         with capturing(subject, heads=layers, neurons=layers, keep=weighted_sum) as seen:
-            keys_values = prefix_keys_values(subject, block.ids)
-        if seen.heads:
-            add(seen, slice(0, first))
-        for tail in _tails(subject, prompts, block, kept, rows):
-            with capturing(subject, heads=layers, neurons=layers, keep=lambda x: x.float().sum(0)) as seen:
-                logits = tail_logits(subject, _spread(keys_values, tail.beginning), tail.ids)
-            see(tail.rows, logits)
-            add(seen, slice(first, length))
-            if progress is not None:
-                progress(len(tail.rows))
-    n = max(1, len(prompts))
-    return Means((totals.heads / n).float().to(subject.device), (totals.neurons / n).float().to(subject.device))
+            return prefix_keys_values(subject, some.ids), seen
+
+    def run(subject: Subject, tail: _Tail) -> tuple[int, Activations]:
+        with capturing(subject, heads=layers, neurons=layers, keep=lambda x: x.float().sum(0)) as seen:
+            see(tail.rows, tail_logits(subject, tail.prefix(), tail.ids))
+        return len(tail.rows), seen
+
+    kept = s.layers * (length - first) * (component_bytes(subject, Site.HEADS) + component_bytes(subject, Site.NEURONS))
+    for done, seen in _swept(subject, prompts, rows, kept, run, begin, lambda seen: add(seen, 0)):
+        add(seen, first)
+        if progress is not None:
+            progress(done)
+    return Means(*(x.divided(len(prompts)).to(subject.device) for x in (heads, neurons)))
+
+
+class _Totals:
+    """Sums over prompts of every layer's activations at every position, in float64 and, where there is such a thing, on the
+    layer's own device: copying each block's to the CPU would make a GPU wait."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._of_layer: dict[int, Tensor] = {}
+
+    def add(self, sums: Mapping[int, Float[Tensor, "positions *rest"]], start: int) -> None:
+        """Sums at the positions from `start` on, by layer."""
+        for layer, x in sums.items():
+            if layer not in self._of_layer:
+                device = "cpu" if x.device.type == "mps" else x.device
+                self._of_layer[layer] = torch.zeros(self._length, *x.shape[1:], dtype=torch.float64, device=device)
+            total = self._of_layer[layer]
+            total[start : start + len(x)] += x.to(total.device)
+
+    def divided(self, n: int) -> Float[Tensor, "layers positions *rest"]:
+        return torch.stack([(self._of_layer[i] / n).float().cpu() for i in sorted(self._of_layer)])
 
 
 @dataclass(frozen=True)
@@ -127,38 +174,108 @@ class _Beginnings:
     rows: NDArray[np.int64]  # prompts, sorted by beginning
     of_row: NDArray[np.int64]  # the beginning of each of these prompts, an index into ids
 
+    def split(self, count: int) -> list[_Beginnings]:
+        """In so many pieces at the most."""
+        size = -(-len(self.ids) // count)
+        edges = np.searchsorted(self.of_row, np.arange(0, len(self.ids) + size, size))
+        return [
+            _Beginnings(ids, self.rows[start:end], self.of_row[start:end] - i * size)
+            for i, (ids, start, end) in enumerate(zip(self.ids.split(size), edges, edges[1:], strict=False))
+        ]
+
 
 @dataclass(frozen=True)
 class _Tail:
     rows: NDArray[np.int64]
-    beginning: Tensor
     ids: Tensor
+    keys_values: KeysValues  # of some beginnings
+    beginning: Tensor  # which of them each prompt has
+
+    def prefix(self) -> KeysValues:
+        """Keys and values of each prompt's beginning."""
+        # Ten times as fast, on a CPU, as indexing.
+        return [
+            (k.index_select(0, self.beginning.to(k.device)), v.index_select(0, self.beginning.to(v.device)))
+            for k, v in self.keys_values
+        ]
 
 
-def _beginnings(subject: Subject, prompts: Prompts, rows: int | None) -> Iterator[_Beginnings]:
+def _begun(subject: Subject, some: _Beginnings) -> tuple[KeysValues, Activations]:
+    return prefix_keys_values(subject, some.ids), Activations()
+
+
+def _swept(
+    subject: Subject,
+    prompts: Prompts,
+    rows: int | None,
+    kept: int,
+    run: Callable[[Subject, _Tail], A],
+    begin: Callable[[Subject, _Beginnings], tuple[KeysValues, Activations]] = _begun,
+    begun: Callable[[Activations], None] = lambda seen: None,
+) -> Iterator[A]:
+    """What `run` makes of each block of tails, of which it keeps so many bytes a row; `begun` is told what was seen of the
+    beginnings."""
+    count = passes_at_once(subject)
+    with side_by_side(subject) as passes:
+        for block in _beginnings(subject, prompts, rows, count):
+            parts = list(passes(begin, block.split(count)))
+            for _, seen in parts:
+                begun(seen)
+            keys_values = _joined([found for found, _ in parts])
+            yield from passes(run, _tails(subject, prompts, block, keys_values, kept, rows, count))
+
+
+def _joined(parts: Sequence[KeysValues]) -> KeysValues:
+    if len(parts) == 1:
+        return parts[0]
+    return [(torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in zip(*parts, strict=True)]
+
+
+def _beginnings(subject: Subject, prompts: Prompts, rows: int | None, count: int) -> Iterator[_Beginnings]:
     first = subject.positions.op2
     key = prompts.operator * subject.limit + prompts.op1
     _, examples, group = np.unique(key, return_index=True, return_inverse=True)
     order = np.argsort(group, kind="stable")
     edges = np.searchsorted(group[order], np.arange(len(examples) + 1))
-    size = rows or rows_that_fit(subject, first, first, per_row=2 * cache_bytes(subject, first))
+    size = rows or count * rows_that_fit(subject, first, first, 2 * cache_bytes(subject, first), passes=count)
     for start in range(0, len(examples), size):
         end = min(start + size, len(examples))
         chosen = order[edges[start] : edges[end]]
         yield _Beginnings(subject.encode(prompts[examples[start:end]])[:, :first], chosen, group[chosen] - start)
 
 
-def _tails(subject: Subject, prompts: Prompts, block: _Beginnings, kept: int, rows: int | None) -> Iterator[_Tail]:
+def _tails(
+    subject: Subject,
+    prompts: Prompts,
+    block: _Beginnings,
+    keys_values: KeysValues,
+    kept: int,
+    rows: int | None,
+    count: int,
+) -> Iterator[_Tail]:
     first, length = subject.positions.op2, subject.encoder.length
-    size = rows or rows_that_fit(subject, length - first, length, per_row=2 * cache_bytes(subject, length) + kept)
+    per_row = 2 * cache_bytes(subject, length) + kept
+    size = rows or rows_that_fit(subject, length - first, length, per_row, passes=count)
     for start in range(0, len(block.rows), size):
         chosen = block.rows[start : start + size]
         beginning = torch.from_numpy(block.of_row[start : start + size]).to(subject.device)
-        yield _Tail(chosen, beginning, subject.encode(prompts[chosen])[:, first:])
+        yield _Tail(chosen, subject.encode(prompts[chosen])[:, first:], keys_values, beginning)
 
 
-def _spread(keys_values: KeysValues, beginning: Tensor) -> KeysValues:
-    # Ten times as fast, on a CPU, as indexing.
-    return [
-        (k.index_select(0, beginning.to(k.device)), v.index_select(0, beginning.to(v.device))) for k, v in keys_values
-    ]
+class _Enough(Exception):
+    """Everything that a pass was to show has been seen."""
+
+
+@contextmanager
+def _up_to(module: nn.Module) -> Iterator[None]:
+    """Ends the pass inside where it comes to a module, once hooks that were there before have seen its input."""
+
+    def stop(*_: Any) -> None:
+        raise _Enough
+
+    handle = module.register_forward_pre_hook(stop)
+    try:
+        with suppress(_Enough):
+            yield
+    finally:
+        handle.remove()
