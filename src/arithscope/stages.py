@@ -62,7 +62,7 @@ def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress
 
 
 def _means(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> MeanActivations:
-    return means(subject, settings.max_operand, progress)
+    return means(subject, settings.max_operand, progress, work)
 
 
 def _localize(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Localize:
@@ -102,7 +102,7 @@ def _topk(subject: Subject, settings: Any, results: dict[str, Any], progress: Pr
 
 
 def _patterns(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Patterns:
-    return patterns(subject, results["topk"], settings.max_operand, progress)
+    return patterns(subject, results["topk"], settings.max_operand, progress, work)
 
 
 def _classify(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Classify:
