@@ -107,7 +107,7 @@ def _patterns(subject: Subject, settings: Any, results: dict[str, Any], progress
 
 def _classify(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Classify:
     s = settings
-    return classify(results["patterns"], s.both_operands, s.sizes.permutations, s.seed, subject.device, progress)
+    return classify(subject, results["patterns"], s.both_operands, s.sizes.permutations, s.seed, progress, work)
 
 
 def _overlap(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Overlap:
