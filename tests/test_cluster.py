@@ -19,11 +19,14 @@ import psutil
 import pytest
 
 import arithscope
+from arithscope.checkpoints import follow
 from arithscope.cluster.driver import Cluster
 from arithscope.errors import UserError
+from arithscope.experiments.means import units_of_square
 from arithscope.progress import Advance, Silent
 from arithscope.prompts import Template
-from arithscope.study import run
+from arithscope.settings import Settings
+from arithscope.study import describe_subject, run
 from arithscope.subject.load import LoadOptions
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE
@@ -174,23 +177,16 @@ def test_a_worker_and_a_node_are_lost(
 # A run on a cluster of this machine's own, whose driver is killed when it has stored two parts of a stage.
 DYING = """
 import os, signal, sys
-from arithscope.progress import Silent
-from arithscope.runs.run import run
-from arithscope.subject.load import load
-from tests.conftest import Smaller
-from arithscope import parts, study
-from arithscope.cluster.driver import Cluster
-from arithscope.subject.load import LoadOptions
+import arithscope
+from arithscope import parts
 left, write = [2], parts.write_part
 def dying(path, *others):
     write(path, *others)
-    left[0] -= 1
+    left[0] -= "localize" in str(path)
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 parts.write_part = dying
-from pathlib import Path
-with Cluster("local", LoadOptions(), Silent()) as cluster:
-    study.run(load(sys.argv[2]), Smaller(("+",), 12), Path(sys.argv[1]), ["localize"], Silent(), work=cluster)
+arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operators="+", max_operand=12)
 """
 
 
@@ -205,9 +201,11 @@ def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path, saved_adder: Pat
         assert len(list((tmp_path / "run").glob(".parts/localize/*/*"))) == 2
         subject = arithscope.load(str(saved_adder))
         rest, whole = units.Counting(cluster), units.Counting(HERE)
-        run(subject, ASKED, tmp_path / "run", ["localize"], Silent(), work=rest)
-        run(subject, ASKED, tmp_path / "whole", ["localize"], Silent(), work=whole)
-        assert whole.units == rest.units + 2
+        for folder_of, work in (("run", rest), ("whole", whole)):
+            run(subject, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), work=work)
+        assert whole.units == rest.units + 2 + len(
+            units_of_square(len(subject.encoder.operators), 12)
+        )  # those of means
         assert same_numbers(tmp_path / "run", tmp_path / "whole")
         for _ in range(100):
             if not (left := _processes_with(str(folder))):
@@ -232,7 +230,7 @@ def test_a_unit_that_always_ends_its_worker(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_a_subject_that_workers_load_themselves(
-    cluster: Cluster, saved_adder: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is spread over devices is: this process knows all of it but its weights."""
     monkeypatch.setattr(cluster, "_apart", True)
@@ -240,9 +238,38 @@ def test_a_subject_that_workers_load_themselves(
     hollow, whole = cluster.load(str(saved_adder), Template()), arithscope.load(str(saved_adder))
     assert hollow.device.type == "meta"
     assert (hollow.identity, hollow.sizes, hollow.limit) == (whole.identity, whole.sizes, whole.limit)
-    assert arithscope.study.describe_subject(hollow) == arithscope.study.describe_subject(whole)
+    assert describe_subject(hollow) == describe_subject(whole)
     op1 = np.arange(20)
     [found] = cluster.map(units.logits, hollow, [(op1,)], lambda n: None)
     assert found == pytest.approx(units.logits(whole, op1, advance=None), abs=1e-5)
+    run(hollow, ASKED, tmp_path / "hollow", ["circuit"], Silent(), work=cluster)
+    run(whole, ASKED, tmp_path / "whole", ["circuit"], Silent())
+    assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
     with pytest.raises(UserError, match="There is no folder or file"):
         cluster.load(str(saved_adder / "nothing"), Template())
+
+
+@pytest.mark.slow
+def test_every_stage_is_done_by_workers(
+    cluster: Cluster, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them needs the weights here; and several operators and many units make no difference."""
+    monkeypatch.setattr(cluster, "_apart", True)
+    monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
+    asked = Smaller(("+", "-"), 40, topk=16, neurons="screen")
+    run(cluster.load("tiny-llama", Template()), asked, tmp_path / "hollow", None, Silent(), work=cluster)
+    run(arithscope.load("tiny-llama"), asked, tmp_path / "whole", None, Silent())
+    assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_training_is_followed(cluster: Cluster, small_training_run: Path, tmp_path: Path) -> None:
+    """Checkpoint after checkpoint, each by all workers."""
+    subject, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+    final = run(subject, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), work=cluster)
+
+    def checkpoint(name: str) -> Subject:
+        return cluster.load(f"tiny-pythia@{name}", Template())
+
+    follow(subject, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), work=cluster)
+    assert same_numbers(tmp_path / "run", small_training_run)

@@ -22,7 +22,7 @@ from arithscope.heuristics.one_operand import permutations, remaining, takes_bot
 from arithscope.heuristics.variance import Coverage
 from arithscope.measures import Mean, bootstrap_mean
 from arithscope.progress import Advance, Progress
-from arithscope.prompts import random_source
+from arithscope.prompts import OPERATORS, random_source
 from arithscope.subject.subject import Subject
 from arithscope.threads import workers
 from arithscope.work import HERE, Work, blocks
@@ -118,9 +118,9 @@ def _blocks(rows: slice) -> Iterator[slice]:
         yield slice(rows.start + block.start, rows.start + block.stop)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=len(OPERATORS))
 def _sets(words: Vocabulary, device: torch.device) -> Catalogue:
-    """Units of an operator follow one another."""
+    """Kept, as several units of an operator need them."""
     return catalogue(*words, device)
 
 
