@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from arithscope.parts import Remembering, digests, forget, read_part, rememberin
 from arithscope.progress import Silent
 from arithscope.prompts import Prompts
 from arithscope.study import run
-from arithscope.work import HERE
+from arithscope.work import HERE, blocks
 from tests.conftest import Smaller
 from tests.hand_built import copy_and_add
 from tests.test_killed import stored
@@ -163,6 +164,15 @@ def test_what_units_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(parts, "_add", lambda digest, value: hashed.append(id(value)) or original(digest, value))
     digests(product, UNITS)
     assert hashed.count(id(NUMBERS)) == 1
+
+
+@given(n=st.integers(1, 500), most=st.integers(1, 100))
+def test_blocks_are_few_and_about_as_long(n: int, most: int) -> None:
+    found = [range(n)[b] for b in blocks(n, most)]
+    assert [i for block in found for i in block] == list(range(n))
+    assert len(found) == math.ceil(n / most)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert max(map(len, found)) <= most
 
 
 def test_units_are_not_done_twice(tmp_path: Path) -> None:

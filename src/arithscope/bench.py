@@ -5,7 +5,8 @@
     batched           full passes over as many neurons × prompts as fit
     replay            only what the edit can reach
 
-All ways must agree before anything is timed. Each is timed on as many neurons as it manages in its share of the time.
+All ways must agree before anything is timed. Each is timed on as many neurons as it manages in its share of the time;
+where those are few, replay is rated too low, since an unedited variant leads each of its chunks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from arithscope.subject.subject import Site, Subject
 PROMPTS, SECONDS = 50, 45.0
 REPEATS = 5  # of which the median counts
 LAYERS = 3  # measured unless others are asked for
-CHECKED = 4  # neurons, and prompts where each takes a pass of its own
+CHECKED = 2  # neurons whose logits must agree
+ALONE = 4  # prompts, where each takes a pass of its own
 ONE_BY_ONE, LENS, BATCHED, REPLAY = "one by one", "TransformerLens", "batched", "replay"
 EXACT_TOLERANCE, HALF_TOLERANCE = 1e-2, 0.25  # of how far the edit itself moves the logits
 
@@ -117,15 +119,15 @@ class Task:
 
     @torch.no_grad()
     def one_by_one(self, neurons: Tensor, values: Tensor, reduce: Reduce) -> Tensor:
-        """On the first CHECKED prompts only: how long it takes does not depend on the prompt."""
-        ids, rows = self.ids[:CHECKED], []
+        """On the first prompts only: how long it takes does not depend on the prompt."""
+        ids, rows = self.ids[:ALONE], []
         for neuron, new in zip(neurons, values, strict=True):
             entries = torch.nn.functional.one_hot(neuron, self.subject.sizes.neurons).bool()[None, None]
             after = []
             for row, value in zip(ids, new, strict=False):
                 with editing(self.subject, [self._edit(entries, value.view(1, 1, 1, 1, 1))], 1):
                     after.append(self.subject.logits(row[None]))
-            rows.append(reduce(self.before[:CHECKED], torch.cat(after)[None]))
+            rows.append(reduce(self.before[:ALONE], torch.cat(after)[None]))
         return torch.cat(rows)
 
     def in_lens(self, lens: Lens, neurons: Tensor, values: Tensor, reduce: Reduce) -> Tensor:
@@ -161,8 +163,8 @@ def bench(
     *,
     progress: Progress,
 ) -> Bench:
-    """Measure some layers, by default a few from the middle to the last, in about so many seconds (longer if a single pass
-    takes its share)."""
+    """Measure some layers, by default a few from the middle to the last, in about so many seconds (longer if two passes of
+    each way already take that)."""
     depth = subject.sizes.layers
     chosen = _spread(depth) if layers is None else sorted(set(layers))
     _check(subject, prompts, chosen, seconds)
@@ -174,9 +176,10 @@ def bench(
     rows = []
     with progress.task("bench", len(chosen)) as advance:
         for layer in chosen:
+            deadline = time.perf_counter() + seconds / len(chosen)
             task = Task(subject, prompts, layer)
             ways, lens = _agreeing_ways(task, lens)
-            rows.append(_layer_rates(task, ways, seconds / len(chosen)))
+            rows.append(_layer_rates(task, ways, deadline))
             advance(1)
     upper = range(depth // 2, depth)
     return Bench(
@@ -238,19 +241,18 @@ def _agreeing_ways(task: Task, lens: Lens | str) -> tuple[dict[str, Way], Lens |
     return ways, lens
 
 
-def _layer_rates(task: Task, ways: dict[str, Way], seconds: float) -> LayerRates:
-    """Medians of several runs in turn, each on so many neurons that all of it takes about so many seconds."""
-    subject, share = task.subject, seconds / len(ways) / (REPEATS + 2)  # two for finding the sizes
-    started, samples = time.perf_counter(), {}
-    for name, way in ways.items():
-        samples[name] = _sample_size(way, subject, share)
+def _layer_rates(task: Task, ways: dict[str, Way], deadline: float) -> LayerRates:
+    """Medians of several rounds, each on so many neurons that all of it is done by the deadline; of one at the least."""
+    subject, left = task.subject, max(0.0, deadline - time.perf_counter())
+    share = left / len(ways) / (REPEATS + 2)  # two for finding the sizes
+    samples = {name: _sample_size(way, subject, share) for name, way in ways.items()}
     timed: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS):
+        started = time.perf_counter()
         for name, way in ways.items():
-            neurons = torch.arange(samples[name], device=subject.device)
-            spent, prompts = _timed(way, neurons)
+            spent, prompts = _timed(way, torch.arange(samples[name], device=subject.device))
             timed[name].append(samples[name] * prompts / spent)
-        if time.perf_counter() - started > 1.5 * seconds:  # a single neuron took more than its share
+        if 2 * time.perf_counter() - started > deadline:  # another round would end after it
             break
     rates = {name: statistics.median(values) for name, values in timed.items()}
     operations = row_operations(subject, first_layer_run(subject, task.layer))

@@ -23,6 +23,7 @@ from arithscope.errors import UserError
 from arithscope.progress import Silent
 from arithscope.stages import STAGES
 from arithscope.study import describe_subject, run
+from arithscope.subject import load as load_module
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.edits import gradients
 from arithscope.subject.load import LoadOptions, load
@@ -218,3 +219,12 @@ def test_maps_that_are_none(saved_model: Path, tmp_path: Path) -> None:
         assert "uses GPU 99" in complaint(saved_model, {"": gpu})
     tied = saved(small("gpt2", "sdpa"), tmp_path)
     assert "must put both in the same place" in complaint(tied, {"transformer": "disk", "lm_head": "cpu"})
+
+
+def test_a_gguf_file_is_not_left_on_disk() -> None:
+    """The library cannot read it piece by piece. (Here without a file: what there is to say is said before it is read.)"""
+    place = load_module._Place("model", "models", None, "model.gguf", local=True)
+    config = small("llama", "sdpa").model.config
+    with pytest.raises(UserError, match="No part of a GGUF file can be left on disk"):
+        load_module._device_map({"model": "cpu", "lm_head": "disk"}, config, place)
+    assert load_module._device_map({"": "cpu"}, config, place) == {"": "cpu"}

@@ -57,7 +57,7 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: 
 
 @triton.jit
 def _attend(
-    query, key, value, prefix_keys, prefix_values, out, scaling, prefixes, kv_heads,
+    query, key, value, prefix_keys, prefix_values, owner, out, scaling, kv_heads,
     q_row, q_head, q_position, k_row, k_head, k_position, v_row, v_head, v_position, o_row, o_position, o_head,
     PREFIX: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     QUERIES: tl.constexpr, WIDTH: tl.constexpr,
@@ -72,7 +72,7 @@ def _attend(
     largest = tl.full((QUERIES,), -float("inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     found = tl.zeros((QUERIES, WIDTH), tl.float32)
-    prefix = ((row % prefixes) * kv_heads + kv) * PREFIX * DIM
+    prefix = (tl.load(owner + row) * kv_heads + kv) * PREFIX * DIM
     for i in tl.static_range(PREFIX + TAIL):
         if i < PREFIX:
             k = tl.load(prefix_keys + prefix + i * DIM + at, at < DIM, 0.0).to(tl.float32)
@@ -94,18 +94,24 @@ def _attend(
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, prefix_keys: Tensor, prefix_values: Tensor, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix_keys: Tensor,
+    prefix_values: Tensor,
+    owner: Tensor,
+    scaling: float | None,
 ) -> Tensor:
-    """`shared_prefix.attend` with plain causal attention."""
+    """`shared_prefix.attend` with plain causal attention; `owner` [rows] says which prefix is whose."""
     rows, heads, tail, dim = query.shape
-    prefixes, kv_heads, length, _ = prefix_keys.shape
+    _, kv_heads, length, _ = prefix_keys.shape
     out = torch.empty(rows, tail, heads, dim, dtype=query.dtype, device=query.device)
     group = heads // kv_heads
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     strides = [x.stride(i) for x in (query, key, value) for i in (0, 1, 2)]
     _attend[(rows * kv_heads,)](
-        query, key, value, prefix_keys.contiguous(), prefix_values.contiguous(), out,
-        dim**-0.5 if scaling is None else scaling, prefixes, kv_heads, *strides, *out.stride()[:3],
+        query, key, value, prefix_keys.contiguous(), prefix_values.contiguous(), owner.to(query.device), out,
+        dim**-0.5 if scaling is None else scaling, kv_heads, *strides, *out.stride()[:3],
         PREFIX=length, TAIL=tail, GROUP=group, DIM=dim,
         QUERIES=triton.next_power_of_2(group * tail), WIDTH=triton.next_power_of_2(dim), num_warps=1 if tail == 1 else 4,
     )  # fmt: skip
@@ -131,6 +137,6 @@ def try_out(device: Any) -> None:
     q = torch.ones(2, 2, 1, 16, device=device)
     angles = torch.zeros(1, 1, 16, device=device)
     rotary(q, q, angles, angles)
-    attend(q, q, q, q, q, None)
+    attend(q, q, q, q, q, torch.arange(2, device=device), None)
     gated_silu(q.clone(), q)
     torch.cuda.synchronize(device)

@@ -24,7 +24,7 @@ from arithscope.errors import UserError
 from arithscope.prompts import Template
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.embedded import FOLDER, checkpoint_folder, embedded_names
-from arithscope.subject.offload import DeviceMap, check_device_map, read_device_map, weight_of
+from arithscope.subject.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
 from arithscope.subject.replay import check_replay
 from arithscope.subject.subject import Identity, Subject, unknown_family
 
@@ -198,13 +198,12 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
     if place.gguf is None:
         arguments["use_safetensors"] = None if options.allow_pickle else True
     if options.device_map is not None:
-        arguments["device_map"] = _device_map(options.device_map, config)
+        arguments["device_map"] = _device_map(options.device_map, config, place)
     if options.quantize is not None:
         arguments = {"device_map": device} | arguments | {"quantization_config": _quantization(options.quantize)}
-    # Weights that go to disk are read from their own files as they are needed; only where these are no safetensors they are
-    # written once more.
-    again = place.gguf is not None or options.allow_pickle
-    folder = tempfile.TemporaryDirectory(prefix="arithscope-") if again and options.device_map is not None else None
+    # Weights that are left on disk are read from their own files as they are needed; pickled ones are written once more.
+    written_again = options.allow_pickle and options.device_map is not None
+    folder = tempfile.TemporaryDirectory(prefix="arithscope-") if written_again else None
     if folder is not None:
         arguments["offload_folder"] = folder.name
     with redirect_stderr(io.StringIO()) if place.gguf else nullcontext():  # a bar that cannot be turned off
@@ -236,10 +235,12 @@ def _dtype(config: Any, options: LoadOptions) -> torch.dtype | str:
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
-def _device_map(asked: str | DeviceMap, config: Any) -> str | DeviceMap:
+def _device_map(asked: str | DeviceMap, config: Any, place: _Place) -> str | DeviceMap:
     found = read_device_map(asked)
     if not isinstance(found, str):
         check_device_map(found, _without_weights(config))
+        if place.gguf is not None and DISK in found.values():
+            raise UserError("No part of a GGUF file can be left on disk; put it on cpu in the device map.")
     return found
 
 

@@ -9,7 +9,7 @@ arguments whatever the prompt: they are recorded once, from a batch of one, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,16 +123,31 @@ def prefix_keys_values(subject: Subject, ids: Int[Tensor, "rows prefix"]) -> Key
 
 
 def tail_logits(
-    subject: Subject, prefix: KeysValues, ids: Int[Tensor, "rows tail"]
+    subject: Subject,
+    prefix: KeysValues,
+    ids: Int[Tensor, "rows tail"],
+    owner: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "rows vocabulary"]:
-    """The model's own pass over the tail behind a prefix: logits at the last position."""
-    cache = DynamicCache()
-    for i, (keys, values) in enumerate(prefix):
-        cache.update(keys, values, i)
+    """The model's own pass over the tail behind a prefix: logits at the last position. `owner` says which of the prefix's rows
+    is whose; by default each row has its own."""
     # By index: a slice would not lie together in memory, and be unembedded row by row. (A tensor would be sent to where the
     # model begins, which may not be where it ends.)
     last = [ids.shape[1] - 1]
-    return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last))
+    with nullcontext(False) if owner is None else shared_prefix(subject, prefix, owner) as apart:
+        cache = PrefixCache(prefix, apart) if apart else _growing(prefix, owner)
+        return subject.last_logits(
+            subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last)
+        )
+
+
+def _growing(prefix: KeysValues, owner: Tensor | None) -> Cache:
+    """The library's own cache with a row for each row of the pass."""
+    cache = DynamicCache()
+    for i, keys_values in enumerate(prefix):
+        # index_select: ten times as fast, on a CPU, as indexing.
+        spread = (x if owner is None else x.index_select(0, owner.to(x.device)) for x in keys_values)
+        cache.update(*spread, i)
+    return cache
 
 
 @contextmanager

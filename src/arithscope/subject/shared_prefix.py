@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -21,22 +22,31 @@ from arithscope.subject.subject import Subject
 
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, [prefixes, key-value heads, positions, head dim] each
 NAME = "arithscope_shared_prefix"  # under which the library knows it
-_in_use: list[tuple[KeysValues, bool]] = []  # and whether attention is plainly causal; the innermost is the last
+
+
+@dataclass(frozen=True)
+class _Shared:
+    prefix: KeysValues
+    owner: Int[Tensor, " rows"] | None
+    plain: bool  # attention is causal and nothing else
+
+
+_in_use: list[_Shared] = []  # the innermost is the last
 
 
 @contextmanager
-def shared_prefix(subject: Subject, prefix: KeysValues) -> Iterator[bool]:
+def shared_prefix(subject: Subject, prefix: KeysValues, owner: Int[Tensor, " rows"] | None = None) -> Iterator[bool]:
     """Inside, layers attend to this prefix and to the keys and values they are called with, which are those of the rows' own
-    tokens. Row v·B + b belongs to prefix b of B. Says whether it is so: families with an attention of their own do not ask
-    for ours."""
+    tokens. `owner` says which prefix is whose; by default row v·B + b has prefix b of B. Says whether it is so: families with
+    an attention of their own do not ask for ours, and prefixes with any number of rows need a GPU's kernel."""
     config = subject.model.config.get_text_config()
     before = config._attn_implementation
-    if before != "sdpa" or not prefix:
+    window, length = getattr(config, "sliding_window", None), subject.encoder.length
+    shared = _Shared(prefix, owner, window is None or window >= length)
+    if before != "sdpa" or not prefix or (owner is not None and not _has_kernel(shared, subject.device, length)):
         yield False
         return
-    window = getattr(config, "sliding_window", None)
-    plain = window is None or window >= subject.encoder.length
-    _in_use.append((prefix, plain))
+    _in_use.append(shared)
     config._attn_implementation = NAME
     try:
         with quick_rotary(subject.attention(0), subject.device):
@@ -44,6 +54,11 @@ def shared_prefix(subject: Subject, prefix: KeysValues) -> Iterator[bool]:
     finally:
         config._attn_implementation = before
         _in_use.pop()
+
+
+def _has_kernel(shared: _Shared, device: torch.device, length: int) -> bool:
+    kernels = fused(device)
+    return kernels is not None and shared.plain and length <= kernels.MOST_KEYS
 
 
 def _called(
@@ -56,12 +71,13 @@ def _called(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """As the library calls it."""
-    prefix, plain = _in_use[-1]
-    keys, values = prefix[module.layer_idx]
+    shared = _in_use[-1]
+    keys, values = shared.prefix[module.layer_idx]
     kernels = fused(query.device)
-    if kernels is not None and plain and keys.shape[2] + key.shape[2] <= kernels.MOST_KEYS:
-        return kernels.attend(query, key, value, keys, values, scaling), None
-    return attend(query, key, value, keys, values, attention_mask, scaling), None
+    if kernels is None or not _has_kernel(shared, query.device, keys.shape[2] + key.shape[2]):
+        return attend(query, key, value, keys, values, attention_mask, scaling), None
+    owner = torch.arange(len(query), device=query.device) % len(keys) if shared.owner is None else shared.owner
+    return kernels.attend(query, key, value, keys, values, owner, scaling), None
 
 
 AttentionInterface.register(NAME, _called)
