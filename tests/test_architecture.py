@@ -11,7 +11,7 @@ ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "progress", "threads"},
+    {"files", "progress", "threads", "work", "parts"},
     {"prompts", "gpu", "fused_sums"},
     {"measures", "heuristics"},
     {"subject"},
@@ -20,7 +20,7 @@ LEVELS: list[set[str]] = [
     {"settings", "figures"},
     {"stages"},
     {"store"},
-    {"study"},
+    {"study", "cluster"},
     {"checkpoints", "runs"},
     {"doctor", "bench", "report", "explorer"},
     {"options", "cli_bench", "cli", "__main__", "__init__"},

@@ -19,7 +19,7 @@ from arithscope.options import (
     SubjectArgument,
     TemplateText,
     TrustRemoteCode,
-    load_subject,
+    how_to_load,
 )
 from arithscope.subject.embedded import DEFAULT
 
@@ -46,13 +46,13 @@ def bench(
     from arithscope.files import write_json
     from arithscope.progress import for_console
     from arithscope.report.bench import bench_report
+    from arithscope.subject.load import load
 
     chosen = None if layers is None else layer_numbers(layers)
     if json is not None and (json.is_dir() or not json.parent.is_dir()):  # told before anything is measured
         raise UserError(f"{json} cannot be written; name a file in a folder that exists.")
-    loaded = load_subject(
-        subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code
-    )
+    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    loaded = load(subject, *how)
     found = measured(loaded, prompts, chosen, seconds, progress=for_console(Console(stderr=True)))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for part in bench_report(found):

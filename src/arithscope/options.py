@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from arithscope.subject.subject import Subject
+    from arithscope.prompts import Template
+    from arithscope.subject.load import LoadOptions
 
 SubjectArgument = Annotated[
     str,
@@ -30,10 +31,13 @@ DeviceMap = Annotated[
 Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit; needs the extra `quant`.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(help="Spread the work over a Ray cluster: its address, or local; needs the extra `cluster`."),
+]
 
 
-def load_subject(
-    subject: str,
+def how_to_load(
     template: str,
     prefix: str,
     device: str,
@@ -42,10 +46,10 @@ def load_subject(
     quantize: str | None,
     allow_pickle: bool,
     trust_remote_code: bool,
-) -> Subject:
-    """The subject that such options name."""
+) -> tuple[Template, LoadOptions]:
+    """What such options say of loading a subject."""
     from arithscope.prompts import Template
-    from arithscope.subject.load import LoadOptions, load
+    from arithscope.subject.load import LoadOptions
 
     written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
-    return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
+    return written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
