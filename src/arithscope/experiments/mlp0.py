@@ -36,7 +36,7 @@ from arithscope.work import HERE, Work, blocks
 
 POSITIONS = ("op1", "operator", "op2")
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons that are kept
-NEURONS_IN_UNIT = 1024
+NEURONS_IN_UNIT = 4096
 ALL_POSITIONS = "mean"  # stands in the column `position` for the average over positions
 
 

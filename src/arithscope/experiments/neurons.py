@@ -30,7 +30,7 @@ METHODS = (EXACT, *SCREENS, SCREEN)
 RANKS = ("mean", "mean+std")
 PICKED = 10  # per cent of each layer's neurons: those that `screen` measures exactly
 RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons: how many of the exact best a screen finds
-PROMPTS_IN_UNIT = 16
+PROMPTS_IN_UNIT = 64  # recording them costs as much as a few hundred neurons, so better all of them
 AGREEMENT = ("operator", "screen", "measure", "rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
 
 
