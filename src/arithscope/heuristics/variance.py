@@ -65,7 +65,7 @@ class Coverage:
     def __init__(self, catalogue: Catalogue):
         self.total = len(catalogue)
         variables = [*catalogue.indirect.variables, *catalogue.direct.variables]
-        self._values = {v.name: v.values.cpu().numpy() for v in variables}
+        self._values = {v.name: v.values.long().cpu().numpy() for v in variables}
         self._sizes = {v.name: v.size for v in variables}
         self._rows = {
             h: (v.name, row)
