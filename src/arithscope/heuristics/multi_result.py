@@ -73,7 +73,7 @@ def ranks_by_result(ordered: Int[Tensor, "orders prompts"], catalogue: Catalogue
     total, device = ordered.shape[1], ordered.device
     kind = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # the smaller are sorted faster
     first = (catalogue.codes * total).to(kind).index_select(0, ordered.flatten())
-    return sorted_rows(first.view(ordered.shape).add_(torch.arange(total, device=device)))
+    return sorted_rows(first.view(ordered.shape).add_(torch.arange(total, dtype=kind, device=device)))
 
 
 def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalogue: Catalogue) -> MultiResults:
