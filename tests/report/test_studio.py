@@ -17,7 +17,7 @@ from arithscope.report.plates import draw_plates
 from arithscope.report.studio import drawing
 from arithscope.settings import Settings
 from arithscope.study import run
-from tests.families import small
+from tests.hand_built import copy_and_add
 
 Popen = subprocess.Popen[str]
 
@@ -45,7 +45,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Popen]:
 
 
 def study(folder: Path, draw: Callable[..., None]) -> None:
-    run(small("llama", "sdpa"), Settings(("+", "-"), 5), folder, ["accuracy"], Silent(), draw)
+    """Three figures, one after the first stages and two at the end."""
+    run(copy_and_add(), Settings(("+",), 9), folder, ["localize"], Silent(), draw)
 
 
 def drawn(folder: Path) -> tuple[dict[str, object], dict[str, bytes]]:
