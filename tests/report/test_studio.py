@@ -81,6 +81,20 @@ def test_processes_that_die_are_made_up_for(tmp_path: Path, monkeypatch: pytest.
     assert drawn(tmp_path / "beside") == in_place
 
 
+def test_processes_that_do_not_get_done_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: object
+) -> None:
+    def sleeping() -> Popen:
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(studio, "_process", sleeping)
+    monkeypatch.setattr(studio, "PATIENCE", 0.1)
+    with drawing(Silent()) as draw:
+        study(tmp_path / "beside", draw)
+    assert drawn(tmp_path / "beside") == in_place
+
+
 def test_one_core_has_no_other_processes(tmp_path: Path, processes: list[Popen], in_place: object) -> None:
     torch.set_num_threads(1)
     with drawing(Silent()) as draw:

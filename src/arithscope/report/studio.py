@@ -13,9 +13,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from arithscope.store import RunFolder, locked
 
 MOST = 3  # processes; each takes half a gigabyte of memory
 NICE = 19
+PATIENCE = 20.0  # seconds that a process which gets nothing of the processor is waited for at the end
 _PLATES = {plate.name: plate for plate in PLATES}
 
 Draw = Callable[[RunFolder], None]
@@ -68,23 +70,28 @@ class _Studio:
 
     def finish(self, progress: Progress) -> None:
         """Until all figures are there. This process, which has nothing else to do by now, draws those from the end that no
-        other has begun, and in the end those that another failed at, so that the error is seen."""
+        other has begun, and then those that another failed at, so that the error is seen, or does not get done with."""
         if self._run is None:
             return
+        left = [future for future in self._handed.values() if not future.done()]
         with locked(self._run.path):
-            left = [future for future in self._handed.values() if not future.done()]
-            with progress.task("figures", len(left)) if left else nullcontext(lambda units: None) as advance:
-                for key, future in reversed(self._handed.items()):
-                    if future.cancel():
-                        name = json.loads(key)[0]
+            if left:
+                with progress.task("figures", len(left)) as advance:
+                    for name in self._taken_back():
                         write_index(self._run.path, {name: plate_drawn(self._run, _PLATES[name])})
                         advance(1)
-                for future in left:
-                    if not future.cancelled():
-                        wait([future])
-                        advance(1)
+                    with suppress(TimeoutError):
+                        for _ in as_completed([f for f in left if not f.cancelled()], timeout=PATIENCE):
+                            advance(1)
+            self.close()
             self._note_down(self._run)
             draw_plates(self._run, progress)
+
+    def _taken_back(self) -> Iterator[str]:
+        """Figures that no process has begun, from the end on."""
+        for key, future in reversed(self._handed.items()):
+            if future.cancel():
+                yield json.loads(key)[0]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -131,11 +138,20 @@ def main() -> None:
     if hasattr(os, "nice"):
         os.nice(NICE)
     torch.set_num_threads(1)
+    todo: SimpleQueue[tuple[str, str]] = SimpleQueue()
+    threading.Thread(target=_read, args=(todo,), daemon=True).start()
     runs: dict[str, RunFolder] = {}
-    for line in sys.stdin:
-        path, name = json.loads(line)
+    while True:
+        path, name = todo.get()
         run = runs.setdefault(path, RunFolder(Path(path)))
         print(json.dumps(plate_drawn(run, _PLATES[name])), flush=True)
+
+
+def _read(todo: SimpleQueue[tuple[str, str]]) -> None:
+    for line in sys.stdin:
+        path, name = json.loads(line)
+        todo.put((path, name))
+    os._exit(0)  # at once: a figure that is half drawn must not get in the way of a run that is started anew
 
 
 if __name__ == "__main__":
