@@ -8,7 +8,7 @@ import torch
 
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.kinds import parse
-from arithscope.heuristics.variance import Coverage, told_by
+from arithscope.heuristics.variance import Coverage, Spread
 from arithscope.prompts import OPERATORS
 
 
@@ -46,7 +46,7 @@ def test_what_a_number_tells() -> None:
     rows = torch.from_numpy(
         np.stack([np.sin(op1), np.sin(op1) + np.cos(op2), np.ones(3600), noise[0] + 3 * np.sin(op1)])
     )
-    told, other = (x.tolist() for x in told_by(rows, torch.from_numpy(op1), torch.from_numpy(op2)))
+    told, other = (Spread(rows).told_by(torch.from_numpy(x)).tolist() for x in (op1, op2))
     assert told[0] == pytest.approx(1)
     one, two = np.var(np.sin(np.arange(60))), np.var(np.cos(np.arange(60)))
     assert told[1] == pytest.approx(one / (one + two), abs=0.01)
@@ -55,5 +55,21 @@ def test_what_a_number_tells() -> None:
     assert other[1] == pytest.approx(two / (one + two), abs=0.01)
     # Noise is told by nothing, on average, however many groups there are.
     for groups in (op1, op1 * 30 + op2 // 2):
-        [share] = told_by(torch.from_numpy(noise), torch.from_numpy(groups))
+        share = Spread(torch.from_numpy(noise)).told_by(torch.from_numpy(groups))
         assert abs(float(share.mean())) < 0.01
+
+
+def test_the_correlation_with_a_function_of_a_number() -> None:
+    random = np.random.default_rng(3)
+    number = random.integers(0, 20, 500)
+    rows, values = random.standard_normal((4, 500)).astype(np.float16), random.standard_normal((4, 25))
+    rows[1] += 5 * values[1][number].astype(np.float16)
+    rows[2], values[3] = 7.0, 2.0  # constants
+    before = rows.copy()
+    found = Spread(torch.from_numpy(rows)).correlation(torch.from_numpy(number), torch.from_numpy(values)).tolist()
+    for i in (0, 1):
+        want = np.corrcoef(rows[i].astype(float), values[i][number])[0, 1]
+        assert found[i] == pytest.approx(want, abs=1e-12)
+    assert found[1] > 0.9
+    assert found[2:] == [0.0, 0.0]
+    assert (rows == before).all()

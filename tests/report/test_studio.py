@@ -17,7 +17,7 @@ from arithscope.report.plates import draw_plates
 from arithscope.report.studio import drawing
 from arithscope.settings import Settings
 from arithscope.study import run
-from tests.families import small
+from tests.hand_built import copy_and_add
 
 Popen = subprocess.Popen[str]
 
@@ -45,7 +45,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Popen]:
 
 
 def study(folder: Path, draw: Callable[..., None]) -> None:
-    run(small("llama", "sdpa"), Settings(("+", "-"), 5), folder, ["accuracy"], Silent(), draw)
+    """Three figures, one after the first stages and two at the end."""
+    run(copy_and_add(), Settings(("+",), 9), folder, ["localize"], Silent(), draw)
 
 
 def drawn(folder: Path) -> tuple[dict[str, object], dict[str, bytes]]:
@@ -75,6 +76,20 @@ def test_processes_that_die_are_made_up_for(tmp_path: Path, monkeypatch: pytest.
         return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     monkeypatch.setattr(studio, "_process", dying)
+    with drawing(Silent()) as draw:
+        study(tmp_path / "beside", draw)
+    assert drawn(tmp_path / "beside") == in_place
+
+
+def test_processes_that_do_not_get_done_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: object
+) -> None:
+    def sleeping() -> Popen:
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(studio, "_process", sleeping)
+    monkeypatch.setattr(studio, "PATIENCE", 0.1)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place

@@ -14,12 +14,14 @@ from torch import Tensor
 from arithscope.experiments.means import units_of_square
 from arithscope.experiments.result import Result, of_neuron
 from arithscope.experiments.topk import TopK
-from arithscope.heuristics.variance import told_by
+from arithscope.heuristics.matching import taken
+from arithscope.heuristics.variance import Spread
 from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, legal_prompts, square
 from arithscope.subject.offload import fetched
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep_neurons
+from arithscope.threads import workers
 from arithscope.work import HERE, Work, blocks
 
 TOP_TOKENS = 10
@@ -158,24 +160,18 @@ def told(
 ) -> dict[str, NDArray[np.float64]]:
     """A unit: of some neurons the columns op1, op2, result and alignment."""
     prompts = legal_prompts(operator, max_operand, subject.limit)
-    cells = prompts.op1 * (max_operand + 1) + prompts.op2
+    cells = torch.from_numpy(prompts.op1 * (max_operand + 1) + prompts.op2).to(subject.device)
     numbers = {"op1": prompts.op1, "op2": prompts.op2, "result": prompts.answer}
-    codes = {
-        name: torch.from_numpy(np.unique(x, return_inverse=True)[1]).to(subject.device) for name, x in numbers.items()
-    }
-    found: dict[str, list[Tensor]] = {name: [] for name in (*codes, "alignment")}
-    for rows in np.array_split(np.arange(len(activations)), -(-len(activations) // ROWS)):
-        active, written = (
-            torch.from_numpy(x[rows][:, where]).to(subject.device).double()
-            for x, where in ((activations, cells), (logits, prompts.answer))
-        )
-        for name, x in zip(found, (*told_by(active, *codes.values()), _correlation(active, written)), strict=True):
-            found[name].append(x.cpu())
-    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+    codes = {name: torch.from_numpy(x).to(subject.device) for name, x in numbers.items()}
 
+    def look(rows: NDArray[np.int64]) -> list[Tensor]:
+        active, written = (torch.from_numpy(x[rows]).to(subject.device) for x in (activations, logits))
+        spread = Spread(taken(active, cells))
+        found = [*(spread.told_by(x) for x in codes.values()), spread.correlation(codes["result"], written)]
+        return [x.cpu() for x in found]
 
-def _correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Pearson's, row by row; 0 where one of the rows is constant."""
-    a, b = (x - x.mean(1, keepdim=True) for x in (a, b))
-    size = (a.norm(dim=1) * b.norm(dim=1)).clamp(min=1e-300)
-    return (a * b).sum(1) / size
+    pieces = np.array_split(np.arange(len(activations)), -(-len(activations) // ROWS))
+    with workers() as pool:
+        each = map if subject.device.type == "cuda" else pool.map
+        found = zip((*codes, "alignment"), zip(*each(look, pieces), strict=True), strict=True)
+        return {name: torch.cat(parts).numpy() for name, parts in found}

@@ -43,7 +43,7 @@ class Variable:
     """
 
     name: str
-    values: Int[Tensor, " prompts"]
+    values: Int[Tensor, " prompts"]  # int32: looked up very often
     holds: Bool[Tensor, "heuristics size"]
     cuts: Int[Tensor, " cuts"]
     cells: Int[Tensor, "cuts size"]
@@ -58,6 +58,18 @@ class Variable:
     @cached_property
     def cell_count(self) -> int:
         return int(self.cells.max()) + 1
+
+    @cached_property
+    def deepest(self) -> int:
+        """How many of the foremost prompts are looked at."""
+        return int(self.cuts[-1])
+
+    @cached_property
+    def piece_starts(self) -> Int[Tensor, " deepest"]:
+        """By rank, where the cells of its piece begin."""
+        lengths = self.cuts.diff(prepend=self.cuts.new_zeros(1))
+        starts = torch.arange(0, self.cells.numel(), self.size, dtype=torch.int32, device=self.cuts.device)
+        return starts.repeat_interleave(lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +129,7 @@ class Catalogue:
             return len(self)
         return max(int(side.sizes.max()) for side in (self.indirect, self.direct))
 
-    @property
+    @cached_property
     def answers(self) -> Int[Tensor, " prompts"]:
         return self.results[self.codes]
 
@@ -156,7 +168,7 @@ def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch
         heuristic, value = members[says].nonzero()
         cells = _cells(value, cut[heuristic], members.shape[1], len(cuts))
         entries, before = cells[cut[heuristic], value], cells[0, value] - 1
-        parts = (values, members[says], cuts, cells, entries, before, members[says].sum(1).cumsum())
+        parts = (values.astype(np.int32), members[says], cuts, cells, entries, before, members[says].sum(1).cumsum())
         variables.append(Variable(name, *(torch.from_numpy(x).to(device) for x in parts)))
         kept += [group[i] for i in says]
         sizes.append(k[says])

@@ -55,30 +55,19 @@ def overlaps(ordered: Int[Tensor, "rows prompts"], side: Side) -> Int[Tensor, "r
 
 
 def _counted(ordered: Tensor, variable: Variable) -> Tensor:
-    first = ordered[:, : int(variable.cuts[-1])]
-    table = cumulated(histogram(first, variable.values, variable.cuts, variable.cells, variable.cell_count))
+    first = ordered[:, : variable.deepest]
+    places = variable.values.index_select(0, first.flatten()).view(first.shape).add_(variable.piece_starts)
+    cells = variable.cells.flatten().index_select(0, places.flatten()).view(first.shape)
+    table = cumulated(histogram(cells, variable.cell_count))
     found = taken(table, variable.entries).sub_(taken(table, variable.before))
     sums = cumulated(found)[:, variable.ends - 1]
     return torch.diff(sums, dim=1, prepend=torch.zeros_like(sums[:, :1]))
 
 
-def histogram(
-    ordered: Int[Tensor, "rows first"],
-    values: Int[Tensor, " prompts"],
-    cuts: Int[Tensor, " cuts"],
-    cells: Int[Tensor, "cuts size"],
-    count: int,
-) -> Int[Tensor, "rows count"]:
-    """How many of a row's prompts are in each cell, by the piece of the row they are in, from one cut up to the next (the last
-    cut is the row's length), and by their value."""
-    rows, n = ordered.shape
-    lengths = cuts.diff(prepend=cuts.new_zeros(1))
-    starts = torch.arange(0, cells.numel(), cells.shape[1], device=cells.device)
-    places = values.index_select(0, ordered.flatten()).view(rows, n)
-    places += starts.repeat_interleave(lengths, output_size=n)
-    found = cells.flatten().index_select(0, places.flatten()).view(rows, n)
-    table = torch.zeros(rows, count, dtype=torch.int32, device=cells.device)
-    return table.scatter_add_(1, found, table.new_ones(1, 1).expand(rows, n))
+def histogram(cells: Int[Tensor, "rows first"], count: int) -> Int[Tensor, "rows count"]:
+    """How often each of so many cells occurs in a row."""
+    table = torch.zeros(len(cells), count, dtype=torch.int32, device=cells.device)
+    return table.scatter_add_(1, cells, table.new_ones(1, 1).expand(cells.shape))
 
 
 def taken(x: Tensor, which: Int[Tensor, " columns"]) -> Tensor:

@@ -73,7 +73,7 @@ def ranks_by_result(ordered: Int[Tensor, "orders prompts"], catalogue: Catalogue
     total, device = ordered.shape[1], ordered.device
     kind = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # the smaller are sorted faster
     first = (catalogue.codes * total).to(kind).index_select(0, ordered.flatten())
-    return sorted_rows(first.view(ordered.shape).add_(torch.arange(total, device=device)))
+    return sorted_rows(first.view(ordered.shape).add_(torch.arange(total, dtype=kind, device=device)))
 
 
 def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalogue: Catalogue) -> MultiResults:
@@ -81,8 +81,10 @@ def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalog
     (orders, total), results, device = ordered.shape, len(catalogue.results), ordered.device
     most = min(MOST, results)
     cuts = torch.tensor(grid(total), device=device)
-    cells = torch.arange(len(cuts) * results, device=device).view(len(cuts), results)
-    pieces = histogram(ordered, catalogue.codes, cuts, cells, cells.numel())
+    lengths = cuts.diff(prepend=cuts.new_zeros(1))
+    starts = torch.arange(0, len(cuts) * results, results, device=device).repeat_interleave(lengths, output_size=total)
+    cells = catalogue.codes.index_select(0, ordered.flatten()).view(ordered.shape).add_(starts)
+    pieces = histogram(cells, len(cuts) * results)
     counts = pieces.view(orders, len(cuts), results).cumsum(1)  # among the first T prompts
     # The most frequent results, the smaller result first among equals.
     backwards = torch.arange(results - 1, -1, -1, device=device)

@@ -16,25 +16,42 @@ from arithscope.heuristics.catalogue import Catalogue, Variable
 from arithscope.heuristics.kinds import RESULT, Heuristic, MultiResult
 
 
-def told_by(patterns: Float[Tensor, "rows prompts"], *numbers: Int[Tensor, " prompts"]) -> list[Float[Tensor, " rows"]]:
-    """The share of each row's variance that is told by a number of the prompt, for each of these numbers: 1 if the row is a
-    function of it.
+class Spread:
+    """Patterns over prompts, around their means, and what a number of the prompt has to do with them. In float64."""
 
-    The correlation ratio, corrected for the number of groups (ε²), so that it is 0 on average for noise and may be negative.
-    0 for a row without variance.
-    """
-    x = patterns.double()
-    x = x - x.mean(1, keepdim=True)
-    total = x.square().sum(1)
-    found = []
-    for values in numbers:
-        n, sizes = len(values), values.bincount()
+    def __init__(self, patterns: Float[Tensor, "rows prompts"]):
+        x = patterns.double()
+        self._x = x.sub_(x.mean(1, keepdim=True)) if x is not patterns else x - x.mean(1, keepdim=True)
+        self._total = torch.linalg.vector_norm(self._x, dim=1).square()
+
+    def told_by(self, number: Int[Tensor, " prompts"]) -> Float[Tensor, " rows"]:
+        """The share of each row's variance that is told by a number of the prompt: 1 if the row is a function of it.
+
+        The correlation ratio, corrected for the number of groups (ε²), so that it is 0 on average for noise and may be
+        negative. 0 for a row without variance.
+        """
+        n, sizes = len(number), number.bincount()
         groups = int((sizes > 0).sum())
-        sums = torch.zeros(len(x), len(sizes), dtype=x.dtype, device=x.device).index_add_(1, values, x)
-        left = (total - (sums**2 / sizes.clamp(min=1)).sum(1)) / total.clamp(min=1e-300)
+        between = (self._sums(number, len(sizes)) ** 2 / sizes.clamp(min=1)).sum(1)
+        left = (self._total - between) / self._total.clamp(min=1e-300)
         told = 1 - left * (n - 1) / max(n - groups, 1)
-        found.append(torch.where(total > 0, told, torch.zeros_like(told)))
-    return found
+        return torch.where(self._total > 0, told, torch.zeros_like(told))
+
+    def correlation(
+        self, number: Int[Tensor, " prompts"], values: Float[Tensor, "rows numbers"]
+    ) -> Float[Tensor, " rows"]:
+        """Pearson's, of each row with a function of a number of the prompt, given by its values; 0 where either is constant.
+
+        The function is the same for all prompts with the same number, so it needs only the row's sums over these.
+        """
+        sizes = number.bincount(minlength=values.shape[1]).double()
+        y = values.double() - (values.double() @ sizes)[:, None] / len(number)
+        size = (self._total * (y.square() @ sizes)).sqrt().clamp(min=1e-300)
+        return (self._sums(number, values.shape[1]) * y).sum(1) / size
+
+    def _sums(self, number: Int[Tensor, " prompts"], size: int) -> Float[Tensor, "rows numbers"]:
+        sums = torch.zeros(len(self._x), size, dtype=self._x.dtype, device=self._x.device)
+        return sums.scatter_add_(1, number.expand(len(sums), -1), self._x)
 
 
 class Coverage:
@@ -48,7 +65,7 @@ class Coverage:
     def __init__(self, catalogue: Catalogue):
         self.total = len(catalogue)
         variables = [*catalogue.indirect.variables, *catalogue.direct.variables]
-        self._values = {v.name: v.values.cpu().numpy() for v in variables}
+        self._values = {v.name: v.values.long().cpu().numpy() for v in variables}
         self._sizes = {v.name: v.size for v in variables}
         self._rows = {
             h: (v.name, row)

@@ -14,8 +14,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -25,24 +26,26 @@ from arithscope.progress import Progress
 from arithscope.report.plates import draw_plates, drawn_from_now, plate_drawn, plates_to_draw, write_index
 from arithscope.store import RunFolder, locked
 
-MOST = 4  # processes; each takes half a gigabyte of memory
+MOST = 3  # processes; each takes half a gigabyte of memory
 NICE = 19
+PATIENCE = 20.0  # seconds that a process which gets nothing of the processor is waited for at the end
+_PLATES = {plate.name: plate for plate in PLATES}
 
 Draw = Callable[[RunFolder], None]
 
 
 @contextmanager
 def drawing(progress: Progress) -> Iterator[Draw]:
-    """A function that draws the figures that can be drawn, to be called whenever there may be more of them. Where there is more
-    than one core it returns at once, and all figures are there when the context ends."""
-    count = min(torch.get_num_threads(), MOST)
-    if count == 1:
+    """A function that draws the figures of a run that can be drawn, to be called whenever there may be more of them. Where
+    there is more than one core it returns at once, and all figures are there when the context ends."""
+    cores = torch.get_num_threads()
+    if cores == 1:
         yield lambda run: draw_plates(run, progress)
         return
-    studio = _Studio(count)
+    studio = _Studio(min(cores - 1, MOST))
     try:
         yield studio.take
-        studio.wait(progress)
+        studio.finish(progress)
     finally:
         studio.close()
 
@@ -54,30 +57,41 @@ class _Studio:
         self._pool = ThreadPoolExecutor(count)
         self._own = threading.local()
         self._processes: list[subprocess.Popen[str]] = []
-        self._drawn: dict[
-            tuple[Path, str, str], Future[dict[str, Any]]
-        ] = {}  # by run, figure, and what it is drawn from
-        self._runs: dict[Path, RunFolder] = {}
+        self._run: RunFolder | None = None
+        self._handed: dict[str, Future[dict[str, Any]]] = {}  # by what is drawn, and from what
 
     def take(self, run: RunFolder) -> None:
-        self._runs[run.path] = run
-        self._note_down()
+        self._run = run
+        self._note_down(run)
         for plate in plates_to_draw(run):
-            key = run.path, plate.name, json.dumps(drawn_from_now(plate, run))
-            if key not in self._drawn:
-                self._drawn[key] = self._pool.submit(self._draw, run.path, plate.name)
+            key = json.dumps([plate.name, drawn_from_now(plate, run)])
+            if key not in self._handed:
+                self._handed[key] = self._pool.submit(self._draw, run.path, plate.name)
 
-    def wait(self, progress: Progress) -> None:
-        """Until all figures are drawn, and noted down. A process that failed is made up for here, where its error is seen."""
-        left = [future for future in self._drawn.values() if not future.done()]
-        if left:
-            with progress.task("figures", len(left)) as advance:
-                for _ in as_completed(left):
-                    advance(1)
-        for run in self._runs.values():
-            with locked(run.path):
-                self._note_down()
-                draw_plates(run, progress)
+    def finish(self, progress: Progress) -> None:
+        """Until all figures are there. This process, which has nothing else to do by now, draws those from the end that no
+        other has begun, and then those that another failed at, so that the error is seen, or does not get done with."""
+        if self._run is None:
+            return
+        left = [future for future in self._handed.values() if not future.done()]
+        with locked(self._run.path):
+            if left:
+                with progress.task("figures", len(left)) as advance:
+                    for name in self._taken_back():
+                        write_index(self._run.path, {name: plate_drawn(self._run, _PLATES[name])})
+                        advance(1)
+                    with suppress(TimeoutError):
+                        for _ in as_completed([f for f in left if not f.cancelled()], timeout=PATIENCE):
+                            advance(1)
+            self.close()
+            self._note_down(self._run)
+            draw_plates(self._run, progress)
+
+    def _taken_back(self) -> Iterator[str]:
+        """Figures that no process has begun, from the end on."""
+        for key, future in reversed(self._handed.items()):
+            if future.cancel():
+                yield json.loads(key)[0]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -85,19 +99,18 @@ class _Studio:
             process.kill()
         self._pool.shutdown()
         for process in self._processes:
-            with process:  # closes its pipes
+            with suppress(BrokenPipeError), process:  # closes its pipes
                 pass
 
-    def _note_down(self) -> None:
+    def _note_down(self, run: RunFolder) -> None:
         """Put finished figures into the index, which only this process writes."""
-        for path in self._runs:
-            done = {
-                name: future.result()
-                for (of_run, name, _), future in self._drawn.items()
-                if of_run == path and future.done() and future.exception() is None
-            }
-            if done:
-                write_index(path, done)
+        done = {
+            json.loads(key)[0]: future.result()
+            for key, future in self._handed.items()
+            if future.done() and not future.cancelled() and future.exception() is None
+        }
+        if done:
+            write_index(run.path, done)
 
     def _draw(self, path: Path, name: str) -> dict[str, Any]:
         if not hasattr(self._own, "process"):
@@ -125,12 +138,20 @@ def main() -> None:
     if hasattr(os, "nice"):
         os.nice(NICE)
     torch.set_num_threads(1)
-    plates = {plate.name: plate for plate in PLATES}
+    todo: SimpleQueue[tuple[str, str]] = SimpleQueue()
+    threading.Thread(target=_read, args=(todo,), daemon=True).start()
     runs: dict[str, RunFolder] = {}
+    while True:
+        path, name = todo.get()
+        run = runs.setdefault(path, RunFolder(Path(path)))
+        print(json.dumps(plate_drawn(run, _PLATES[name])), flush=True)
+
+
+def _read(todo: SimpleQueue[tuple[str, str]]) -> None:
     for line in sys.stdin:
         path, name = json.loads(line)
-        run = runs.setdefault(path, RunFolder(Path(path)))
-        print(json.dumps(plate_drawn(run, plates[name])), flush=True)
+        todo.put((path, name))
+    os._exit(0)  # at once: a figure that is half drawn must not get in the way of a run that is started anew
 
 
 if __name__ == "__main__":
