@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from arithscope.gpu import runs_kernels
+from arithscope.threads import workers
 
 
 def log_probability(
@@ -231,7 +231,7 @@ def bootstrap_intervals(
         found[0, part] = a.mean(1) / b.mean(1)
         found[1:, part] = (drawn[:, under] + (at - under) * (drawn[:, under + 1] - drawn[:, under])).T
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with workers() as pool:
         list(pool.map(some, range(0, rows, BOOTSTRAP_ROWS)))
     return found
 

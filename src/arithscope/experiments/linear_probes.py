@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.gpu import runs_kernels
 from arithscope.prompts import random_source
+from arithscope.threads import workers
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
 
@@ -57,10 +59,14 @@ class Probes:
 def initial(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> Probes:
     """As a linear layer of PyTorch starts: uniform up to ± 1/√width. Each layer has a random source of its own."""
     bound = width**-0.5
-    sources = [random_source(seed, "probe start", name, layer) for layer in layers]
-    matrix = [s.uniform(-bound, bound, (width, answers)) for s in sources]
-    bias = [s.uniform(-bound, bound, (1, answers)) for s in sources]
-    return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in (matrix, bias)))
+
+    def one(layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        source = random_source(seed, "probe start", name, layer)
+        return source.uniform(-bound, bound, (width, answers)), source.uniform(-bound, bound, (1, answers))
+
+    with workers() as pool:
+        parts = zip(*pool.map(one, layers), strict=True)
+        return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in parts))
 
 
 def steps(training: int) -> int:
