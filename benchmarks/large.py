@@ -9,8 +9,9 @@ is right.
     python -m benchmarks.large llama-3-8b [--preset paper] [--operators +] [--stages neurons] [--hold 24] [--record NAME]
 
 With fewer operators than four, a column says what the stage would take with all: four times as much for one, but for `means`,
-which always takes all, and the probes, which take as long as they have steps. `--probe` takes that many prompts for the probes,
-`--hold` leaves only so many GB of the GPU's memory, `--layers` makes the model less deep.
+which always takes all, and the probes, whose time grows with their prompts: it is extrapolated from two numbers of them.
+`--probe` takes that many prompts for the probes, `--hold` leaves only so many GB of the GPU's memory, `--layers` makes the
+model less deep.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from benchmarks.record import Table, record, record_option
 from rich.console import Console
@@ -32,14 +35,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from arithscope import study
 from arithscope.doctor import examine
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
 from arithscope.experiments.linear_probes import steps
 from arithscope.experiments.localize import effect_reducer
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
+from arithscope.experiments.probe import probe
 from arithscope.experiments.samples import PRESETS, TRAINING_SHARE
 from arithscope.experiments.topk import neuron_counts
-from arithscope.progress import for_console
+from arithscope.progress import Silent, for_console
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
 from arithscope.settings import Settings
 from arithscope.stages import STAGES, Stage
@@ -195,9 +200,21 @@ def with_all_operators(subject: Subject, settings: Settings, stage: str, seconds
     if stage in ("means", "accuracy"):
         return seconds
     if stage == "probe":
-        every = len(legal_prompts(OPERATORS, settings.max_operand, subject.limit))
-        return seconds * every / probe_prompts(subject, settings)
+        return seconds + seconds_a_probe_prompt(subject, settings, seconds) * (
+            len(legal_prompts(OPERATORS, settings.max_operand, subject.limit)) - probe_prompts(subject, settings)
+        )
     return seconds * len(OPERATORS) / len(settings.operators)
+
+
+def seconds_a_probe_prompt(subject: Subject, settings: Settings, seconds: float) -> float:
+    """From the stage and from probes of an eighth of its prompts; steps and passes are both in proportion to prompts."""
+    n = probe_prompts(subject, settings)
+    prompts = legal_prompts(settings.operators, settings.max_operand, subject.limit)
+    columns = {"operator": np.array(OPERATORS)[prompts.operator], "op1": prompts.op1, "op2": prompts.op2}
+    pretended = Accuracy(pd.DataFrame({**columns, "correct": True}), pd.DataFrame())
+    sizes = replace(settings.sizes, probe=n // 8)
+    fewer = seconds_of(lambda: probe(subject, pretended, sizes, settings.seed, Silent()))
+    return (seconds - fewer) / (n - n // 8)
 
 
 def study_table(
@@ -213,9 +230,9 @@ def study_table(
         done = [name for name, entry in folder.manifest["stages"].items() if entry["status"] == "done"]
         for name in done[len(rows) :]:
             seconds = folder.manifest["stages"][name]["seconds"]
+            peak = (torch.cuda.max_memory_allocated() - taken) / 1e9 if torch.cuda.is_available() else None
             scaled = with_all_operators(subject, settings, name, seconds)
             floor = least.get(name)
-            peak = (torch.cuda.max_memory_allocated() - taken) / 1e9 if torch.cuda.is_available() else None
             rows.append([name, seconds, scaled, peak, floor, seconds / floor if floor else None])
             every.append(scaled)
             print(rows[-1], flush=True)
@@ -306,6 +323,7 @@ def main() -> None:
     parser.add_argument("--operators", default="+-*/")
     parser.add_argument("--max-operand", type=int, default=300)
     parser.add_argument("--stages", help="only these and what they need, with commas between")
+    parser.add_argument("--neurons", default="exact", help="as in `arithscope run`")
     parser.add_argument("--probe", type=int, help="prompts for probes")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--hold", type=float, metavar="GB")
@@ -319,6 +337,7 @@ def main() -> None:
         max_operand=arguments.max_operand,
         preset=arguments.preset,
         topk=TOP_NEURONS,
+        neurons=arguments.neurons,
     )
     speed = plain_speed(device)
     print(f"products {speed.products / 1e12:.0f} TFLOP/s, copies {speed.copies / 1e12:.2f} TB/s", flush=True)

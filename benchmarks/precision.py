@@ -1,7 +1,7 @@
 """How closely effects in bfloat16 rank neurons as those in float32 do, on subjects that have learnt arithmetic.
 
-The same prompts, counterfactuals and neurons (those of the later half of the layers) in both precisions. Beside it, for scale, two
-halves of the prompts in float32: how much a ranking depends on the prompts it was measured on.
+The same prompts, counterfactuals and neurons (those of the later half of the layers) in both precisions. Beside it, for scale,
+two halves of the prompts in float32: how much a ranking depends on the prompts it was measured on.
 
     python -m benchmarks.precision [--device cuda] [--prompts 50] [--record NAME]
 """

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
-from arithscope.experiments import linear_probes
-from arithscope.experiments.linear_probes import Examples, initial, train
+from arithscope.experiments.linear_probes import Examples, initial, steps, train
 from arithscope.fused_sums import sums
 from arithscope.subject.kernels import exact_product, fused
 from arithscope.subject.load import LoadOptions, load
@@ -86,16 +85,15 @@ def test_products_are_not_rounded() -> None:
     assert not torch.allclose(linear(x).double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_probes_train_as_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    states, answer = some(3, 500, 96, dtype=torch.bfloat16), torch.randint(0, 50, (500,), device=CUDA)
-    examples, start = Examples(states, torch.arange(500, device=CUDA), answer), initial(range(3), 96, 50, 0, "x")
+def test_probes_train_as_on_a_cpu() -> None:
+    states, answer = some(3, 500, 96), torch.randint(0, 50, (500,), device=CUDA)
+    start, own = initial(range(3), 96, 50, 0, "x"), torch.arange(500, device=CUDA)
     done: list[int] = []
-    found = train(start, examples, 450, 0, "x", done.append)
-    monkeypatch.setattr(linear_probes, "runs_kernels", lambda device: False)
-    want = train(start, examples, 450, 0, "x", done.append)
-    torch.testing.assert_close(found.matrix, want.matrix, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found.bias, want.bias, rtol=1e-3, atol=1e-5)
-    assert sum(done) == 2 * 3 * linear_probes.steps(450)
+    found = train(start, Examples(states, own, answer), 450, 0, "x", done.append)
+    want = train(start, Examples(states.cpu(), own.cpu(), answer.cpu()), 450, 0, "x", done.append)
+    torch.testing.assert_close(found.matrix.cpu(), want.matrix, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.bias.cpu(), want.bias, rtol=1e-3, atol=1e-5)
+    assert sum(done) == 2 * 3 * steps(450)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-pythia", "tiny-gptj"])

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.gpu import runs_kernels
 from arithscope.prompts import random_source
 from arithscope.threads import workers
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
+SAID_EVERY = 64  # steps
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,50 @@ def train(
     """
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
-    orders = _orders(training, seed, name)
-    if runs_kernels(device):
-        from arithscope.experiments import fused_probes
+    optimizer = torch.optim.Adam(
+        (probes.matrix, probes.bias), lr=LEARNING_RATE, fused=True, capturable=device.type == "cuda"
+    )
+    orders = _orders(training, seed, name).to(device)
+    number = torch.zeros(1, dtype=torch.long, device=device)
+    each = torch.arange(BATCH, device=device)
 
-        fused_probes.train(probes.matrix, probes.bias, examples, orders, LEARNING_RATE, advance)
-        return probes
-    optimizer = torch.optim.Adam((probes.matrix, probes.bias), lr=LEARNING_RATE, fused=True)
-    for order in orders.to(device):
-        rows = order[order >= 0]
-        states, answer = examples[rows]
+    def step() -> None:
+        order = orders.index_select(0, number)[0]
+        states, answer = examples[order.clamp(min=0)]
         # The gradient of the mean cross-entropy, written out: probabilities, less 1 at the answer.
         slope = probes.logits(states).softmax(-1)
-        slope[:, torch.arange(len(rows), device=device), answer] -= 1
-        slope /= len(rows)
+        slope[:, each, answer] -= 1
+        slope *= ((order >= 0) / (order >= 0).sum())[:, None]
         probes.matrix.grad, probes.bias.grad = states.mT @ slope, slope.sum(1, keepdim=True)
         optimizer.step()
-        advance(len(states))
+        number.add_(1)
+
+    def forget() -> None:
+        """Make as if no step had been taken."""
+        probes.matrix.copy_(start.matrix)
+        probes.bias.copy_(start.bias)
+        for x in [number, *(x for state in optimizer.state.values() for x in state.values())]:
+            x.zero_()
+
+    take = step if device.type != "cuda" else _recorded(step, forget)
+    for i in range(len(orders)):
+        take()
+        if (i + 1) % SAID_EVERY == 0 or i + 1 == len(orders):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # what is said to be done is done, not only asked for
+            advance((i % SAID_EVERY + 1) * len(probes.matrix))
     return probes
+
+
+def _recorded(step: Callable[[], None], forget: Callable[[], None]) -> Callable[[], None]:
+    """A step on a GPU as a graph of kernels that is played back: calling them one by one takes longer than they do."""
+    step()  # prepares what cannot be while a graph is recorded
+    forget()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def _orders(training: int, seed: int, name: str) -> Int[Tensor, "steps rows"]:
