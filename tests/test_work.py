@@ -38,10 +38,10 @@ arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dim
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), arrays)
 values = st.recursive(
     plain,
-    lambda inside: st.one_of(
-        st.lists(inside, max_size=3),
-        st.lists(inside, max_size=3).map(tuple),
-        st.dictionaries(st.one_of(st.text(max_size=3), st.integers(), st.tuples(st.integers())), inside, max_size=3),
+    lambda inside: (
+        st.lists(inside, max_size=3)
+        | st.lists(inside, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers() | st.tuples(st.integers()), inside, max_size=3)
     ),
     max_leaves=6,
 )
@@ -222,6 +222,15 @@ ASKED = Smaller(("+",), 12)
 STAGES = ["heads"]
 
 
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run that was stopped behind two units of localize."""
+    run(copy_and_add(), ASKED, tmp_path / "begun", ["accuracy"], Silent())
+    with pytest.raises(KeyboardInterrupt):
+        run(copy_and_add(), ASKED, tmp_path / "begun", ["localize"], Silent(), work=Counting(HERE, 2))
+    return tmp_path / "begun"
+
+
 def test_a_stopped_stage_goes_on_behind_its_last_unit(tmp_path: Path) -> None:
     """Stopped behind each unit in turn, the run computes every unit once, and finds what an undisturbed one finds."""
     whole = Counting(HERE)
@@ -242,27 +251,20 @@ def test_a_stopped_stage_goes_on_behind_its_last_unit(tmp_path: Path) -> None:
     assert not (tmp_path / "stopped" / ".parts").exists()
 
 
-def test_other_settings_take_no_parts(tmp_path: Path) -> None:
-    """Units of another seed are none of this stage's, even where a sample happens to be the same."""
-    with pytest.raises(KeyboardInterrupt):
-        run(copy_and_add(), ASKED, tmp_path / "run", ["localize"], Silent(), work=Counting(HERE, 2))
-    all_of_them = Counting(HERE)
-    other = replace(ASKED, seed=1)
-    run(copy_and_add(), other, tmp_path / "other", ["localize"], Silent(), work=all_of_them)
+def test_other_settings_take_no_parts(begun: Path) -> None:
+    """Units of another seed are none of this stage's."""
     work = Counting(HERE)
-    run(copy_and_add(), other, tmp_path / "run", ["localize"], Silent(), work=work)
-    assert work.units == all_of_them.units
-    assert not (tmp_path / "run" / ".parts").exists()
+    run(copy_and_add(), replace(ASKED, seed=1), begun, ["localize"], Silent(), work=work)
+    assert work.units == len(copy_and_add().positions.named())
+    assert not (begun / ".parts").exists()
 
 
-def test_units_do_not_depend_on_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_do_not_depend_on_memory(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was done on a large machine is found on a small one."""
-    with pytest.raises(KeyboardInterrupt):
-        run(copy_and_add(), ASKED, tmp_path, ["localize"], Silent(), work=Counting(HERE, 2))
     monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 3)
-    rest = Counting(HERE)
-    run(copy_and_add(), ASKED, tmp_path, ["localize"], Silent(), work=rest)
-    assert rest.units == len(copy_and_add().positions.named()) - 2
+    work = Counting(HERE)
+    run(copy_and_add(), ASKED, begun, ["localize"], Silent(), work=work)
+    assert work.units == len(copy_and_add().positions.named()) - 2
 
 
 def test_the_manifest_says_who_did_the_work(tmp_path: Path) -> None:

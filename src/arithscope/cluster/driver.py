@@ -149,6 +149,7 @@ class Cluster(Work):
                     raise error.cause from error
                 except self._ray.exceptions.RayError as error:
                     deaths[place] += self._lives(slot.node)  # a node that is lost is no fault of the unit's
+                    self._replace(slot)
                     if deaths[place] == TRIES:
                         raise UserError(
                             f"A unit of {function.__name__} has ended its worker {TRIES} times, most likely for want of memory "
@@ -156,7 +157,6 @@ class Cluster(Work):
                         ) from error
                     self.progress.note(f"A worker on {slot.host} was lost; another does its work again.")
                     waiting.append(place)
-                    self._replace(slot)
                 else:
                     self._idle.append(slot)
                     advance(steps)
