@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # together, as they may share a study that takes half a minute.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: run test test-all check format bench clean
+.PHONY: run test test-all check format bench tables clean
 
 run: $(INSTALLED)
 	$(BIN)/arithscope run
@@ -28,8 +28,12 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/replay.py
-	$(BIN)/python benchmarks/circuit.py
+	$(BIN)/arithscope bench
+	$(BIN)/python -m benchmarks.circuit
+
+# The tables of the documents, from benchmarks/results.
+tables: $(INSTALLED)
+	$(BIN)/python -m benchmarks.tables
 
 clean:
 	rm -rf $(VENV) runs trained

@@ -5,22 +5,21 @@
 
 The patterns are those of the tests (tests/heuristics/planted.py), on the full square.
 
-    python benchmarks/calibration.py [--max-operand 300] [--each 20]
+    python -m benchmarks.calibration [--max-operand 300] [--each 20] [--record NAME]
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
+from statistics import mean
 
 import torch
+from benchmarks.record import Table, record, record_option
+from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
+from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.prompts import OPERATORS
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
 PERMUTATIONS = 32
 RATIOS = (1, 2, 3, 4, 5, 6)
@@ -30,28 +29,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-operand", type=int, default=300)
     parser.add_argument("--each", type=int, default=20, help="planted heuristics of each kind")
+    record_option(parser)
     arguments = parser.parse_args()
     most = arguments.max_operand
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, operands 0…{most}, {PERMUTATIONS} permutations"
     )
+    tables = {"noise": noise_table(most), **recall_tables(most, arguments.each)}
+    if arguments.record:
+        notes = [f"operands 0…{most}, {PERMUTATIONS} permutations, {arguments.each} heuristics of each kind and number"]
+        record(arguments.record, tables, notes)
+
+
+def noise_table(most: int) -> Table:
     print(f"{'noise':8} {'value vectors':14} {'raw':>6} {'calibrated':>11} {'p ≤ .05':>8}")
+    rows = []
     for operator in OPERATORS:
         sets = catalogue(operator, most, LIMIT)
         for name, logits in (("none", None), ("real", real_value_vectors())):
             found = classified(noise(500, most, logits), sets, PERMUTATIONS)
             raw, calibrated = shares(found, 500)
-            print(
-                f"{operator:8} {name:14} {raw:6.3f} {calibrated:11.3f} {(found.neurons.p <= 0.05).mean():8.3f}",
-                flush=True,
-            )
+            small = float((found.neurons.p <= 0.05).mean())
+            print(f"{operator:8} {name:14} {raw:6.3f} {calibrated:11.3f} {small:8.3f}", flush=True)
+            rows.append([SIGNS[operator], name, raw, calibrated, small])
+    return Table(["operator", "value vectors", "raw", "calibrated", "p ≤ .05"], rows)
+
+
+def recall_tables(most: int, each: int) -> dict[str, Table]:
+    """By operator; and by kind, as the mean over operators and over the numbers that heuristics look at."""
     print("recall " + " ".join(f"{f'SNR {ratio}':>6}" for ratio in RATIOS))
+    by_operator, by_kind = [], {}
     for operator in OPERATORS:
         sets = catalogue(operator, most, LIMIT)
-        found = {ratio: recall(sets, most, ratio, arguments.each, PERMUTATIONS) for ratio in RATIOS}
+        found = {ratio: recall(sets, most, ratio, each, PERMUTATIONS) for ratio in RATIOS}
         for kind in found[RATIOS[0]]:
-            shown = " ".join(f"{found[ratio][kind]:6.2f}" for ratio in RATIOS)
-            print(f"{operator:6} {shown}  {kind}", flush=True)
+            shown = [found[ratio][kind] for ratio in RATIOS]
+            print(f"{operator:6} {' '.join(f'{x:6.2f}' for x in shown)}  {kind}", flush=True)
+            by_kind.setdefault(kind.split(" of ")[0], []).append(shown)
+        by_operator.append([SIGNS[operator], *(found[ratio]["all"] for ratio in RATIOS)])
+    del by_kind["all"]
+    kinds = [[kind, *map(mean, zip(*rows, strict=True))] for kind, rows in by_kind.items()]
+    columns = ["", *map(str, RATIOS)]
+    return {"recall": Table(columns, by_operator), "recall-by-kind": Table(columns, kinds)}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 
 Both ways give the same numbers, which is checked before anything is timed; medians of several runs in turn.
 
-    python benchmarks/circuit.py [--subject tiny-llama] [--prompts 100] [--device cpu]
+    python -m benchmarks.circuit [--subject tiny-llama] [--prompts 100] [--device cpu] [--record NAME]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from benchmarks.record import Table, record, record_option
 from torch import Tensor
 
 from arithscope.experiments.ablation import Judging, ablated_scores, mean_ablation, nested_sets, score_reducer
@@ -48,6 +49,12 @@ class Task:
     means: Means
     sets: Tensor  # of heads to keep, [circuits, layers, heads]
     examples: Examples
+
+    def amount(self, name: str) -> str:
+        s = self.subject.sizes
+        patches = s.layers * (s.heads + 1) * len(self.subject.positions.named())
+        done = {"localize": f"{patches} patches", "circuit": f"{len(self.sets)} sets of heads"}
+        return f"{name}: {done.get(name, f'{s.layers} layers at one position')}"
 
     def localize(self) -> Tensor:
         found = component_effects(self.subject, self.prompts, self.others, silent)
@@ -131,11 +138,13 @@ def main() -> None:
     parser.add_argument("--subject", default="tiny-llama")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--device", default="auto")
+    record_option(parser)
     arguments = parser.parse_args()
     subject = load(arguments.subject, options=LoadOptions(device=arguments.device))
     print(f"{subject}\ntorch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
     task = prepare(subject, arguments.prompts)
     print(f"{'work':10} {'plain s':>9} {'arithscope s':>13} {'ratio':>7}")
+    rows = []
     for name, fast, plain in (
         ("localize", task.localize, task.localize_plainly),
         ("circuit", task.circuit, task.circuit_plainly),
@@ -145,6 +154,10 @@ def main() -> None:
         timed = [(seconds(plain), seconds(fast)) for _ in range(REPEATS)]
         slow, quick = (statistics.median(times) for times in zip(*timed, strict=True))
         print(f"{name:10} {slow:9.2f} {quick:13.2f} {slow / quick:7.1f}")
+        rows.append([task.amount(name), slow, quick, slow / quick])
+    if arguments.record:
+        notes = [f"{subject}; {arguments.prompts} prompts; seconds, medians of {REPEATS}"]
+        record(arguments.record, {"stages": Table(["work", "plain", "stage", "ratio"], rows)}, notes)
 
 
 if __name__ == "__main__":

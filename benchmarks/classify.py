@@ -4,7 +4,7 @@ throughput    neurons of each operator against every heuristic, by counting and 
               intersects for each; both give the same scores, which is checked
 all           so many neurons × four operators, without calibration and with it
 
-python benchmarks/classify.py [--neurons 3200] [--device cpu] [--only throughput,all]
+python -m benchmarks.classify [--neurons 3200] [--device cpu] [--only throughput,all] [--record NAME]
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
+from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.classification import Neurons, classify, match, workers
 from arithscope.heuristics.matching import order, overlaps
@@ -79,7 +81,8 @@ def seconds(function: Callable[..., object], *arguments: object) -> float:
     return time.perf_counter() - started
 
 
-def throughput(device: str) -> None:
+def throughput(device: str) -> Table:
+    rows = []
     print(f"{'operator':>8} {'heuristics':>10} {'loop: pairs/s':>14} {'counting: pairs/s':>18} {'ratio':>8}")
     for operator in OPERATORS:
         sets = catalogue(operator, MAX_OPERAND, LIMIT, device=device)
@@ -91,9 +94,11 @@ def throughput(device: str) -> None:
         by_counting(many, sets)
         fast = heuristics * len(many) / seconds(by_counting, many, sets)
         print(f"{operator:>8} {heuristics:10,} {slow:14,.0f} {fast:18,.0f} {fast / slow:8,.0f}")
+        rows.append([SIGNS[operator], heuristics, slow, fast, fast / slow])
+    return Table(["operator", "heuristics", "pair by pair", "counting", "ratio"], rows)
 
 
-def everything(n: int, device: str) -> None:
+def everything(n: int, device: str) -> Table:
     neurons = some_neurons(n)
     names = [f"n{i}" for i in range(n)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -109,8 +114,13 @@ def everything(n: int, device: str) -> None:
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     print(f"all: {total['classify']:.1f} s, with calibration {total['with calibration']:.1f} s; "
           f"{more:.2f} GiB beyond the patterns' {neurons.activations.nbytes / 2**30:.2f} GiB")  # fmt: skip
-    if device != "cpu":
-        print(f"on the device at most {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+    on_device = None if device == "cpu" else torch.cuda.max_memory_allocated() / 2**30
+    if on_device is not None:
+        print(f"on the device at most {on_device:.2f} GiB")
+    return Table(
+        ["neurons", "seconds", "seconds, with calibration", "GiB beyond the patterns", "GiB on the GPU"],
+        [[n, total["classify"], total["with calibration"], more, on_device]],
+    )
 
 
 def main() -> None:
@@ -118,12 +128,18 @@ def main() -> None:
     parser.add_argument("--neurons", type=int, default=3200)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="throughput,all")
+    record_option(parser)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, {arguments.device}")
+    tables = {}
     if "throughput" in arguments.only:
-        throughput(arguments.device)
+        tables["throughput"] = throughput(arguments.device)
     if "all" in arguments.only:
-        everything(arguments.neurons, arguments.device)
+        tables["all"] = everything(arguments.neurons, arguments.device)
+    if arguments.record:
+        record(
+            arguments.record, tables, [f"pairs per second; calibration with {PERMUTATIONS} permutations of each neuron"]
+        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The run is made up: 4 operators × 16 layers × 200 top neurons with patterns ov
 14,336 neurons of these layers, and the patterns and matches of a real run's neurons, over and over. What is measured is the
 server, the disk and the tables, which do not care what the numbers are.
 
-    python benchmarks/explorer.py runs/tiny-llama
+    python -m benchmarks.explorer runs/tiny-llama [--record NAME]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from benchmarks.record import Table, record, record_option
 from tests.explorer.served import serving
 
 import arithscope
@@ -32,6 +33,7 @@ from arithscope.runs.run import Run
 from arithscope.store import claim, mapped_arrays
 
 OPERATORS, LAYERS, TOP, WIDTH = ("+", "-", "*", "/"), range(16, 32), 200, 14336
+PAGE, PATTERN, TABLE = "a neuron's page", "its pattern", "a page of the table, filtered and sorted"
 
 
 def large_run(source: Run, folder: Path) -> None:
@@ -122,16 +124,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a complete run with all operators")
     parser.add_argument("--pages", type=int, default=200)
+    record_option(parser)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:
         large_run(arithscope.open(arguments.run), folder / "run")
-        measure(folder / "run", arguments.pages)
+        tables = measure(folder / "run", arguments.pages)
     finally:
         shutil.rmtree(folder)
+    if arguments.record:
+        record(
+            arguments.record,
+            tables,
+            [f"a made-up run as large as one of Llama-3-8B, {arguments.pages} requests of each kind"],
+        )
 
 
-def measure(path: Path, pages: int) -> None:
+def measure(path: Path, pages: int) -> dict[str, Table]:
     stored = mapped_arrays(path / "patterns" / "arrays.safetensors")["activations"]
     top = pd.read_parquet(path / "patterns" / "neurons.parquet")
     print(f"{len(stored):,} neurons with patterns, {stored.nbytes / 1e9:.1f} GB")
@@ -141,18 +150,24 @@ def measure(path: Path, pages: int) -> None:
         first, _ = timed(api)
         run = json.load(urllib.request.urlopen(api))["runs"][0]["name"]
         chosen = top.sample(pages, random_state=1)
-        kinds: dict[str, list[float]] = {"page": [], "pattern": [], "table": []}
+        kinds: dict[str, list[float]] = {PAGE: [], PATTERN: [], TABLE: []}
         timed(f"{api}/{run}/neurons/{top.layer[0]}/{top.neuron[0]}?operator=%2B")
         for row in chosen.itertuples():
             sign = {"+": "%2B", "-": "-", "*": "*", "/": "/"}[str(row.operator)]
             at = f"{api}/{run}/neurons/{row.layer}/{row.neuron}"
-            kinds["page"].append(timed(f"{at}?operator={sign}")[0])
-            kinds["pattern"].append(timed(f"{at}/pattern?operator={sign}")[0])
-            kinds["table"].append(timed(f"{api}/{run}/neurons?operator={sign}&layer={row.layer}&sort=score")[0])
-        print(f"opening the run {first / 1e3:.1f} s; memory beside mapped files {anonymous_memory() - before:.2f} GB")
-        print("| request | median ms | 95 % ms | slowest ms |\n|---|---|---|---|")
-        for name, found in kinds.items():
-            print(f"| {name} | {np.median(found):.0f} | {np.quantile(found, 0.95):.0f} | {max(found):.0f} |")
+            kinds[PAGE].append(timed(f"{at}?operator={sign}")[0])
+            kinds[PATTERN].append(timed(f"{at}/pattern?operator={sign}")[0])
+            kinds[TABLE].append(timed(f"{api}/{run}/neurons?operator={sign}&layer={row.layer}&sort=score")[0])
+        memory = anonymous_memory() - before
+    print(f"opening the run {first / 1e3:.1f} s; memory beside mapped files {memory:.2f} GB")
+    rows = [[n, float(np.median(x)), float(np.quantile(x, 0.95)), max(x)] for n, x in kinds.items()]
+    for name, *found in rows:
+        print(f"{name:10} " + " ".join(f"{x:6.0f}" for x in found) + " ms (median, 95 %, slowest)")
+    size = ["neurons with patterns", "GB of patterns", "seconds to open", "GB of memory beside mapped files"]
+    return {
+        "size": Table(size, [[len(stored), stored.nbytes / 1e9, first / 1e3, memory]]),
+        "requests": Table(["request", "median ms", "95 % ms", "slowest ms"], rows),
+    }
 
 
 if __name__ == "__main__":

@@ -1,87 +1,344 @@
-"""How long the circuit stages take on a large model: random weights in the shape of Llama-3-8B, in bfloat16, one operator.
+"""Studies of models of real size on one GPU: a model's exact shape with random weights, so that nothing has to be fetched.
 
-A random model is never right, so every prompt is counted as correct; times do not depend on that. Samples are the paper's
-but for single neurons (8 prompts instead of 50) and probes (4,000 prompts instead of all), and means are taken over operands
-up to 100 instead of 300. Needs 40 GB of GPU memory.
+The real stages run, by `study.run`, into a run folder. Each is timed, with its peak of memory, and compared with its floor:
+the operations, or bytes, that it cannot do without, at the speed of plain products and copies on the same GPU. A random model
+is never right, so every prompt is counted as correct; it has no circuit and no answer layer, so the circuit is the first 20
+heads, answers come from the middle layer on, and 200 neurons are kept of each MLP, as in the paper. Times do not depend on who
+is right.
 
-    python benchmarks/large.py [--layers 32]
+    python -m benchmarks.large llama-3-8b [--preset paper] [--operators +] [--stages neurons] [--hold 24] [--record NAME]
+
+With fewer operators than four, a column says what the stage would take with all: four times as much for one, but for `means`,
+which always takes all, and the probes, which take as long as they have steps. `--probe` takes that many prompts for the probes,
+`--hold` leaves only so many GB of the GPU's memory, `--layers` makes the model less deep.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from benchmarks.record import Table, record, record_option
+from rich.console import Console
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from arithscope.experiments.ablation import Judging
-from arithscope.experiments.accuracy import Accuracy, accuracy
-from arithscope.experiments.circuit import circuit
-from arithscope.experiments.heads import heads
-from arithscope.experiments.localize import localize
-from arithscope.experiments.means import means
-from arithscope.experiments.mlp0 import mlp0
-from arithscope.experiments.probe import probe
-from arithscope.experiments.samples import SampleSizes
-from arithscope.progress import Silent
+from arithscope import study
+from arithscope.doctor import examine
+from arithscope.experiments.circuit import head_counts
+from arithscope.experiments.linear_probes import steps
+from arithscope.experiments.localize import effect_reducer
+from arithscope.experiments.mlp0 import POSITIONS
+from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
+from arithscope.experiments.samples import PRESETS, TRAINING_SHARE
+from arithscope.experiments.topk import neuron_counts
+from arithscope.progress import for_console
+from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
+from arithscope.settings import Settings
+from arithscope.stages import STAGES, Stage
+from arithscope.store import RunWriter
+from arithscope.subject.edits import capturing, edit, editing
 from arithscope.subject.fresh import number_tokenizer
-from arithscope.subject.subject import Identity, Subject
+from arithscope.subject.operations import row_operations
+from arithscope.subject.replay import record as record_tape
+from arithscope.subject.replay import replay_neurons
+from arithscope.subject.subject import Identity, Site, Subject
 
-SIZES = SampleSizes(discovery=100, evaluation=100, first_mlp=8, probe=4000)
-CIRCUIT_HEADS = 20  # what is left of the circuit for the later stages, as many as the paper's largest
-T = TypeVar("T")
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3-8b": dict(
+        family="llama", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        intermediate_size=14336, vocab_size=128256, numbers=1000,
+    ),
+    "llama-3-70b": dict(
+        family="llama", hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        intermediate_size=28672, vocab_size=128256, numbers=1000,
+    ),
+    "pythia-6.9b": dict(
+        family="gpt_neox", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=16384,
+        vocab_size=50432, numbers=531,
+    ),
+    "gpt-j-6b": dict(family="gptj", n_embd=4096, n_layer=28, n_head=16, rotary_dim=64, vocab_size=50400, numbers=521),
+}  # fmt: skip
+CIRCUIT_HEADS = 20  # as many as the paper's largest circuit has
+TOP_NEURONS = 200
+PROMPTS = 50  # for single neurons
+SAMPLE = 16  # neurons that are patched one at a time, to compare with
 
 
-def shaped_like_8b(layers: int) -> Subject:
-    tokenizer = number_tokenizer(1000)
-    config = LlamaConfig(
-        hidden_size=4096,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=14336,
-        vocab_size=128256,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-    )
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
-    return Subject(model, tokenizer, Identity("random weights", "", "random", "numbers"))
+@dataclass(frozen=True)
+class Speed:
+    """What plain products (bfloat16) and copies reach on this GPU: operations and bytes a second."""
+
+    products: float
+    copies: float
 
 
-def timed(name: str, function: Callable[..., T], *arguments: object) -> T:
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.synchronize()
+def random_subject(shape: str, layers: int | None, device: str) -> Subject:
+    """The shape with random weights, in bfloat16 on a GPU."""
+    config = dict(SHAPES[shape])
+    family, tokenizer = config.pop("family"), number_tokenizer(config.pop("numbers"))
+    if layers is not None:
+        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    filled = AutoConfig.for_model(family, max_position_embeddings=64, tie_word_embeddings=False, **special, **config)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(filled, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    return Subject(model, tokenizer, Identity(shape, "", "random weights", "numbers"))
+
+
+def stages_for_random_weights(subject: Subject) -> list[Stage]:
+    """The stages, but for what a random model cannot give."""
+    layers = subject.sizes.layers
+    changes: dict[str, Callable[[Any], Any]] = {
+        "accuracy": lambda found: replace(found, prompts=found.prompts.assign(correct=True)),
+        "probe": lambda found: replace(found, first_answer_layer=layers // 2),
+        "circuit": lambda found: replace(
+            found, heads=found.heads.assign(in_circuit=found.heads["rank"] < CIRCUIT_HEADS)
+        ),
+    }
+
+    def changed(stage: Stage) -> Stage:
+        if stage.name not in changes:
+            return stage
+
+        def compute(*arguments: Any) -> Any:
+            return changes[stage.name](stage.compute(*arguments))
+
+        return replace(stage, compute=compute)
+
+    return [changed(stage) for stage in STAGES]
+
+
+def seconds_of(function: Callable[[], object], repeats: int = 1) -> float:
+    _wait()
     started = time.perf_counter()
-    result = function(*arguments)
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    print(f"{name:10} {time.perf_counter() - started:7.1f} s, at most {peak:.0f} GiB", flush=True)
-    return result
+    for _ in range(repeats):
+        function()
+    _wait()
+    return (time.perf_counter() - started) / repeats
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def plain_speed(device: str) -> Speed:
+    n = 8192 if device == "cuda" else 1024
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    source = torch.randn(n * n * 8, device=device)
+    target = torch.empty_like(source)
+    for _ in range(3):
+        a @ b
+        target.copy_(source)
+    return Speed(
+        2 * n**3 / seconds_of(lambda: a @ b, 10), 8 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
+    )
+
+
+def floors(subject: Subject, settings: Settings, speed: Speed) -> dict[str, float]:
+    """The least seconds of the larger stages: products of activations with weights; for probes, what Adam reads and writes."""
+    s, sizes, operators = subject.sizes, settings.sizes, len(settings.operators)
+    head = row_operations(subject, s.layers)  # the unembedding alone
+    layer = (row_operations(subject) - head) / s.layers
+    square = (settings.max_operand + 1) ** 2
+    tails = [subject.encoder.length - at for at in subject.positions.named().values()]
+    later, length = s.layers - s.layers // 2, tails[0]
+    found = {
+        "means": len(subject.encoder.operators) * square * (tails[2] * s.layers * layer + head),
+        "localize": operators
+        * sizes.discovery
+        * (s.heads + 1)
+        * (sum(tails) * layer * s.layers * (s.layers + 1) / 2 + len(tails) * s.layers * head),
+        "circuit": operators
+        * sizes.evaluation
+        * len(head_counts(s.layers * s.heads))
+        * (1 + sizes.draws)
+        * (length * s.layers * layer + head),
+        "mlp0": operators
+        * (
+            s.neurons * sizes.first_mlp * (sum(tails[:3]) * (s.layers - 1) * layer + len(POSITIONS) * head)
+            + sizes.evaluation * len(FIRST_MLP_SHARES) * (1 + sizes.draws) * (length * s.layers * layer + head)
+        ),
+        "neurons": operators
+        * s.neurons
+        * min(sizes.neurons, sizes.discovery)
+        * (later * (later - 1) / 2 * layer + later * head),
+        "topk": operators
+        * sizes.evaluation
+        * len(neuron_counts(s.neurons))
+        * (1 + sizes.draws)
+        * (later * layer + head),
+        "patterns": operators * square * tails[2] * s.layers * layer,
+    }
+    weights = 4 * s.layers * s.width * subject.limit
+    adam = len(tails) * steps(int(TRAINING_SHARE * probe_prompts(subject, settings))) * 7 * weights
+    return {**{name: operations / speed.products for name, operations in found.items()}, "probe": adam / speed.copies}
+
+
+def probe_prompts(subject: Subject, settings: Settings) -> int:
+    every = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
+    return every if settings.sizes.probe is None else min(every, settings.sizes.probe)
+
+
+def with_all_operators(subject: Subject, settings: Settings, stage: str, seconds: float) -> float:
+    """What a stage would take with all operators and, for probes, all prompts."""
+    if stage in ("means", "accuracy"):
+        return seconds
+    if stage == "probe":
+        every = len(legal_prompts(OPERATORS, settings.max_operand, subject.limit))
+        return seconds * every / probe_prompts(subject, settings)
+    return seconds * len(OPERATORS) / len(settings.operators)
+
+
+def study_table(
+    subject: Subject, settings: Settings, stages: Sequence[str] | None, speed: Speed, taken: int
+) -> tuple[Table, list[float]]:
+    """Run the stages into a folder that is thrown away; a row for each, and the seconds with all operators."""
+    rows: list[list[Any]] = []
+    every: list[float] = []
+    least = floors(subject, settings, speed)
+    lines = for_console(Console(stderr=True))
+
+    def after(folder: RunWriter) -> None:
+        done = [name for name, entry in folder.manifest["stages"].items() if entry["status"] == "done"]
+        for name in done[len(rows) :]:
+            seconds = folder.manifest["stages"][name]["seconds"]
+            scaled = with_all_operators(subject, settings, name, seconds)
+            floor = least.get(name)
+            peak = (torch.cuda.max_memory_allocated() - taken) / 1e9 if torch.cuda.is_available() else None
+            rows.append([name, seconds, scaled, peak, floor, seconds / floor if floor else None])
+            every.append(scaled)
+            print(rows[-1], flush=True)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    with tempfile.TemporaryDirectory() as folder:
+        known = stages_for_random_weights(subject)
+        study.run(subject, settings, Path(folder) / "run", stages, lines, after, known=known)
+    return Table(["stage", "seconds", "all operators", "most GB", "floor, seconds", "times the floor"], rows), every
+
+
+@contextmanager
+def held(gigabytes: float | None) -> Iterator[int]:
+    """Leave only so much of the GPU's memory; says how much was taken away."""
+    if gigabytes is None:
+        yield 0
+        return
+    taken = torch.cuda.mem_get_info()[1] - int(gigabytes * 1e9)
+    taken -= torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+    filler = torch.empty(taken, dtype=torch.uint8, device="cuda")
+    yield taken
+    del filler
+
+
+class SingleNeurons:
+    """The exact effects of single neurons at the last position on 50 prompts of an operator."""
+
+    def __init__(self, subject: Subject):
+        pool = legal_prompts("+", 300, subject.limit)
+        self.prompts: Prompts = sample(pool, PROMPTS, random_source(0, "large"))
+        others = counterfactuals(self.prompts, pool, random_source(0, "large counterfactuals"))
+        n = subject.sizes.layers
+        self.subject, self.layers = subject, (n // 2, max(n // 2 + 1, n - 4))
+        self.reduce = effect_reducer(subject, self.prompts, others, lambda n: None)
+        with torch.no_grad(), capturing(subject, neurons=self.layers, keep=lambda x: x[:, -1].clone()) as seen:
+            subject.logits(subject.encode(others))
+        self.values = {layer: values.T for layer, values in seen.neurons.items()}
+        last = subject.positions.last
+        self.tape = record_tape(subject, subject.encode(self.prompts), last, neurons=self.layers)
+
+    def replayed(self, layer: int, neurons: int) -> Tensor:
+        return replay_neurons(self.tape, layer, torch.arange(neurons), self.values[layer][:neurons], self.reduce)
+
+    @torch.no_grad()
+    def one_at_a_time(self, layer: int, neurons: int) -> Tensor:
+        """A full pass over the prompts for each neuron."""
+        subject, found = self.subject, []
+        ids, last = subject.encode(self.prompts), subject.positions.last
+        before = subject.logits(ids)
+        for neuron in range(neurons):
+            values = self.values[layer][neuron][:, None, None]
+            patch = edit(subject, Site.NEURONS, layer, [neuron], positions=last, values=values)
+            with editing(subject, [patch], len(ids)):
+                found.append(self.reduce(before, subject.logits(ids)[None])[0])
+        return torch.stack(found)
+
+
+def single_neuron_table(subject: Subject, every: float | None) -> Table:
+    """Both ways; `every` is what all neurons of the later half took, for all operators."""
+    task, s = SingleNeurons(subject), subject.sizes
+    low, high = task.layers
+    some = min(1000, s.neurons)
+    for layer in task.layers:
+        task.replayed(layer, some)
+    replay = {layer: seconds_of(lambda layer=layer: task.replayed(layer, some), 3) for layer in task.layers}
+    task.one_at_a_time(low, 2)
+    alone = seconds_of(lambda: task.one_at_a_time(low, SAMPLE)) / SAMPLE
+    passes = (s.layers - low) * s.neurons * len(OPERATORS)
+    layer_work = (high - low) * (row_operations(subject, 0) - row_operations(subject, 1)) * some * PROMPTS
+    rows: list[list[Any]] = [
+        ["operations a second in the replayed layers (layers between the two below, unembedding left out), TFLOP/s",
+         layer_work / (replay[low] - replay[high]) / 1e12],
+        *([f"replay, microseconds a neuron and prompt, layer {layer}", 1e6 * seconds / some / PROMPTS]
+          for layer, seconds in replay.items()),
+        [f"one neuron at a time, a full pass over {PROMPTS} prompts, milliseconds a neuron", 1e3 * alone],
+        [f"all {passes:,} neurons of all operators one at a time, hours", passes * alone / 3600],
+    ]  # fmt: skip
+    if every is not None:
+        rows += [["the same by the stage `neurons`, minutes", every / 60], ["ratio", passes * alone / every]]
+    return Table(["single neurons", "value"], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32)
-    subject = shaped_like_8b(parser.parse_args().layers)
-    print(f"{subject}\ntorch {torch.__version__}, {torch.cuda.get_device_name()}")
-    silent, judging = Silent(), Judging()
-    asked = timed("accuracy", accuracy, subject, ("+",), 300, 0, silent)
-    asked = Accuracy(asked.prompts.assign(correct=True), asked.table)
-    average = timed("means", means, subject, 100, silent)
-    where = timed("localize", localize, subject, asked, SIZES, 0, silent)
-    found = timed("circuit", circuit, subject, asked, average, where, SIZES, 0, "probability", judging, silent)
-    found = replace(found, heads=found.heads.assign(in_circuit=found.heads["rank"] < CIRCUIT_HEADS))
-    timed("probe", probe, subject, asked, SIZES, 0, silent)
-    timed("heads", heads, subject, asked, average, found, SIZES, 0, judging, silent)
-    timed("mlp0", mlp0, subject, asked, average, found, 300, SIZES, 0, "probability", judging, silent)
+    parser.add_argument("shape", choices=list(SHAPES))
+    parser.add_argument("--preset", default="paper", choices=list(PRESETS))
+    parser.add_argument("--operators", default="+-*/")
+    parser.add_argument("--max-operand", type=int, default=300)
+    parser.add_argument("--stages", help="only these and what they need, with commas between")
+    parser.add_argument("--probe", type=int, help="prompts for probes")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--hold", type=float, metavar="GB")
+    record_option(parser)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if arguments.probe is not None:
+        PRESETS[arguments.preset] = replace(PRESETS[arguments.preset], probe=arguments.probe)
+    settings = Settings(
+        operators=tuple(arguments.operators),
+        max_operand=arguments.max_operand,
+        preset=arguments.preset,
+        topk=TOP_NEURONS,
+    )
+    speed = plain_speed(device)
+    print(f"products {speed.products / 1e12:.0f} TFLOP/s, copies {speed.copies / 1e12:.2f} TB/s", flush=True)
+    with held(arguments.hold) as taken:
+        subject = random_subject(arguments.shape, arguments.layers, device)
+        print(subject, flush=True)
+        for line in examine(subject, settings.operators, settings.max_operand):
+            print(line, flush=True)
+        names = None if arguments.stages is None else arguments.stages.split(",")
+        stages, every = study_table(subject, settings, names, speed, taken)
+        by_name = dict(zip([row[0] for row in stages.rows], every, strict=True))
+        tables = {"stages": stages, "single-neurons": single_neuron_table(subject, by_name.get("neurons"))}
+    stages.rows.append(["all together", sum(row[1] for row in stages.rows), sum(every), None, None, None])
+    for table in tables.values():
+        print(table.columns)
+        for row in table.rows:
+            print(row, flush=True)
+    if arguments.record:
+        note = f"Plain products reach {speed.products / 1e12:.0f} TFLOP/s and copies {speed.copies / 1e12:.2f} TB/s."
+        record(arguments.record, tables, [repr(subject), note])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "progress", "threads"},
-    {"prompts"},
+    {"files", "progress", "threads", "work", "parts"},
+    {"prompts", "gpu", "fused_sums"},
     {"measures", "heuristics"},
     {"subject"},
     {"training"},
@@ -20,10 +20,10 @@ LEVELS: list[set[str]] = [
     {"settings", "figures"},
     {"stages"},
     {"store"},
-    {"study"},
+    {"study", "cluster"},
     {"checkpoints", "runs"},
-    {"doctor", "report", "explorer"},
-    {"options", "cli", "__main__", "__init__"},
+    {"doctor", "bench", "report", "explorer"},
+    {"options", "cli_bench", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}

@@ -194,6 +194,15 @@ def test_doctor(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-operand 39" in complaint(capsys, "doctor", saved_model, "--max-operand", "100")
 
 
+def test_a_device_map(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "places.json").write_text('{"model": "disk", "lm_head": "cpu"}')
+    assert call("doctor", saved_model, "--device-map", tmp_path / "places.json") == 0
+    said = capsys.readouterr()
+    assert "sdpa attention, some weights fetched in each pass, on cpu" in said.out
+    assert not said.err
+    assert "no device map 'sideways'" in complaint(capsys, "doctor", saved_model, "--device-map", "sideways")
+
+
 def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
     digit_splitting().save_pretrained(folder)

@@ -8,7 +8,7 @@ import pytest
 
 from arithscope import study
 from arithscope.errors import UserError
-from arithscope.progress import Progress, Silent
+from arithscope.progress import Silent
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.study import chosen_stages, run
@@ -22,9 +22,9 @@ def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pyte
     calls = []
     original = STAGES[0]
 
-    def counted(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Any:
+    def counted(subject: Subject, settings: Any, *others: Any) -> Any:
         calls.append(settings.max_operand)
-        return original.compute(subject, settings, results, progress)
+        return original.compute(subject, settings, *others)
 
     monkeypatch.setattr(study, "STAGES", (replace(original, compute=counted),))
     subject = small("llama", "sdpa")

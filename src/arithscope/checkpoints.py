@@ -23,6 +23,7 @@ from arithscope.stages import CHECKPOINT_STAGES, CHECKPOINTS, FINAL
 from arithscope.store import RunFolder, RunWriter, stage_key
 from arithscope.study import Given
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 FOLDER = "checkpoints"  # of a run folder: a run folder for each checkpoint
 TRAINING = "training"
@@ -36,6 +37,7 @@ def follow(
     final: RunWriter,
     progress: Progress,
     after_stage: Callable[[RunWriter], None] = lambda folder: None,
+    work: Work = HERE,
 ) -> RunWriter:
     """Study the checkpoints of a subject whose own study is done (`final`), each in a run folder below it, and compare them.
 
@@ -53,7 +55,8 @@ def follow(
         folder = final.path / FOLDER / name
         gathered: dict[str, type] = {"accuracy": Accuracy, "bag": Bag, "prompt_knockout": PromptKnockout}
         try:
-            study.run(load_checkpoint(name), fixed, folder, None, progress, known=CHECKPOINT_STAGES, given=given)
+            checkpoint, stages = load_checkpoint(name), CHECKPOINT_STAGES
+            study.run(checkpoint, fixed, folder, None, progress, known=stages, given=given, work=work)
         except TooFewCorrect:
             progress.note(f"checkpoint {name} answers next to no prompt correctly, so that it has no heuristic neurons")
             gathered = {"accuracy": Accuracy}
@@ -62,7 +65,7 @@ def follow(
         keys.append(stage_key(**{stage: run.key(stage) for stage in gathered}))
     _forget_if_other(final, list(names), keys)
     together = {CHECKPOINTS: Given("", (found, keys))}
-    return study.run(subject, settings, final.path, [TRAINING], progress, after_stage, given=together)
+    return study.run(subject, settings, final.path, [TRAINING], progress, after_stage, given=together, work=work)
 
 
 def _forget_if_other(final: RunWriter, names: list[str], keys: list[str]) -> None:

@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from arithscope import __version__
+from arithscope.cli_bench import bench
 from arithscope.errors import UserError
 from arithscope.options import (
     AllowPickle,
+    ClusterAddress,
     Device,
     DeviceMap,
     Dtype,
@@ -24,7 +26,7 @@ from arithscope.options import (
     SubjectArgument,
     TemplateText,
     TrustRemoteCode,
-    load_subject,
+    how_to_load,
 )
 from arithscope.subject.embedded import DEFAULT
 
@@ -97,6 +99,7 @@ def run(
             help="Also follow the subject through training: all its checkpoints, or names with commas between."
         ),
     ] = None,
+    cluster: ClusterAddress = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     template: TemplateText = "{op1}{operator}{op2}=",
@@ -109,6 +112,7 @@ def run(
     """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
     from arithscope import study
     from arithscope.checkpoints import follow
+    from arithscope.cluster.driver import working
     from arithscope.progress import for_console
     from arithscope.report.studio import drawing
     from arithscope.report.terminal import summary_tables
@@ -133,22 +137,16 @@ def run(
     if followed and names is not None:
         names.append("training")
     names = [stage.name for stage in study.chosen_stages(names) if not stage.asked]
-    written = (template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    loaded = load_subject(subject, *written)
-    print(loaded)
+    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
     progress = for_console(Console(stderr=True))
 
-    with drawing(progress) as draw:
-        folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw)
+    with drawing(progress) as draw, working(cluster, *how, progress) as (work, load):
+        loaded = load(subject)
+        print(loaded, *([] if work.where is None else [f"studied by {work.where}"]))
+        folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw, work=work)
         if followed:
             folder = follow(
-                loaded,
-                followed,
-                lambda name: load_subject(f"{subject}@{name}", *written),
-                settings,
-                folder,
-                progress,
-                draw,
+                loaded, followed, lambda name: load(f"{subject}@{name}"), settings, folder, progress, draw, work
             )
     for table in summary_tables(folder.summary):
         Console().print(table)
@@ -294,13 +292,15 @@ def doctor(
     """Say whether and how a subject can be studied. The exit code is not zero if it cannot."""
     from arithscope.doctor import examine
     from arithscope.prompts import operator_indices
+    from arithscope.subject.load import load
 
     operator_indices(operators)
-    loaded = load_subject(
-        subject, template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code
-    )
-    for line in examine(loaded, operators, max_operand):
+    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    for line in examine(load(subject, *how), operators, max_operand):
         print(line)
+
+
+app.command()(bench)
 
 
 @app.command()

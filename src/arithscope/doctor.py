@@ -26,6 +26,7 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
     )
     computing = [subject.dtype_name, f"{subject.attention_implementation} attention"]
     computing += [f"weights in {subject.quantization}"] if subject.quantization else []
+    computing += ["some weights fetched in each pass"] if subject.offloads else []
     yield f"computes in   {', '.join(computing)}, on {device_name(subject)}"
     yield f"numbers       0…{encoder.limit - 1} are single tokens (limit {encoder.limit})"
     yield f"operators     {' '.join(encoder.operators)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +13,25 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from arithscope.gpu import runs_kernels
+from arithscope.threads import workers
+
 
 def log_probability(
     logits: Float[Tensor, "*variants batch vocabulary"], tokens: Int[Tensor, " batch"]
 ) -> Float[Tensor, "*variants batch"]:
     """Log-probability of one token per prompt. At most 0; invariant to adding a constant to all logits."""
-    return _at(logits, tokens) - logits.logsumexp(-1)
+    return _at(logits, tokens) - _sums(logits)[0]
+
+
+def _sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"]:
+    """logsumexp and mean over the vocabulary."""
+    if logits.dtype == torch.float32 and not logits.requires_grad and runs_kernels(logits.device):
+        from arithscope.fused_sums import sums
+
+        return sums(logits)
+    # z − log P is the logsumexp, whatever the token; log_softmax is fewer passes over the vocabulary.
+    return torch.stack([logits[..., 0] - logits.log_softmax(-1)[..., 0], logits.mean(-1)])
 
 
 def _at(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -66,8 +80,8 @@ def landmarks(
 ) -> Float[Tensor, "3 *variants batch"]:
     """The three numbers that every effect is made of: the logits of r and of r′, and the logsumexp of all, centred over the
     vocabulary. Invariant to adding a constant to the logits."""
-    landmark = torch.stack([_at(logits, answer), _at(logits, counterfactual), logits.logsumexp(-1)])
-    return landmark - logits.mean(-1)
+    norm, mean = _sums(logits)
+    return torch.stack([_at(logits, answer), _at(logits, counterfactual), norm]) - mean
 
 
 def effects_between(
@@ -135,7 +149,7 @@ def faithfulness(
         return bootstrap_ratios(part, np.broadcast_to(whole, part.shape), random)
     kept = np.abs(whole) >= SMALLEST_SPAN
     ratios = part[:, kept] / whole[kept]
-    return bootstrap_ratios(ratios, np.ones_like(ratios), random)
+    return bootstrap_means(ratios, random)
 
 
 @dataclass(frozen=True)
@@ -149,6 +163,7 @@ class Mean:
 
 
 RESAMPLES = 1000
+BOOTSTRAP_ROWS = 1024  # that are resampled together
 LARGE = 8192  # values
 LEVEL = 0.95
 
@@ -184,24 +199,46 @@ def bootstrap_ratios(above: NDArray[np.float64], below: NDArray[np.float64], ran
     """For each row of [rows, values], mean above ÷ mean below, with its percentile bootstrap interval.
 
     A resample is how often each value is drawn, and the same resamples serve all rows: they are measured on the same
-    prompts, so their differences are not blurred. With `below` all ones these are plain means.
+    prompts, so their differences are not blurred.
     """
+    return _as_means(bootstrap_intervals(above, random, below), above.shape[1])
+
+
+def _as_means(intervals: NDArray[np.float64], n: int) -> list[Mean]:
+    return [Mean(value, low, high, n) for value, low, high in intervals.T.tolist()]
+
+
+def bootstrap_intervals(
+    above: NDArray[np.floating[Any]], random: np.random.Generator, below: NDArray[np.floating[Any]] | None = None
+) -> NDArray[np.float64]:
+    """The same, for millions of rows, as an array [value, low and high; rows]; without `below`, of plain means."""
     rows, n = above.shape
     if n == 0:
-        return [Mean(np.nan, np.nan, np.nan, 0)] * rows
-    counts = random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64)
-    found = []
-    for start in range(0, rows, 4096):  # a resample of every row at once would be large
-        a, b = above[start : start + 4096], below[start : start + 4096]
-        low, high = np.quantile((counts @ a.T) / (counts @ b.T), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-        value = a.mean(1) / b.mean(1)
-        found += [Mean(float(v), float(x), float(y), n) for v, x, y in zip(value, low, high, strict=True)]
+        return np.full((3, rows), np.nan)
+    counts = random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64)
+    at = np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2]) * (RESAMPLES - 1)  # places in sorted order, with a fraction
+    under = at.astype(np.int64)
+    found = np.empty((3, rows))
+
+    def some(start: int) -> None:  # a resample of every row at once would be large
+        part = slice(start, start + BOOTSTRAP_ROWS)
+        a = above[part].astype(np.float64)
+        b = np.ones((1, n)) if below is None else below[part].astype(np.float64)
+        drawn = (a @ counts) / (b @ counts)
+        undefined = np.isnan(drawn).any(1)
+        drawn.partition((*under, *(under + 1)), axis=1)
+        drawn[undefined] = np.nan
+        found[0, part] = a.mean(1) / b.mean(1)
+        found[1:, part] = (drawn[:, under] + (at - under) * (drawn[:, under + 1] - drawn[:, under])).T
+
+    with workers() as pool:
+        list(pool.map(some, range(0, rows, BOOTSTRAP_ROWS)))
     return found
 
 
 def bootstrap_means(values: NDArray[np.float64], random: np.random.Generator) -> list[Mean]:
     """The mean of each row of [rows, values] with its interval."""
-    return bootstrap_ratios(values, np.ones_like(values), random)
+    return _as_means(bootstrap_intervals(values, random), values.shape[1])
 
 
 def average(means: Sequence[Mean]) -> Mean:

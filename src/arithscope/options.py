@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from arithscope.subject.subject import Subject
+    from arithscope.prompts import Template
+    from arithscope.subject.load import LoadOptions
 
 SubjectArgument = Annotated[
     str,
@@ -23,14 +24,20 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
 Prefix = Annotated[str, typer.Option(help=r"Text before every prompt: few-shot examples, say. \n is a line break.")]
-DeviceMap = Annotated[str | None, typer.Option(help="auto spreads a model over GPUs, CPU and disk.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(help="auto spreads a model over GPUs, CPU and disk; or a JSON file with a place for each part."),
+]
 Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit; needs the extra `quant`.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(help="Spread the work over a Ray cluster: its address, or local; needs the extra `cluster`."),
+]
 
 
-def load_subject(
-    subject: str,
+def how_to_load(
     template: str,
     prefix: str,
     device: str,
@@ -39,10 +46,10 @@ def load_subject(
     quantize: str | None,
     allow_pickle: bool,
     trust_remote_code: bool,
-) -> Subject:
-    """The subject that such options name."""
+) -> tuple[Template, LoadOptions]:
+    """What such options say of loading a subject."""
     from arithscope.prompts import Template
-    from arithscope.subject.load import LoadOptions, load
+    from arithscope.subject.load import LoadOptions
 
     written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
-    return load(subject, written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code))
+    return written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code)

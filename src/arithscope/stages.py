@@ -35,6 +35,7 @@ from arithscope.settings import Settings
 from arithscope.subject.memory import budget, cache_bytes, component_bytes, row_bytes, storage
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.twins import passes_at_once
+from arithscope.work import Work
 
 
 @dataclass(frozen=True)
@@ -51,88 +52,93 @@ class Stage:
     result: type
     needs: tuple[str, ...]
     reads: tuple[str, ...]
-    compute: Callable[[Subject, Any, dict[str, Any], Progress], Result]
+    compute: Callable[[Subject, Any, dict[str, Any], Progress, Work], Result]
     memory: Callable[[Subject, Settings], int]
     asked: bool = False
 
 
-def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Accuracy:
+def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Accuracy:
     return accuracy_from(results["means"], settings.operators, subject.limit, settings.seed)
 
 
-def _means(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> MeanActivations:
-    return means(subject, settings.max_operand, progress)
+def _means(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> MeanActivations:
+    return means(subject, settings.max_operand, progress, work)
 
 
-def _localize(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Localize:
-    return localize(subject, results["accuracy"], settings.sizes, settings.seed, progress)
+def _localize(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Localize:
+    return localize(subject, results["accuracy"], settings.sizes, settings.seed, progress, work)
 
 
-def _circuit(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Circuit:
+def _circuit(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Circuit:
     earlier = results["accuracy"], results["means"], results["localize"]
-    return circuit(subject, *earlier, settings.sizes, settings.seed, settings.effect, settings.judging, progress)
+    return circuit(subject, *earlier, settings.sizes, settings.seed, settings.effect, settings.judging, progress, work)
 
 
-def _probe(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Probe:
-    return probe(subject, results["accuracy"], settings.sizes, settings.seed, progress)
+def _probe(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Probe:
+    return probe(subject, results["accuracy"], settings.sizes, settings.seed, progress, work)
 
 
-def _heads(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Heads:
+def _heads(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Heads:
     earlier = results["accuracy"], results["means"], results["circuit"]
-    return heads(subject, *earlier, settings.sizes, settings.seed, settings.judging, progress)
+    return heads(subject, *earlier, settings.sizes, settings.seed, settings.judging, progress, work)
 
 
-def _mlp0(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Mlp0:
+def _mlp0(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Mlp0:
     earlier = results["accuracy"], results["means"], results["circuit"]
     s = settings
-    return mlp0(subject, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress)
+    return mlp0(subject, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress, work)
 
 
-def _neurons(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Neurons:
+def _neurons(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Neurons:
     s = settings
-    return neurons(subject, results["accuracy"], results["probe"], s.sizes, s.seed, s.neurons, s.picked_by, progress)
+    earlier = results["accuracy"], results["probe"]
+    return neurons(subject, *earlier, s.sizes, s.seed, s.neurons, s.picked_by, progress, work)
 
 
-def _topk(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> TopK:
+def _topk(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> TopK:
     earlier = results["accuracy"], results["means"], results["circuit"], results["neurons"]
     s = settings
-    return topk(subject, *earlier, s.sizes, s.seed, s.effect, s.rank, s.fixed_k, s.judging, progress)
+    return topk(subject, *earlier, s.sizes, s.seed, s.effect, s.rank, s.fixed_k, s.judging, progress, work)
 
 
-def _patterns(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Patterns:
-    return patterns(subject, results["topk"], settings.max_operand, progress)
+def _patterns(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Patterns:
+    return patterns(subject, results["topk"], settings.max_operand, progress, work)
 
 
-def _classify(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Classify:
+def _classify(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Classify:
     s = settings
-    return classify(results["patterns"], s.both_operands, s.sizes.permutations, s.seed, subject.device, progress)
+    return classify(subject, results["patterns"], s.both_operands, s.sizes.permutations, s.seed, progress, work)
 
 
-def _overlap(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Overlap:
+def _overlap(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Overlap:
     return overlap(results["topk"])
 
 
-def _knockout(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Knockout:
+def _knockout(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Knockout:
     s = settings
-    return knockout(subject, results["accuracy"], results["classify"], s.sizes, s.seed, s.knockout_at, progress)
+    return knockout(subject, results["accuracy"], results["classify"], s.sizes, s.seed, s.knockout_at, progress, work)
 
 
-def _prompt_knockout(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> PromptKnockout:
+def _prompt_knockout(
+    subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work
+) -> PromptKnockout:
     s = settings
-    return prompt_knockout(subject, results["accuracy"], results["classify"], s.sizes, s.seed, s.knockout_at, progress)
+    return prompt_knockout(
+        subject, results["accuracy"], results["classify"], s.sizes, s.seed, s.knockout_at, progress, work
+    )
 
 
-def _failures(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Failures:
+def _failures(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Failures:
     earlier = results["accuracy"], results["patterns"], results["classify"]
     return failures(*earlier, settings.sizes, settings.seed, progress)
 
 
-def _bag(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Bag:
+def _bag(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Bag:
     earlier = results["accuracy"], results["means"], results["circuit"], results["classify"]
-    return bag(subject, *earlier, results.get(FINAL), settings.sizes, settings.seed, settings.judging, progress)
+    return bag(subject, *earlier, results.get(FINAL), settings.sizes, settings.seed, settings.judging, progress, work)
 
 
-def _training(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress) -> Training:
+def _training(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Training:
     last = Checkpoint(LAST, results["accuracy"], results["bag"], results["prompt_knockout"])
     earlier, keys = results[CHECKPOINTS]
     return training([*earlier, last], keys, settings.seed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from arithscope import __version__
+from arithscope import __version__, parts
 from arithscope.errors import UserError
 from arithscope.experiments.result import Result
 from arithscope.progress import Progress
@@ -19,6 +19,7 @@ from arithscope.settings import Settings
 from arithscope.stages import STAGES, Stage
 from arithscope.store import RunWriter, claim, stage_key
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 
 class _Only:
@@ -60,15 +61,17 @@ def run(
     after_stage: Callable[[RunWriter], None] = lambda folder: None,
     known: Sequence[Stage] | None = None,
     given: Mapping[str, Given] | None = None,
+    work: Work = HERE,
 ) -> RunWriter:
     """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again.
 
     `after_stage` is called each time that a stage is there: to draw figures, say. `known` are all stages that there are, and
-    `given` are results from elsewhere that they need."""
+    `given` are results from elsewhere that they need. `work` carries out the units of the stages; of a stage that was stopped,
+    those that were done are not done again."""
     known, given = STAGES if known is None else known, given or {}
     todo = chosen_stages(stages, known)
     settings.check(subject)
-    found_at = {"source": subject.identity.source, "limit": subject.limit, "device": device_name(subject)}
+    found_at = {"source": subject.identity.source, "limit": subject.limit, "device": work.where or device_name(subject)}
     described = {**describe_subject(subject), **found_at}
     configuration = {**asdict(settings), **_template(subject)}
     kept = [stage for stage in known if stage in todo or not stage.asked or (out / stage.name).exists()]
@@ -80,19 +83,27 @@ def run(
                 results[stage.name] = folder.read(stage.name, stage.result)
             else:
                 inputs = {name: results[name] for name in (*stage.needs, *given)}
-                results[stage.name] = _compute(stage, subject, settings, inputs, folder, progress)
+                results[stage.name] = _compute(stage, subject, settings, inputs, folder, progress, work)
+            parts.forget(folder.path, stage.name)
             after_stage(folder)
         return folder
 
 
 def _compute(
-    stage: Stage, subject: Subject, settings: Settings, inputs: dict[str, Any], folder: RunWriter, progress: Progress
+    stage: Stage,
+    subject: Subject,
+    settings: Settings,
+    inputs: dict[str, Any],
+    folder: RunWriter,
+    progress: Progress,
+    work: Work,
 ) -> Result:
     """Compute a stage from earlier results and store it."""
     folder.start(stage.name)
     started = time.monotonic()
     try:
-        result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress)
+        stored = parts.remembering(work, folder.path, stage.name, folder.keys[stage.name])
+        result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress, stored)
     except BaseException as error:
         folder.fail(stage.name, type(error).__name__)
         raise

@@ -13,6 +13,7 @@ from arithscope.experiments.patterns import Patterns
 from arithscope.heuristics.kinds import parse
 from arithscope.progress import Silent
 from arithscope.prompts import legal_prompts, square
+from tests.families import small
 
 MAX_OPERAND, LIMIT = 60, 200
 RULES: dict[str, list[str | None]] = {
@@ -37,7 +38,7 @@ def known() -> tuple[Patterns, Classify]:
             logits.append(value)
     table = pd.DataFrame(rows)
     patterns = Patterns(table, np.array(activations, dtype=np.float16), np.array(logits, dtype=np.float32))
-    return patterns, classify(patterns, False, 12, 0, "cpu", Silent())
+    return patterns, classify(small("llama"), patterns, False, 12, 0, Silent())
 
 
 def test_the_rules_are_found(known: tuple[Patterns, Classify]) -> None:
@@ -101,3 +102,12 @@ def test_each_kind_has_a_best(known: tuple[Patterns, Classify]) -> None:
     best = found.best[(found.best.operator == "+") & (found.best.neuron == 4)]
     assert len(best) == len(best.drop_duplicates(["kind", "on"])) == 10
     assert not best.calibrated.any()
+
+
+def test_in_small_units_it_is_the_same(known: tuple[Patterns, Classify], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neuron by neuron; rates of false discovery are those of the operator all the same."""
+    patterns, whole = known
+    monkeypatch.setattr("arithscope.experiments.classify.NEURONS_IN_UNIT", 1)
+    alone = classify(small("llama"), patterns, False, 12, 0, Silent())
+    for table in ("matches", "best", "neurons", "shares", "table"):
+        pd.testing.assert_frame_equal(getattr(alone, table), getattr(whole, table))

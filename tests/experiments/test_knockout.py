@@ -47,10 +47,11 @@ def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: 
     looked: list[tuple[Any, Any]] = []
     original = module._run
 
-    def watched(*arguments: Any) -> Any:
-        for test, right in original(*arguments):
-            looked.append((test, right))
-            yield test, right
+    def watched(subject: Any, planned: Any, *others: Any) -> Any:
+        found = original(subject, planned, *others)
+        for (_, tests), rights in zip(planned, found, strict=True):
+            looked.extend(zip(tests, rights, strict=True))
+        return found
 
     monkeypatch.setattr(module, "_run", watched)
     found = knockout(subject, known, classify, SIZES, 0, where, Silent())
@@ -130,7 +131,12 @@ def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
 def test_prompts_are_held_out_and_satisfy_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     known, seen = known_sums(), []
     original = module._run
-    monkeypatch.setattr(module, "_run", lambda s, of, tests, *rest: seen.extend(tests) or original(s, of, tests, *rest))
+
+    def watched(subject: Any, planned: Any, *others: Any) -> Any:
+        seen.extend(test for _, tests in planned for test in tests)
+        return original(subject, planned, *others)
+
+    monkeypatch.setattr(module, "_run", watched)
     knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"]), SIZES, 0, "last", Silent())
     split = splits(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}

@@ -121,7 +121,7 @@ def test_a_screen_picks_neurons_to_measure_exactly() -> None:
         columns = ["value", "median", "std"]
         merged = part.merge(whole.effects, on=keys, suffixes=("", "_whole"))
         assert len(merged) == len(part)
-        assert np.allclose(merged[columns], merged[[f"{c}_whole" for c in columns]], rtol=1e-4, atol=1e-6)
+        assert np.allclose(merged[columns], merged[[f"{c}_whole" for c in columns]], rtol=1e-3, atol=1e-6)
     for measure in EFFECTS:
         for _, rows in result.ranking("+", measure).groupby("layer"):
             assert (rows.method == "exact").tolist() == [True] * per_layer + [False] * (size - per_layer)

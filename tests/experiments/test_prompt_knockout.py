@@ -15,6 +15,8 @@ from arithscope.experiments.prompt_knockout import (
     RANDOM,
     REPORTED,
     UNASSOCIATED,
+    WAYS,
+    _Silenced,
     chosen_first,
     counts,
     prompt_knockout,
@@ -60,11 +62,12 @@ def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest
         return seen[-1]
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.chosen_first", watched)
-    found = silenced_by_prompt(subject, of, prompts, 0, where, lambda n: None)
+    ways = [
+        _Silenced(*silenced_by_prompt(subject, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS
+    ]
     positions = list(
         range(subject.positions.last if where == "last" else subject.positions.op1, subject.encoder.length)
     )
-    ways = [found[OWN][0], *found[UNASSOCIATED], *found[RANDOM]]
     assert len(seen) == len(ways) == 1 + 2 * DRAWS
     different = set()
     for way, chosen in list(zip(ways, seen, strict=True))[:: DRAWS + 1]:
@@ -155,10 +158,12 @@ def test_where_nothing_is_unassociated_there_is_no_difference() -> None:
 def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     known, seen = known_sums(), []
     original = silenced_by_prompt
-    monkeypatch.setattr(
-        "arithscope.experiments.prompt_knockout.silenced_by_prompt",
-        lambda s, of, prompts, *rest: seen.append(prompts) or original(s, of, prompts, *rest),
-    )
+
+    def watched(subject: Any, of: Any, prompts: Any, *others: Any, **options: Any) -> Any:
+        seen.append(prompts)
+        return original(subject, of, prompts, *others, **options)
+
+    monkeypatch.setattr("arithscope.experiments.prompt_knockout.silenced_by_prompt", watched)
     prompt_knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]"]), SIZES, 0, "last", Silent())
     split = splits(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.samples import batches
 from arithscope.measures import Mean, bootstrap_means, faithfulness, log_probability, normalized_logit
+from arithscope.progress import Advance
 from arithscope.prompts import Prompts
 from arithscope.subject.edits import Edit, edit
 from arithscope.subject.replay import Reduce, record, replay
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import Means
+from arithscope.work import Function, Work, blocks
 
 MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
 TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
 FOUND, RANDOM = "found", "random"
+PROMPTS_IN_UNIT = 16
+
+Asked = tuple[tuple[Any, ...], Prompts]  # arguments of a unit, and all the prompts for which they are the same
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,56 @@ def score_reducer(subject: Subject, prompts: Prompts, judging: Judging, advance:
     return reduce
 
 
+def kept_scores(
+    subject: Subject,
+    means: MeanActivations,
+    heads: Bool[NDArray[Any], "variants layers heads"],
+    neurons: Mapping[int, Bool[NDArray[Any], "variants neurons"]],
+    neurons_from: int | None,
+    judging: Judging,
+    prompts: Prompts,
+    *,
+    advance: Advance,
+) -> NDArray[np.float64]:
+    """A unit: the scores of some prompts in circuits that keep these heads and neurons."""
+    masks = {layer: torch.from_numpy(keep) for layer, keep in neurons.items()}
+    edits = mean_ablation(subject, means.on(subject.device), torch.from_numpy(heads), masks, neurons_from)
+    return ablated_scores(subject, prompts, edits, judging, advance)
+
+
+def nested_scores(
+    subject: Subject,
+    means: MeanActivations,
+    heads: Bool[NDArray[Any], "variants layers heads"],
+    orders: Mapping[int, Int[NDArray[Any], "orders neurons"]],
+    counts: Sequence[int],
+    neurons_from: int | None,
+    judging: Judging,
+    prompts: Prompts,
+    *,
+    advance: Advance,
+) -> NDArray[np.float64]:
+    """A unit: the scores of some prompts in circuits that keep, for each order of a layer's neurons, its first n, for each n.
+    It is sent orders, as all the sets are many times as large."""
+    kept = {layer: nested_sets(list(some), counts).numpy() for layer, some in orders.items()}
+    return kept_scores(subject, means, heads, kept, neurons_from, judging, prompts, advance=advance)
+
+
+def scores_by_prompts(
+    work: Work,
+    function: Function,
+    subject: Subject,
+    asked: Sequence[Asked],
+    advance: Advance = lambda n: None,
+) -> list[NDArray[np.float64]]:
+    """For each pair of arguments and prompts the scores [variants, prompts, …] that a function gives; a unit has a few of the
+    prompts: `function(subject, *arguments, prompts, advance=advance)`."""
+    some = [blocks(len(prompts), PROMPTS_IN_UNIT) for _, prompts in asked]
+    units = [(*arguments, prompts[b]) for (arguments, prompts), mine in zip(asked, some, strict=True) for b in mine]
+    parts = iter(work.map(function, subject, units, advance))
+    return [np.concatenate([next(parts) for _ in mine], axis=1) for mine in some]
+
+
 @dataclass(frozen=True)
 class Yardstick:
     """The two ends of the scale on some prompts: NL of the empty circuit and of the whole model."""
@@ -120,31 +177,25 @@ class Yardstick:
         return [dict(zip(MEASURES, row, strict=True)) for row in means]
 
 
-def yardstick(subject: Subject, means: Means, prompts: Prompts, judging: Judging) -> Yardstick:
-    """Run the prompts with nothing ablated, and with everything."""
+def yardsticks(
+    work: Work, subject: Subject, means: MeanActivations, samples: Sequence[Prompts], judging: Judging
+) -> list[Yardstick]:
+    """Run the prompts of each sample with everything ablated, and with nothing."""
     s = subject.sizes
-    keep = torch.tensor([[False], [True]])
-    heads = keep[:, :, None].expand(2, s.layers, s.heads)
-    edits = mean_ablation(subject, means, heads, {i: keep.expand(2, s.neurons) for i in range(s.layers)})
-    empty, model = ablated_scores(subject, prompts, edits, judging)[..., 0]
-    return Yardstick(empty, model, judging)
+    keep = np.array([[False], [True]])
+    heads = np.broadcast_to(keep[:, :, None], (2, s.layers, s.heads)).copy()
+    neurons = dict.fromkeys(range(s.layers), np.repeat(keep, s.neurons, axis=1))
+    asked: list[Asked] = [((means, heads, neurons, None, judging), prompts) for prompts in samples]
+    found = scores_by_prompts(work, kept_scores, subject, asked)
+    return [Yardstick(empty, model, judging) for empty, model in (scores[..., 0] for scores in found)]
 
 
-def compare_with_random(
-    subject: Subject,
-    means: Means,
-    prompts: Prompts,
-    edits: Sequence[Edit],
-    draws: int,
-    judging: Judging,
-    random: np.random.Generator,
-    advance: Callable[[int], None],
+def beside_draws(
+    scale: Yardstick, scores: NDArray[np.float64], draws: int, random: np.random.Generator
 ) -> tuple[list[dict[str, Mean]], list[dict[str, Mean]]]:
-    """Measures of growing circuits, and of random ones as large. The edits' variants are the circuits in the order of their
-    size, behind them as many for the first random draw, and so on."""
-    scores = ablated_scores(subject, prompts, edits, judging, advance)
+    """Measures of growing circuits, and of random ones as large, from their scores [variants, prompts, scores]. Variants are
+    the circuits in the order of their size, behind them as many for the first random draw, and so on."""
     scores = scores.reshape(1 + draws, -1, *scores.shape[1:])
-    scale = yardstick(subject, means, prompts, judging)
     return scale.measure(scores[0], random), scale.measure_draws(scores[1:], random)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.ablation import MEASURES, Judging, ablated_scores, mean_ablation, yardstick
+from arithscope.experiments.ablation import MEASURES, Asked, Judging, kept_scores, scores_by_prompts, yardsticks
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.association import Association, as_many, association
 from arithscope.experiments.circuit import Circuit
@@ -24,6 +24,7 @@ from arithscope.measures import bootstrap_mean
 from arithscope.progress import Progress
 from arithscope.prompts import random_source
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 TOP, RANDOM, MUTUAL = "top", "random", "mutual"
 PAIR = ["layer", "neuron", "heuristic"]
@@ -58,29 +59,33 @@ def bag(
     seed: int,
     judging: Judging,
     progress: Progress,
+    work: Work = HERE,
 ) -> Bag:
     """Judge each operator's reduced circuits on its evaluation prompts; `final` is the last checkpoint's classification."""
-    s, mean_values = subject.sizes, means.on(subject.device)
-    curves, present = [], []
+    s, last = subject.sizes, subject.positions.last
     samples = {o: split.evaluation for o, split in splits(accuracy, sizes, seed).items() if o in classify.operators}
-    with progress.task("bag", len(samples)) as advance:
-        for operator, prompts in samples.items():
-            random = random_source(seed, "bag", operator)
-            of = association(classify, operator, CALIBRATED)
-            kept = kept_neurons(of, classify, final, random)
-            masks = of.masks(np.stack(list(kept.values())), s.neurons)
-            heads = circuit.keeps(operator, s.layers, s.heads)
-            edits = mean_ablation(subject, mean_values, heads, masks, neurons_from=subject.positions.last)
-            scores = ablated_scores(subject, prompts, edits, judging)
-            measured = yardstick(subject, mean_values, prompts, judging).measure(scores, random)
-            curves += [
-                {"operator": operator, "neurons": name, "kept": int(some.sum()), "measure": m, **asdict(means_of[m])}
-                for (name, some), means_of in zip(kept.items(), measured, strict=True)
-                for m in MEASURES
-            ]
-            if final is not None:
-                present += [{"operator": operator, **row} for row in _present(classify, final, operator, random)]
-            advance(1)
+    sources = {operator: random_source(seed, "bag", operator) for operator in samples}
+    kept: dict[str, dict[str, Bools]] = {}
+    asked: list[Asked] = []
+    for operator, prompts in samples.items():
+        of = association(classify, operator, CALIBRATED)
+        kept[operator] = kept_neurons(of, classify, final, sources[operator])
+        masks = of.masks(np.stack(list(kept[operator].values())), s.neurons)
+        heads = circuit.keeps(operator, s.layers, s.heads).numpy()
+        asked.append(((means, heads, {layer: m.numpy() for layer, m in masks.items()}, last, judging), prompts))
+    curves, present = [], []
+    with progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
+        scores = scores_by_prompts(work, kept_scores, subject, asked, advance)
+        scales = yardsticks(work, subject, means, list(samples.values()), judging)
+    for operator, scored, scale in zip(samples, scores, scales, strict=True):
+        measured = scale.measure(scored, sources[operator])
+        curves += [
+            {"operator": operator, "neurons": name, "kept": int(some.sum()), "measure": m, **asdict(means_of[m])}
+            for (name, some), means_of in zip(kept[operator].items(), measured, strict=True)
+            for m in MEASURES
+        ]
+        if final is not None:
+            present += [{"operator": operator, **row} for row in _present(classify, final, operator, sources[operator])]
     return Bag(
         pd.DataFrame(curves, columns=["operator", "neurons", "kept", "measure", *MEAN]),
         pd.DataFrame(present, columns=["operator", "criterion", *MEAN]),

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from arithscope.experiments.ablation import (
+    Asked,
     Judging,
+    beside_draws,
     beside_random,
-    compare_with_random,
     curve_table,
-    mean_ablation,
+    kept_scores,
     nested_sets,
+    scores_by_prompts,
     smallest_on_plateau,
+    yardsticks,
 )
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.localize import Localize, component_name
@@ -28,6 +31,7 @@ from arithscope.measures import Mean
 from arithscope.progress import Progress
 from arithscope.prompts import random_source
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 EVERY_SIZE = 64  # up to here each number of heads is tried; from here on, one in ten
 
@@ -87,32 +91,35 @@ def circuit(
     effect: str,
     judging: Judging,
     progress: Progress,
+    work: Work = HERE,
 ) -> Circuit:
     """For each operator evaluate nested sets of heads, each set once; choose the smallest as good as the plateau."""
     s = subject.sizes
     all_heads = s.layers * s.heads
     counts = head_counts(all_heads)
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
-    mean_values = means.on(subject.device)
+    sources = {operator: random_source(seed, "circuit", operator) for operator in samples}
+    rankings = {operator: localize.ranking(operator, effect) for operator in samples}
+    asked: list[Asked] = []
+    for operator, prompts in samples.items():
+        found = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
+        orders = [found, *(sources[operator].permutation(all_heads) for _ in range(sizes.draws))]
+        kept = nested_sets(orders, counts).unflatten(1, (s.layers, s.heads)).numpy()
+        asked.append(((means, kept, {}, None, judging), prompts))
     curves, heads = [], []
     measured: dict[str, dict[str, Mean]] = {}
     left_out: dict[str, int] = {}
     total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
     with progress.task("circuit", total) as advance:
-        for operator, prompts in samples.items():
-            random = random_source(seed, "circuit", operator)
-            ranking = localize.ranking(operator, effect)
-            found = (ranking.layer * s.heads + ranking["head"]).to_numpy()
-            orders = [found, *(random.permutation(all_heads) for _ in range(sizes.draws))]
-            edits = mean_ablation(subject, mean_values, nested_sets(orders, counts).unflatten(1, (s.layers, s.heads)))
-            ours, theirs = compare_with_random(
-                subject, mean_values, prompts, edits, sizes.draws, judging, random, advance
-            )
-            chosen = smallest_on_plateau(ours)
-            curves.append(curve_table(operator, counts, ours, theirs))
-            heads.append(_head_table(operator, ranking, counts[chosen]))
-            measured[operator] = beside_random(ours[chosen], theirs[chosen])
-            left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
+        scores = scores_by_prompts(work, kept_scores, subject, asked, advance)
+        scales = yardsticks(work, subject, means, list(samples.values()), judging)
+    for operator, scored, scale in zip(samples, scores, scales, strict=True):
+        ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
+        chosen = smallest_on_plateau(ours)
+        curves.append(curve_table(operator, counts, ours, theirs))
+        heads.append(_head_table(operator, rankings[operator], counts[chosen]))
+        measured[operator] = beside_random(ours[chosen], theirs[chosen])
+        left_out[operator] = len(samples[operator]) - ours[chosen]["faithfulness"].n
     curve, ranked = (pd.concat(tables, ignore_index=True) for tables in (curves, heads))
     return Circuit(curve, ranked, table_of(measured), left_out)
 

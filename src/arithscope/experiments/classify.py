@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,27 @@ from numpy.typing import NDArray
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
 from arithscope.experiments.result import Result, by_operator, of_neuron, table_of
-from arithscope.heuristics import classification
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Neurons
+from arithscope.heuristics.classification import Matched, Neurons, calibrate, match, null_of_indirect, tries
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
 from arithscope.heuristics.one_operand import permutations, remaining, takes_both
 from arithscope.heuristics.variance import Coverage
 from arithscope.measures import Mean, bootstrap_mean
-from arithscope.progress import Progress
-from arithscope.prompts import random_source
+from arithscope.progress import Advance, Progress
+from arithscope.prompts import OPERATORS, random_source
+from arithscope.subject.subject import Subject
 from arithscope.threads import workers
+from arithscope.work import HERE, Work, blocks
 
 RAW, CALIBRATED = CRITERIA = ("raw", "calibrated")
 ANY = "any"  # kind of heuristic
 ALL_LAYERS = -1
+NEURONS_IN_UNIT = 256
+
+Vocabulary = tuple[
+    str, int, int, bool
+]  # operator, largest operand, limit, and whether heuristics about both operands are tried
+Columns = dict[str, Any]  # of a table, as arrays, or lists of texts
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,25 +71,109 @@ class Classify(Result):
 
 
 def classify(
-    patterns: Patterns, both_operands: bool, null_draws: int, seed: int, device: Any, progress: Progress
+    subject: Subject,
+    patterns: Patterns,
+    both_operands: bool,
+    null_draws: int,
+    seed: int,
+    progress: Progress,
+    work: Work = HERE,
 ) -> Classify:
-    """Operator after operator: match, calibrate, look at one operand at a time, and add up what is explained."""
-    found: dict[str, list[pd.DataFrame]] = {"matches": [], "best": [], "neurons": []}
-    with progress.task("classify", 2 * len(patterns.neurons)) as advance:
-        for operator in patterns.operators:
-            sets = catalogue(operator, patterns.max_operand, patterns.limit, both_operands, device)
-            rows = patterns.rows(operator)
-            neurons = Neurons(patterns.activations[rows], patterns.logits[rows])
-            who = patterns.neurons.iloc[rows][["operator", "layer", "neuron"]].reset_index(drop=True)
-            names = [neuron_name(*x) for x in zip(who.layer, who.neuron, strict=True)]
-            tables = classification.classify(neurons, sets, null_draws, seed, names, advance)
-            matches, coverage = _looked_closer(neurons, sets, tables.matches, seed, advance)
-            described = tables.neurons.join(coverage).assign(**_flags(matches, len(who)))
-            for name, table in (("matches", matches), ("best", tables.best), ("neurons", described)):
-                known = who.iloc[table.row.to_numpy()].reset_index(drop=True)
-                found[name].append(known.join(table.drop(columns="row").reset_index(drop=True)))
-    matches, best, described = (pd.concat(tables, ignore_index=True) for tables in found.values())
+    """Match every neuron, calibrate operator by operator, look at one operand at a time, and add up what is explained. The
+    subject only says where that is computed."""
+    who = patterns.neurons[["operator", "layer", "neuron"]].reset_index(drop=True)
+    names = [neuron_name(*x) for x in zip(who.layer, who.neuron, strict=True)]
+    words = {o: (o, patterns.max_operand, patterns.limit, both_operands) for o in patterns.operators}
+    some = [(o, rows) for o in words for rows in _blocks(patterns.rows(o))]
+    arrays = [tuple(np.asarray(x[rows]) for x in (patterns.activations, patterns.logits)) for _, rows in some]
+    with progress.task("classify", 2 * len(who)) as advance:
+        asked = [(words[o], null_draws, seed, names[rows], *x) for (o, rows), x in zip(some, arrays, strict=True)]
+        found = work.map(matched, subject, asked, advance)
+        nulls = work.map(null_and_tries, subject, [(words[o], seed) for o in words], advance)
+        tables = {}
+        for o, (null, *tried) in zip(words, nulls, strict=True):
+            together = _together([part for (of, _), part in zip(some, found, strict=True) if of == o])
+            tables[o] = calibrate(together, null, (tried[0], tried[1]))
+        own = [_of_rows(tables[o].matches, rows, patterns.rows(o)) for o, rows in some]
+        closer = [(words[o], seed, _columns(t), *x) for (o, _), t, x in zip(some, own, arrays, strict=True)]
+        looked = iter(work.map(looked_closer, subject, closer, advance))
+    results: dict[str, list[pd.DataFrame]] = {"matches": [], "best": [], "neurons": []}
+    for o, table in tables.items():
+        left, coverage = zip(*(next(looked) for of, _ in some if of == o), strict=True)
+        more = pd.DataFrame(np.concatenate(left), columns=["op1_only", "op2_only", "two_operands"])
+        matches = table.matches.join(more)
+        covered = pd.DataFrame(np.concatenate(coverage), columns=[f"coverage_{c}" for c in CRITERIA])
+        described = table.neurons.join(covered).assign(**_flags(matches, len(covered)))
+        mine = who.iloc[patterns.rows(o)]
+        for name, frame in (("matches", matches), ("best", table.best), ("neurons", described)):
+            known = mine.iloc[frame.row.to_numpy()].reset_index(drop=True)
+            results[name].append(known.join(frame.drop(columns="row").reset_index(drop=True)))
+    matches, best, described = (pd.concat(frames, ignore_index=True) for frames in results.values())
     return Classify(matches, best, described, shares(described, matches, seed), _table(described, seed))
+
+
+def _blocks(rows: slice) -> Iterator[slice]:
+    """The rows of an operator, some at a time."""
+    for block in blocks(rows.stop - rows.start, NEURONS_IN_UNIT):
+        yield slice(rows.start + block.start, rows.start + block.stop)
+
+
+@lru_cache(maxsize=len(OPERATORS))
+def _sets(words: Vocabulary, device: torch.device) -> Catalogue:
+    """Kept, as several units of an operator need them."""
+    return catalogue(*words, device)
+
+
+def matched(
+    subject: Subject,
+    words: Vocabulary,
+    draws: int,
+    seed: int,
+    names: Sequence[str],
+    activations: NDArray[np.float16],
+    logits: NDArray[np.float32],
+    *,
+    advance: Advance,
+) -> tuple[Columns, Columns, NDArray[np.float64]]:
+    """A unit: some neurons of an operator against all of its heuristics; the fields of `Matched`."""
+    sets = _sets(words, subject.device)
+    with workers() as pool:
+        found = match(Neurons(activations, logits), sets, draws, seed, names, pool, advance)
+    return _columns(found.matches), _columns(found.best), found.null
+
+
+def null_and_tries(
+    subject: Subject, words: Vocabulary, seed: int, *, advance: Advance
+) -> tuple[NDArray[np.float64], int, int]:
+    """A unit: what an operator's matches are compared with."""
+    sets = _sets(words, subject.device)
+    return null_of_indirect(sets, seed), *tries(sets)
+
+
+def _columns(table: pd.DataFrame) -> Columns:
+    return {str(n): x.to_numpy() if x.dtype.kind in "biuf" else [str(v) for v in x] for n, x in table.items()}
+
+
+def _together(parts: Sequence[tuple[Columns, Columns, NDArray[np.float64]]]) -> Matched:
+    """The neurons of all units of an operator."""
+    matches, best, nulls = zip(*parts, strict=True)
+    first = np.cumsum([0, *map(len, nulls[:-1])])
+    tables = []
+    for some in (matches, best):
+        moved = [_frame({**x, "row": x["row"] + start}) for x, start in zip(some, first, strict=True)]
+        tables.append(pd.concat(moved, ignore_index=True))
+    return Matched(tables[0], tables[1], np.concatenate(nulls))
+
+
+def _frame(columns: Columns) -> pd.DataFrame:
+    texts = {name: np.array(x, dtype=object) for name, x in columns.items() if isinstance(x, list)}
+    return pd.DataFrame({**columns, **texts})
+
+
+def _of_rows(matches: pd.DataFrame, rows: slice, of_operator: slice) -> pd.DataFrame:
+    """The matches of a unit's neurons, numbered from its first one."""
+    row = matches.row.to_numpy() + of_operator.start
+    return matches[(row >= rows.start) & (row < rows.stop)].assign(row=lambda t: t.row + of_operator.start - rows.start)
 
 
 def _flags(matches: pd.DataFrame, rows: int) -> dict[str, NDArray[np.bool_]]:
@@ -90,10 +182,19 @@ def _flags(matches: pd.DataFrame, rows: int) -> dict[str, NDArray[np.bool_]]:
     return {name: np.isin(np.arange(rows), some.row) for name, some in chosen.items()}
 
 
-def _looked_closer(
-    neurons: Neurons, sets: Catalogue, matches: pd.DataFrame, seed: int, advance: Callable[[int], None]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The matches with what is left of them if one operand counts, and each neuron's coverage."""
+def looked_closer(
+    subject: Subject,
+    words: Vocabulary,
+    seed: int,
+    columns: Columns,
+    activations: NDArray[np.float16],
+    logits: NDArray[np.float32],
+    *,
+    advance: Advance,
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """A unit: what is left of some neurons' matches if one operand counts (op1_only, op2_only, two_operands), and each neuron's
+    coverage."""
+    sets, neurons, matches = _sets(words, subject.device), Neurons(activations, logits), _frame(columns)
     cover, permuted = Coverage(sets), permutations(sets, seed)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))
@@ -119,8 +220,7 @@ def _looked_closer(
 
     with workers() as pool:
         list(pool.map(look, range(len(neurons))))
-    more = pd.DataFrame(left, columns=["op1_only", "op2_only", "two_operands"], index=matches.index)
-    return matches.join(more), pd.DataFrame(coverage, columns=[f"coverage_{c}" for c in CRITERIA])
+    return left, coverage
 
 
 def shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFrame:

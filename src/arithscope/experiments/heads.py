@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.ablation import (
     MEASURES,
+    Asked,
     Judging,
     Yardstick,
-    ablated_scores,
+    kept_scores,
     mean_ablation,
     score_reducer,
-    yardstick,
+    scores_by_prompts,
+    yardsticks,
 )
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
@@ -26,10 +29,11 @@ from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.result import Result, mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, random_source
-from arithscope.subject.edits import Edit, capturing, cutting, editing
+from arithscope.subject.edits import capturing, cutting, editing
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 BEFORE, AFTER, CHANGE = "before", "after", "change"
 
@@ -90,38 +94,47 @@ def heads(
     seed: int,
     judging: Judging,
     progress: Progress,
+    work: Work = HERE,
 ) -> Heads:
     """Attention patterns, roles and the isolation ablation of each operator's circuit, on its evaluation prompts."""
+    s, op1 = subject.sizes, subject.positions.op1
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
-    mean_values = means.on(subject.device)
-    roles, patterns, isolation = [], [], []
-    with progress.task("heads", sum(len(circuit.chosen(o)) for o in samples)) as advance:
-        for operator, prompts in samples.items():
-            chosen = circuit.chosen(operator)
-            found = attention_patterns(subject, prompts, chosen)
-            patterns.append(found)
-            roles.append(_roles(subject, circuit, operator, found))
-            keep = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads)
-            edits = mean_ablation(subject, mean_values, keep)
-            scale = yardstick(subject, mean_values, prompts, judging)
-            before = ablated_scores(subject, prompts, edits, judging)[0]
-            isolated: dict[tuple[int, int], NDArray[np.float64]] = {}  # the same for heads of a layer that look alike
-            for (layer, head), attended in zip(chosen, found[:, -1].argmax(-1).tolist(), strict=True):
-                if (layer, attended) not in isolated:
-                    after = _isolated_scores(subject, prompts, edits, layer, attended, judging)
-                    isolated[layer, attended] = before if after is None else after
-                random = random_source(seed, "heads", operator, layer, head)
-                rows = _compare(scale, before, isolated[layer, attended], random)
-                isolation.append(rows.assign(operator=operator, layer=layer, head=head))
-                advance(1)
+    chosen = {operator: circuit.chosen(operator) for operator in samples}
+    keeps = {operator: circuit.keeps(operator, s.layers, s.heads).numpy() for operator in samples}
+    isolation = []
+    with progress.task("heads", len(samples) + sum(map(len, chosen.values()))) as advance:
+        looked = [(prompts, chosen[operator]) for operator, prompts in samples.items()]
+        patterns = dict(zip(samples, work.map(attention_patterns, subject, looked, advance), strict=True))
+        asked: list[Asked] = [
+            ((means, keeps[operator], {}, None, judging), prompts) for operator, prompts in samples.items()
+        ]
+        before = dict(zip(samples, scores_by_prompts(work, kept_scores, subject, asked), strict=True))
+        scales = dict(zip(samples, yardsticks(work, subject, means, list(samples.values()), judging), strict=True))
+        # Of each head its operator, its layer and what it attends to: the ablation is the same for heads that look alike.
+        attended = {operator: found[:, -1].argmax(-1).tolist() for operator, found in patterns.items()}
+        views = {o: [(o, i, at) for (i, _), at in zip(chosen[o], attended[o], strict=True)] for o in samples}
+        alike = Counter(view for of_operator in views.values() for view in of_operator)
+        cut = [(o, layer, at) for o, layer, at in alike if layer > 0 and at > op1]  # else there is nothing to cut
+        advance(sum(n for view, n in alike.items() if view not in cut))
+        units = [(means, keeps[o], judging, layer, at, samples[o], alike[o, layer, at]) for o, layer, at in cut]
+        isolated = dict(zip(cut, work.map(_isolated_scores, subject, units, advance), strict=True))
+    for operator in samples:
+        for (layer, head), view in zip(chosen[operator], views[operator], strict=True):
+            random, [whole] = random_source(seed, "heads", operator, layer, head), before[operator]
+            rows = _compare(scales[operator], whole, isolated.get(view, whole), random)
+            isolation.append(rows.assign(operator=operator, layer=layer, head=head))
+    roles = [_roles(subject, circuit, operator, patterns[operator]) for operator in samples]
     columns = ["operator", "layer", "head", "when", "measure", "value", "low", "high", "n"]
     table = pd.concat(isolation, ignore_index=True)[columns] if isolation else pd.DataFrame(columns=columns)
-    return Heads(pd.concat(roles, ignore_index=True), np.concatenate(patterns), table, list(subject.encoder.labels))
+    every = np.concatenate(list(patterns.values()))
+    return Heads(pd.concat(roles, ignore_index=True), every, table, list(subject.encoder.labels))
 
 
 @torch.no_grad()
-def attention_patterns(subject: Subject, prompts: Prompts, heads: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
-    """The mean attention of each head over the prompts: [heads, queries, keys]."""
+def attention_patterns(
+    subject: Subject, prompts: Prompts, heads: Sequence[tuple[int, int]], *, advance: Advance
+) -> NDArray[np.float32]:
+    """A unit: the mean attention of each head over the prompts, [heads, queries, keys]."""
     length = subject.encoder.length
     total = np.zeros((len(heads), length, length))
     layers = sorted({layer for layer, _ in heads})
@@ -130,6 +143,7 @@ def attention_patterns(subject: Subject, prompts: Prompts, heads: Sequence[tuple
             subject.logits(subject.encode(batch))
         for i, (layer, head) in enumerate(heads):
             total[i] += seen.attention[layer][:, head].double().sum(0).cpu().numpy()
+    advance(1)
     return (total / max(1, len(prompts))).astype(np.float32)
 
 
@@ -156,20 +170,29 @@ def _roles(subject: Subject, circuit: Circuit, operator: str, patterns: NDArray[
 
 @torch.no_grad()
 def _isolated_scores(
-    subject: Subject, prompts: Prompts, edits: Sequence[Edit], layer: int, attended: int, judging: Judging
-) -> NDArray[np.float64] | None:
-    """Scores of the circuit while, in all layers below, the attended position sees nothing of the prompt but itself; None
-    if there is nothing to cut. What precedes op1 (BOS, examples) is the same for all prompts and stays visible: it tells
-    nothing of the prompt, and many heads rest on it."""
+    subject: Subject,
+    means: MeanActivations,
+    kept: NDArray[np.bool_],
+    judging: Judging,
+    layer: int,
+    attended: int,
+    prompts: Prompts,
+    heads: int,
+    *,
+    advance: Advance,
+) -> NDArray[np.float64]:
+    """A unit: scores of the circuit while, in all layers below, the attended position sees nothing of the prompt but itself;
+    `heads` is how many heads that is for. What precedes op1 (BOS, examples) is the same for all prompts and stays visible: it
+    tells nothing of the prompt, and many heads rest on it."""
     sources = range(subject.positions.op1, attended)
-    if layer == 0 or not sources:
-        return None
+    edits = mean_ablation(subject, means.on(subject.device), torch.from_numpy(kept))
     found = []
     for _, batch in batches(subject, prompts, 0):
         reduce = score_reducer(subject, batch, judging, lambda n: None)
         with editing(subject, edits, len(batch)), cutting(subject, range(layer), attended, sources):
             logits = subject.logits(subject.encode(batch))
         found.append(reduce(logits, logits[None])[0].cpu())
+    advance(heads)
     return torch.cat(found).double().numpy()
 
 

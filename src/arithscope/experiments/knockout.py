@@ -7,7 +7,7 @@ drawn from all top neurons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,15 +23,17 @@ from arithscope.experiments.result import MEAN, Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools, Heuristic
 from arithscope.measures import Mean, bootstrap_mean, difference, sign_test
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, random_source, together
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 FEWEST_NEURONS = 10  # that a heuristic must have to be tested
 FEWEST_PROMPTS = 10  # of either group
 OWN, UNMATCHED, RANDOM = SILENCED = ("own", "unmatched", "random")
 ASSOCIATED, OTHERS = GROUPS = ("associated", "not_associated")
 MASK_BYTES = 2**27  # of the masks of one pass
+TESTS_IN_UNIT = 64
 
 HEURISTIC = ["operator", "criterion", "heuristic", "kind", "on", "neurons"]
 
@@ -80,6 +82,7 @@ def knockout(
     seed: int,
     positions: str,
     progress: Progress,
+    work: Work = HERE,
 ) -> Knockout:
     """Test every heuristic of every operator, by raw and by calibrated matches."""
     samples = splits(accuracy, sizes, seed)
@@ -90,25 +93,26 @@ def knockout(
         for criterion in CRITERIA
         for of in [association(classify, operator, criterion)]
     ]
+    with progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
+        runs = _run(subject, [(of, tests) for _, of, tests in planned], positions, advance, work)
     accuracies: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
-    with progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
-        for criterion, of, tests in planned:
-            for test, right in _run(subject, of, tests, positions, advance):
-                h = test.heuristic
-                named = dict(
-                    zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.silenced[0].sum()), strict=True)
-                )
-                random = random_source(seed, "knockout intervals", of.operator, str(h))
-                left = _accuracies(test, right, random)
-                accuracies += [
-                    {**named, "group": group, "silenced": silenced, **asdict(mean)}
-                    for (silenced, group), mean in left.items()
-                ]
-                differences += [
-                    {**named, "difference": name, **asdict(mean)}
-                    for name, mean in _differences(test, right, left, random).items()
-                ]
+    for (criterion, of, tests), found in zip(planned, runs, strict=True):
+        for test, right in zip(tests, found, strict=True):
+            h = test.heuristic
+            named = dict(
+                zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.silenced[0].sum()), strict=True)
+            )
+            random = random_source(seed, "knockout intervals", of.operator, str(h))
+            left = _accuracies(test, right, random)
+            accuracies += [
+                {**named, "group": group, "silenced": silenced, **asdict(mean)}
+                for (silenced, group), mean in left.items()
+            ]
+            differences += [
+                {**named, "difference": name, **asdict(mean)}
+                for name, mean in _differences(test, right, left, random).items()
+            ]
     return _result(accuracies, differences, seed)
 
 
@@ -129,21 +133,41 @@ def _tests(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[_Te
 
 
 def _run(
-    subject: Subject, of: Association, tests: Sequence[_Test], positions: str, advance: Callable[[int], None]
-) -> Iterator[tuple[_Test, NDArray[np.float64]]]:
-    """Each test, and whether its prompts are still right, [variants, prompts]; as many tests in a pass as fit."""
-    row = len(SILENCED) * subject.sizes.neurons * len(np.unique(of.layers))
+    subject: Subject,
+    planned: Sequence[tuple[Association, Sequence[_Test]]],
+    positions: str,
+    advance: Advance,
+    work: Work,
+) -> list[list[NDArray[np.float64]]]:
+    """Of each test whether its prompts are still right, [variants, prompts]; a unit has several tests."""
+    units = [
+        (of, np.stack([t.silenced for t in some]), tuple(t.prompts for t in some), positions)
+        for of, tests in planned
+        for some in _blocks(tests, len(SILENCED) * subject.sizes.neurons * len(np.unique(of.layers)))
+    ]
+    found = (right for unit in work.map(_still_right, subject, units, advance) for right in unit)
+    return [[next(found) for _ in tests] for _, tests in planned]
+
+
+def _blocks(tests: Sequence[_Test], row: int) -> Iterator[Sequence[_Test]]:
+    """As many tests as a pass can hold, if each prompt takes so many bytes, but no more than a unit should have."""
     start = 0
     while start < len(tests):
-        ends = np.cumsum([len(t.prompts) for t in tests[start:]])
-        some = tests[start : start + max(1, int(np.searchsorted(ends, MASK_BYTES // row, side="right")))]
-        prompts = together([t.prompts for t in some])
-        chosen = np.repeat(np.stack([t.silenced for t in some], axis=1), [len(t.prompts) for t in some], axis=1)
-        scores = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions), Judging())
-        for test, right in zip(some, np.split(scores[..., 1], ends[: len(some) - 1], axis=1), strict=True):
-            yield test, right
-            advance(1)
-        start += len(some)
+        ends = np.cumsum([len(t.prompts) for t in tests[start : start + TESTS_IN_UNIT]])
+        end = start + max(1, int(np.searchsorted(ends, MASK_BYTES // row, side="right")))
+        yield tests[start:end]
+        start = end
+
+
+def _still_right(
+    subject: Subject, of: Association, silenced: Bools, prompts: Sequence[Prompts], positions: str, *, advance: Advance
+) -> list[NDArray[np.float64]]:
+    """A unit: some tests, the neurons that each silences [tests, variants, top neurons] and its prompts, in one pass."""
+    sizes = [len(p) for p in prompts]
+    chosen = np.repeat(silenced.swapaxes(0, 1), sizes, axis=1)
+    scores = ablated_scores(subject, together(prompts), silencing(subject, of, chosen, positions), Judging())
+    advance(len(sizes))
+    return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 
 
 def _accuracies(test: _Test, right: NDArray[np.float64], random: np.random.Generator) -> dict[tuple[str, str], Mean]:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.gpu import runs_kernels
 from arithscope.prompts import random_source
+from arithscope.threads import workers
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
 
@@ -56,10 +59,14 @@ class Probes:
 def initial(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> Probes:
     """As a linear layer of PyTorch starts: uniform up to ± 1/√width. Each layer has a random source of its own."""
     bound = width**-0.5
-    sources = [random_source(seed, "probe start", name, layer) for layer in layers]
-    matrix = [s.uniform(-bound, bound, (width, answers)) for s in sources]
-    bias = [s.uniform(-bound, bound, (1, answers)) for s in sources]
-    return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in (matrix, bias)))
+
+    def one(layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        source = random_source(seed, "probe start", name, layer)
+        return source.uniform(-bound, bound, (width, answers)), source.uniform(-bound, bound, (1, answers))
+
+    with workers() as pool:
+        parts = zip(*pool.map(one, layers), strict=True)
+        return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in parts))
 
 
 def steps(training: int) -> int:
@@ -76,16 +83,29 @@ def train(
     """
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
+    orders = _orders(training, seed, name)
+    if runs_kernels(device):
+        from arithscope.experiments import fused_probes
+
+        fused_probes.train(probes.matrix, probes.bias, examples, orders, LEARNING_RATE, advance)
+        return probes
     optimizer = torch.optim.Adam((probes.matrix, probes.bias), lr=LEARNING_RATE, fused=True)
-    for epoch in range(EPOCHS):
-        order = random_source(seed, "probe order", name, epoch).permutation(training)
-        for rows in torch.from_numpy(order).to(device).split(BATCH):
-            states, answer = examples[rows]
-            # The gradient of the mean cross-entropy, written out: probabilities, less 1 at the answer.
-            slope = probes.logits(states).softmax(-1)
-            slope[:, torch.arange(len(rows), device=device), answer] -= 1
-            slope /= len(rows)
-            probes.matrix.grad, probes.bias.grad = states.mT @ slope, slope.sum(1, keepdim=True)
-            optimizer.step()
-            advance(len(states))
+    for order in orders.to(device):
+        rows = order[order >= 0]
+        states, answer = examples[rows]
+        # The gradient of the mean cross-entropy, written out: probabilities, less 1 at the answer.
+        slope = probes.logits(states).softmax(-1)
+        slope[:, torch.arange(len(rows), device=device), answer] -= 1
+        slope /= len(rows)
+        probes.matrix.grad, probes.bias.grad = states.mT @ slope, slope.sum(1, keepdim=True)
+        optimizer.step()
+        advance(len(states))
     return probes
+
+
+def _orders(training: int, seed: int, name: str) -> Int[Tensor, "steps rows"]:
+    """The examples of each step, all epochs one after the other; −1 fills up the last step of an epoch."""
+    orders = np.full((EPOCHS, -(-training // BATCH) * BATCH), -1)
+    for epoch in range(EPOCHS):
+        orders[epoch, :training] = random_source(seed, "probe order", name, epoch).permutation(training)
+    return torch.from_numpy(orders.reshape(-1, BATCH))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,16 @@ from torch import Tensor
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.result import Result, strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.measures import EFFECTS, bootstrap_means, effects
-from arithscope.progress import Progress
+from arithscope.measures import EFFECTS, bootstrap_intervals, effects
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing, edit
 from arithscope.subject.replay import Reduce, record, replay
 from arithscope.subject.subject import Site, Subject
+from arithscope.work import HERE, Work, blocks
 
 MLP = -1  # stands in the column `head` for the layer's MLP
+LAYERS_IN_UNIT = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,49 +66,49 @@ def _placed_name(row: Any) -> str:
     return f"{component_name(row.layer, row['head'])} at {row.position}"
 
 
-def localize(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress) -> Localize:
+def localize(
+    subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, work: Work = HERE
+) -> Localize:
     """Patch every head and MLP at the positions op1, operator, op2 and last, operator by operator."""
     samples = splits(accuracy, sizes, seed)
     for operator in [o for o in accuracy.operators if o not in samples]:
         progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
-    s = subject.sizes
-    per_prompt = s.layers * (s.heads + 1) * len(subject.positions.named())
-    tables, prompts = [], []
+    s, positions = subject.sizes, list(subject.positions.named().values())
+    some = [range(s.layers)[block] for block in blocks(s.layers, LAYERS_IN_UNIT)]
+    units = [(x.discovery, x.others, p, layers) for x in samples.values() for p in positions for layers in some]
+    per_prompt = s.layers * (s.heads + 1) * len(positions)
     with progress.task("localize", per_prompt * sum(len(split.discovery) for split in samples.values())) as advance:
-        for operator, split in samples.items():
-            found = component_effects(subject, split.discovery, split.others, advance)
-            random = random_source(seed, "localize", operator)
-            tables += [_table(subject, operator, measure, found[measure], random) for measure in EFFECTS]
-            prompts.append(_prompt_table(operator, split.discovery, split.others))
+        parts = iter(work.map(component_effects, subject, units, advance))
+    tables, prompts = [], []
+    for operator, split in samples.items():
+        found = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
+        random = random_source(seed, "localize", operator)
+        tables += [_table(subject, operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)]
+        prompts.append(_prompt_table(operator, split.discovery, split.others))
     return Localize(pd.concat(tables, ignore_index=True), pd.concat(prompts, ignore_index=True))
 
 
 def component_effects(
-    subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]
-) -> dict[str, NDArray[np.float64]]:
-    """By measure, [positions, layers, heads and the MLP behind them, prompts]."""
-    s, named = subject.sizes, list(subject.positions.named().values())
-    layers = range(s.layers)
-    found = np.empty((len(named), s.layers, s.heads + 1, len(prompts), len(EFFECTS)))
+    subject: Subject, prompts: Prompts, others: Prompts, position: int, layers: Sequence[int], *, advance: Advance
+) -> NDArray[np.float64]:
+    """A unit: effects of some layers' components at a position, [layers, heads and the MLP behind them, prompts, measures]."""
+    s = subject.sizes
+    found = np.empty((len(layers), s.heads + 1, len(prompts), len(EFFECTS)))
     # Variant by variant one head is patched, and in the last variant the MLP.
     which_head = torch.eye(s.heads + 1, s.heads, dtype=torch.bool)
     which_neurons = (torch.arange(s.heads + 1) == s.heads)[:, None].expand(-1, s.neurons)
-    for rows, batch in batches(subject, prompts, named[0]):
-        ids = subject.encode(batch)
-        with torch.no_grad(), capturing(subject, heads=layers, neurons=layers, keep=lambda x: x[:, named]) as seen:
+    for rows, batch in batches(subject, prompts, position):
+        with torch.no_grad(), capturing(subject, heads=layers, neurons=layers, keep=lambda x: x[:, [position]]) as seen:
             subject.logits(subject.encode(others[rows]))
         reduce = effect_reducer(subject, batch, others[rows], advance)
-        for p, position in enumerate(named):
-            tape = record(subject, ids, position)
-            at = slice(p, p + 1)
-            for layer in layers:
-                heads, neurons = seen.heads[layer][:, at], seen.neurons[layer][:, at]
-                patches = [
-                    edit(subject, Site.HEADS, layer, which_head, positions=position, values=heads),
-                    edit(subject, Site.NEURONS, layer, which_neurons, positions=position, values=neurons),
-                ]
-                found[p, layer][:, rows] = replay(tape, patches, reduce).cpu().numpy()
-    return {measure: found[..., i] for i, measure in enumerate(EFFECTS)}
+        tape = record(subject, subject.encode(batch), position)
+        for i, layer in enumerate(layers):
+            patches = [
+                edit(subject, Site.HEADS, layer, which_head, positions=position, values=seen.heads[layer]),
+                edit(subject, Site.NEURONS, layer, which_neurons, positions=position, values=seen.neurons[layer]),
+            ]
+            found[i][:, rows] = replay(tape, patches, reduce).cpu().numpy()
+    return found
 
 
 def effect_reducer(subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]) -> Reduce:
@@ -142,8 +144,9 @@ def _table(
 
 def effect_statistics(values: NDArray[np.floating[Any]], random: np.random.Generator) -> pd.DataFrame:
     """For each row of [rows, prompts] the mean with its interval, and the median: value, low, high, n, median."""
-    means = pd.DataFrame([asdict(mean) for mean in bootstrap_means(values.astype(np.float64), random)])
-    return means.assign(median=np.median(values, axis=1))
+    value, low, high = bootstrap_intervals(values, random)
+    columns = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
+    return pd.DataFrame(columns)
 
 
 def _prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFrame:

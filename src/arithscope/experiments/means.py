@@ -3,6 +3,7 @@ the model's answer to every prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.answers import Answers
 from arithscope.experiments.result import Result
-from arithscope.progress import Progress
-from arithscope.prompts import square
+from arithscope.progress import Advance, Progress
+from arithscope.prompts import Prompts, square
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import Means, mean_activations
+from arithscope.work import HERE, Work, blocks
+
+OP1_IN_UNIT = 100
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,12 +43,45 @@ class MeanActivations(Result):
         return Means(torch.from_numpy(self.heads).to(device), torch.from_numpy(self.neurons).to(device))
 
 
-def means(subject: Subject, max_operand: int, progress: Progress) -> MeanActivations:
+def means(subject: Subject, max_operand: int, progress: Progress, work: Work = HERE) -> MeanActivations:
     """One sweep over the square of every operator that the subject's tokenizer can write, studied or not."""
     operators = subject.encoder.operators
     prompts = square(operators, max_operand)
-    answers = Answers(subject, prompts)
+    units = [(prompts[rows],) for rows in units_of_square(len(operators), max_operand)]
     with progress.task("means", len(prompts)) as advance:
-        found = mean_activations(subject, prompts, advance, see=answers.see)
+        found = work.map(means_of, subject, units, advance)
+    heads, neurons, predicted, p_answer = zip(*found, strict=True)
+    shares = [len(some) / len(prompts) for (some,) in units]
+    return MeanActivations(
+        _weighted(heads, shares),
+        _weighted(neurons, shares),
+        np.concatenate(predicted),
+        np.concatenate(p_answer),
+        list(operators),
+        max_operand,
+    )
+
+
+def _weighted(parts: Sequence[NDArray[np.float32]], shares: Sequence[float]) -> NDArray[np.float32]:
+    total = np.zeros(parts[0].shape)
+    for part, share in zip(parts, shares, strict=True):
+        total += share * part.astype(np.float64)
+    return total.astype(np.float32)
+
+
+def units_of_square(operators: int, max_operand: int) -> list[slice]:
+    """Rows of the square of so many operators, for a unit each; prompts that begin with the same operator and op1 together."""
+    side = max_operand + 1
+    return [
+        slice((o * side + block.start) * side, (o * side + block.stop) * side)
+        for o in range(operators)
+        for block in blocks(side, OP1_IN_UNIT)
+    ]
+
+
+def means_of(subject: Subject, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
+    """A unit: mean activations of heads and neurons, and what the model answers: number and probability of the right one."""
+    answers = Answers(subject, prompts)
+    found = mean_activations(subject, prompts, advance, see=answers.see)
     heads, neurons = (x.cpu().numpy() for x in (found.heads, found.neurons))
-    return MeanActivations(heads, neurons, answers.predicted, answers.p_answer, list(operators), max_operand)
+    return heads, neurons, answers.predicted, answers.p_answer

@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.ablation import (
+    Asked,
     Judging,
-    compare_with_random,
+    beside_draws,
     curve_table,
-    mean_ablation,
-    nested_sets,
+    nested_scores,
+    scores_by_prompts,
     smallest_on_plateau,
+    yardsticks,
 )
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
@@ -26,13 +28,15 @@ from arithscope.experiments.neurons import neuron_effects
 from arithscope.experiments.result import Result, by_operator, table_of
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.measures import EFFECTS, Mean
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work, blocks
 
 POSITIONS = ("op1", "operator", "op2")
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons that are kept
+NEURONS_IN_UNIT = 4096
 ALL_POSITIONS = "mean"  # stands in the column `position` for the average over positions
 
 
@@ -71,52 +75,58 @@ def mlp0(
     effect: str,
     judging: Judging,
     progress: Progress,
+    work: Work = HERE,
 ) -> Mlp0:
     """Rank the first MLP's neurons on discovery prompts, then keep ever more of them in each operator's circuit."""
     samples = splits(accuracy, sizes, seed)
-    mean_values = means.on(subject.device)
-    size = subject.sizes.neurons
-    all_neurons, positions = np.arange(size)[None], [subject.positions.named()[p] for p in POSITIONS]
+    size, positions = subject.sizes.neurons, [subject.positions.named()[p] for p in POSITIONS]
     counts = [max(round(share * size), int(share > 0)) for share in SHARES]
+    some, parts_of_mlp = slice(0, sizes.first_mlp), blocks(size, NEURONS_IN_UNIT)
+    units = [
+        (split.discovery[some], split.others[some], [0], np.arange(size)[None, b], p)
+        for split in samples.values()
+        for p in positions
+        for b in parts_of_mlp
+    ]
+    sources = {operator: random_source(seed, "mlp0", operator) for operator in samples}
     effects, curves = [], []
+    asked: list[Asked] = []
     measured: dict[str, dict[str, Mean]] = {}
     enough: dict[str, float] = {}
     patched = size * len(POSITIONS) * sum(min(len(s.discovery), sizes.first_mlp) for s in samples.values())
     ablated = len(SHARES) * (1 + sizes.draws) * sum(len(s.evaluation) for s in samples.values())
     with progress.task("mlp0", patched + ablated) as advance:
-        for operator, split in samples.items():
-            random = random_source(seed, "mlp0", operator)
-            some = slice(0, sizes.first_mlp)
-            pairs = split.discovery[some], split.others[some]
-            found = np.stack(
-                [neuron_effects(subject, *pairs, [0], all_neurons, position=p, advance=advance)[0] for p in positions]
-            )
+        parts = iter(work.map(neuron_effects, subject, units, advance))
+        for operator, random in sources.items():
+            found = np.stack([np.concatenate([next(parts)[0] for _ in parts_of_mlp]) for _ in positions])
             table = pd.concat([_effect_table(operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)])
             effects.append(table)
-            orders = [_strongest(table, effect), *(random.permutation(size) for _ in range(sizes.draws))]
-            heads = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads)
-            edits = mean_ablation(subject, mean_values, heads, {0: nested_sets(orders, counts)})
-            ours, theirs = compare_with_random(
-                subject, mean_values, split.evaluation, edits, sizes.draws, judging, random, advance
-            )
-            curves.append(curve_table(operator, counts, ours, theirs).assign(share=lambda t: t["size"] / size))
-            chosen = smallest_on_plateau(ours)
-            enough[operator] = SHARES[chosen]
-            measured[operator] = {
-                "faithfulness": ours[chosen]["faithfulness"],
-                "accuracy": ours[chosen]["accuracy"],
-                "faithfulness_of_1_percent": ours[SHARES.index(0.01)]["faithfulness"],
-                "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
-            }
-    tuning = number_tuning(subject, max_operand)
+            orders = np.stack([_strongest(table, effect), *(random.permutation(size) for _ in range(sizes.draws))])
+            heads = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads).numpy()
+            given = (means, heads, {0: orders.astype(np.int32)}, counts, None, judging)
+            asked.append((given, samples[operator].evaluation))
+        scores = scores_by_prompts(work, nested_scores, subject, asked, advance)
+        scales = yardsticks(work, subject, means, [split.evaluation for split in samples.values()], judging)
+        [tuning] = work.map(number_tuning, subject, [(max_operand,)], advance)
+    for (operator, random), scored, scale in zip(sources.items(), scores, scales, strict=True):
+        ours, theirs = beside_draws(scale, scored, sizes.draws, random)
+        curves.append(curve_table(operator, counts, ours, theirs).assign(share=lambda t: t["size"] / size))
+        chosen = smallest_on_plateau(ours)
+        enough[operator] = SHARES[chosen]
+        measured[operator] = {
+            "faithfulness": ours[chosen]["faithfulness"],
+            "accuracy": ours[chosen]["accuracy"],
+            "faithfulness_of_1_percent": ours[SHARES.index(0.01)]["faithfulness"],
+            "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
+        }
     ranked, curve = (pd.concat(tables, ignore_index=True) for tables in (effects, curves))
     return Mlp0(ranked, curve, table_of(measured), tuning, enough)
 
 
 @torch.no_grad()
-def number_tuning(subject: Subject, max_operand: int) -> NDArray[np.float32]:
-    """[neurons, numbers]: the first MLP's activations at op1. No more than the number, and what precedes every prompt, can
-    matter there."""
+def number_tuning(subject: Subject, max_operand: int, *, advance: Advance) -> NDArray[np.float32]:
+    """A unit: [neurons, numbers], the first MLP's activations at op1. No more than the number, and what precedes every prompt,
+    can matter there."""
     numbers = np.arange(max_operand + 1)
     operator = np.full_like(numbers, OPERATORS.index(subject.encoder.operators[0]))
     at, found = subject.positions.op1, []

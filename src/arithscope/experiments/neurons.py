@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,19 @@ from arithscope.experiments.result import Result, strongest
 from arithscope.experiments.samples import SampleSizes, batches, splits
 from arithscope.experiments.screens import BEST, SCREENS, estimated_effects
 from arithscope.measures import EFFECTS
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, random_source
 from arithscope.subject.edits import capturing
 from arithscope.subject.replay import record, replay_neurons
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work, blocks
 
 EXACT, SCREEN = "exact", "screen"
 METHODS = (EXACT, *SCREENS, SCREEN)
 RANKS = ("mean", "mean+std")
 PICKED = 10  # per cent of each layer's neurons: those that `screen` measures exactly
 RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons: how many of the exact best a screen finds
+PROMPTS_IN_UNIT = 64  # recording them costs as much as a few hundred neurons, so better all of them
 AGREEMENT = ("operator", "screen", "measure", "rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
 
 
@@ -96,6 +97,7 @@ def neurons(
     method: str,
     picked_by: str | None,
     progress: Progress,
+    work: Work = HERE,
 ) -> Neurons:
     """Measure every neuron exactly, and see how well the screens would have done (`exact`); or estimate all of them by one
     screen; or (`screen`) measure those exactly that the best screen ranks highest, by the effect `picked_by`."""
@@ -105,26 +107,86 @@ def neurons(
     picked = share_of(size, PICKED)
     tables, agreement = [], []
     passes = {EXACT: size * len(layers) + len(SCREENS), SCREEN: picked * len(layers) + 1}.get(method, 1)
-    with progress.task("neurons", passes * sum(len(split.discovery) for split in samples.values())) as advance:
-        for operator, split in samples.items():
-            given = subject, split.discovery, split.others, layers
-            measure = partial(neuron_effects, *given, position=subject.positions.last, advance=advance)
-            estimate = partial(estimated_effects, *given, advance=advance)
-            table = partial(_effect_table, operator, layers, random=random_source(seed, "neurons", operator))
-            if method == EXACT:
-                exact = measure(everything)
-                tables.append(table(EXACT, everything, exact))
-                agreement += [row for s in SCREENS for row in _agreement(operator, s, exact, estimate(s))]
-            elif picked_by is not None:
-                estimates = estimate(BEST)
-                order = best_first(_means(estimates)[..., EFFECTS.index(picked_by)])
-                strong, rest = order[:, :picked], order[:, picked:]
-                tables.append(table(EXACT, strong, measure(strong)))
-                tables.append(table(BEST, rest, np.take_along_axis(estimates, rest[..., None, None], axis=1)))
-            else:
-                tables.append(table(method, everything, estimate(method)))
+    some = slice(0, sizes.neurons)
+    pairs = {operator: (split.discovery[some], split.others[some]) for operator, split in samples.items()}
+    sources = {operator: random_source(seed, "neurons", operator) for operator in samples}
+    with progress.task("neurons", passes * sum(len(prompts) for prompts, _ in pairs.values())) as advance:
+        given = work, subject, pairs, layers, advance
+        if method == EXACT:
+            exact = _measured(*given, dict.fromkeys(pairs, everything))
+            estimated = {screen: _estimated_means(*given, screen) for screen in SCREENS}
+            for operator, random in sources.items():
+                tables.append(_effect_table(operator, layers, EXACT, everything, exact[operator], random))
+                means = _means(exact[operator])
+                agreement += [row for s in SCREENS for row in _agreement(operator, s, means, estimated[s][operator])]
+        elif picked_by is not None:
+            estimates = _estimated(*given, BEST)
+            by = EFFECTS.index(picked_by)
+            order = {operator: best_first(_means(found)[..., by]) for operator, found in estimates.items()}
+            exact = _measured(*given, {operator: ranked[:, :picked] for operator, ranked in order.items()})
+            for operator, random in sources.items():
+                strong, rest = order[operator][:, :picked], order[operator][:, picked:]
+                left = np.take_along_axis(estimates[operator], rest[..., None, None], axis=1)
+                tables.append(_effect_table(operator, layers, EXACT, strong, exact[operator], random))
+                tables.append(_effect_table(operator, layers, BEST, rest, left, random))
+        else:
+            for operator, found in _estimated(*given, method).items():
+                tables.append(_effect_table(operator, layers, method, everything, found, sources[operator]))
     effects = pd.concat(tables, ignore_index=True)
     return Neurons(effects, pd.DataFrame(agreement, columns=list(AGREEMENT)), layers.start)
+
+
+Pairs = Mapping[str, tuple[Prompts, Prompts]]  # by operator, prompts and their counterfactuals
+
+
+def _measured(
+    work: Work,
+    subject: Subject,
+    pairs: Pairs,
+    layers: Sequence[int],
+    advance: Advance,
+    chosen: Mapping[str, NDArray[np.int64]],
+) -> dict[str, NDArray[np.float32]]:
+    """By operator the effects of the chosen neurons [layers, neurons]; a unit has one layer and a few of the prompts."""
+    units = [
+        (prompts[b], others[b], [layer], chosen[operator][i : i + 1], subject.positions.last)
+        for operator, (prompts, others) in pairs.items()
+        for i, layer in enumerate(layers)
+        for b in blocks(len(prompts), PROMPTS_IN_UNIT)
+    ]
+    parts = iter(work.map(neuron_effects, subject, units, advance))
+    found = {}
+    for operator, (prompts, _) in pairs.items():
+        some = blocks(len(prompts), PROMPTS_IN_UNIT)
+        found[operator] = np.concatenate([np.concatenate([next(parts) for _ in some], axis=2) for _ in layers])
+    return found
+
+
+def _estimated(
+    work: Work, subject: Subject, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
+) -> dict[str, NDArray[np.float32]]:
+    """By operator a screen's estimates for all neurons; a unit has a few of the prompts."""
+    some = {operator: blocks(len(prompts), PROMPTS_IN_UNIT) for operator, (prompts, _) in pairs.items()}
+    units = [(*(x[b] for x in pairs[operator]), layers, screen) for operator, mine in some.items() for b in mine]
+    parts = iter(work.map(estimated_effects, subject, units, advance))
+    return {operator: np.concatenate([next(parts) for _ in mine], axis=2) for operator, mine in some.items()}
+
+
+def _estimated_means(
+    work: Work, subject: Subject, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
+) -> dict[str, NDArray[np.float64]]:
+    """By operator the means of such estimates over prompts: all that a comparison needs, and far less to send."""
+    some = {operator: blocks(len(prompts), PROMPTS_IN_UNIT) for operator, (prompts, _) in pairs.items()}
+    units = [(*(x[b] for x in pairs[operator]), layers, screen) for operator, mine in some.items() for b in mine]
+    parts = iter(work.map(_estimated_sums, subject, units, advance))
+    return {operator: sum(next(parts) for _ in mine) / len(pairs[operator][0]) for operator, mine in some.items()}
+
+
+def _estimated_sums(
+    subject: Subject, prompts: Prompts, others: Prompts, layers: Sequence[int], screen: str, *, advance: Advance
+) -> NDArray[np.float64]:
+    """A unit: [layers, neurons, measures]."""
+    return estimated_effects(subject, prompts, others, layers, screen, advance).sum(2, dtype=np.float64)
 
 
 def neuron_effects(
@@ -133,11 +195,12 @@ def neuron_effects(
     others: Prompts,
     layers: Sequence[int],
     chosen: NDArray[np.int64],
-    *,
     position: int,
-    advance: Callable[[int], None],
+    *,
+    advance: Advance,
 ) -> NDArray[np.float32]:
-    """[layers, neurons, prompts, measures]: the chosen neurons [layers, neurons], each patched on its own at a position."""
+    """A unit: [layers, neurons, prompts, measures] of the chosen neurons [layers, neurons], each patched on its own at a
+    position."""
     found = np.empty((*chosen.shape, len(prompts), len(EFFECTS)), np.float32)
     for rows, batch in batches(subject, prompts, 0):
         with torch.no_grad(), capturing(subject, neurons=layers, keep=lambda x: x[:, position].clone()) as seen:
@@ -191,17 +254,18 @@ def _effect_table(
 
 
 def _agreement(
-    operator: str, screen: str, exact: NDArray[np.float32], estimates: NDArray[np.float32]
+    operator: str, screen: str, exact: NDArray[np.float64], estimates: NDArray[np.float64]
 ) -> list[dict[str, Any]]:
-    """By each measure, over all neurons, how well estimates [layers, neurons, prompts, measures] agree with exact effects."""
+    """By each measure, over all neurons, how well mean estimates [layers, neurons, measures] agree with exact means."""
     rows = []
     for i, measure in enumerate(EFFECTS):
-        ours, theirs = _means(exact)[..., i], _means(estimates)[..., i]
+        both = exact[..., i], estimates[..., i]
         row: dict[str, Any] = {"operator": operator, "screen": screen, "measure": measure}
-        row["rank_correlation"] = pd.Series(ours.ravel()).rank().corr(pd.Series(theirs.ravel()).rank())
+        ours, theirs = (pd.Series(x.ravel()).rank() for x in both)
+        row["rank_correlation"] = ours.corr(theirs)
+        places = [best_first(x).argsort(1) for x in both]  # of each neuron in its layer
         for percent in RECALLED:
-            k = share_of(ours.shape[1], percent)
-            pairs = zip(best_first(ours)[:, :k], best_first(theirs)[:, :k], strict=True)
-            row[f"recall_{percent}"] = float(np.mean([np.isin(a, b).mean() for a, b in pairs]))
+            k = share_of(exact.shape[1], percent)
+            row[f"recall_{percent}"] = float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k)
         rows.append(row)
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.means import units_of_square
 from arithscope.experiments.result import Result, of_neuron
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.matching import taken
 from arithscope.heuristics.variance import Spread
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, legal_prompts, square
+from arithscope.subject.offload import fetched
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep_neurons
 from arithscope.threads import workers
+from arithscope.work import HERE, Work, blocks
 
 TOP_TOKENS = 10
+NEURONS_IN_UNIT = 512
 LARGEST = float(np.finfo(np.float16).max)
 ROWS = 16  # patterns that are looked at together; many more are slower, as memory for them is fetched anew each time
 
@@ -81,91 +84,94 @@ class Patterns(Result):
         }
 
 
-def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress) -> Patterns:
+def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress, work: Work = HERE) -> Patterns:
     """One sweep over the operand square of each operator."""
     neurons = topk.top.rename(columns={"value": "effect"}).reset_index(drop=True)
+    layer, neuron = neurons.layer.to_numpy(), neurons.neuron.to_numpy()
+    operators = {
+        str(o): slice(rows.index[0], rows.index[-1] + 1) for o, rows in neurons.groupby("operator", sort=False)
+    }
     activations = np.empty((len(neurons), (max_operand + 1) ** 2), dtype=np.float16)
-    operators = [str(o) for o in neurons.operator.unique()]
+    logits = np.empty((len(neurons), subject.limit), dtype=np.float32)
     with progress.task("patterns", len(operators) * (max_operand + 1) ** 2) as advance:
-        for operator in operators:
-            of_operator = neurons[neurons.operator == operator]
-            fill_activations(subject, operator, of_operator, max_operand, activations, advance)
-    logits = _lens(subject, neurons)
-    described = [
-        _described(subject, o, neurons[neurons.operator == o], activations, logits, max_operand) for o in operators
-    ]
-    table = pd.concat(described)[
+        places = [(o, cells) for o in operators for cells in units_of_square(1, max_operand)]
+        swept = [(square(o, max_operand)[cells], layer[operators[o]], neuron[operators[o]]) for o, cells in places]
+        for done in work.stream(fired, subject, swept, advance):  # as they come: all of them together are large
+            o, cells = places[done.place]
+            activations[operators[o], cells] = done.result
+        of_layer = {int(i): np.flatnonzero(layer == i) for i in np.unique(layer)}
+        lenses = work.map(promoted, subject, [(i, neuron[rows]) for i, rows in of_layer.items()], advance)
+        for rows, found in zip(of_layer.values(), lenses, strict=True):
+            logits[rows] = found
+        some = [
+            (o, b, rows.start) for o, rows in operators.items() for b in blocks(rows.stop - rows.start, NEURONS_IN_UNIT)
+        ]
+        looked = [(o, max_operand, *(x[first:][b] for x in (activations, logits))) for o, b, first in some]
+        described = work.map(told, subject, looked, advance)
+    columns = {name: np.concatenate([part[name] for part in described]) for name in described[0]}
+    direct = (columns["result"] > np.maximum(columns["op1"], columns["op2"])) & (columns["alignment"] > 0)
+    tokens = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
+    table = neurons.assign(**columns, direct=direct, tokens=list(tokens))[
         ["operator", "layer", "neuron", "rank", "effect", "op1", "op2", "result", "alignment", "direct", "tokens"]
     ]
     return Patterns(table, activations.reshape(-1, max_operand + 1, max_operand + 1), logits)
 
 
-def fill_activations(
-    subject: Subject,
-    operator: str,
-    neurons: pd.DataFrame,
-    max_operand: int,
-    activations: NDArray[np.float16],
-    advance: Callable[[int], None] = lambda n: None,
-) -> None:
-    """Sweep over an operator's square and write the patterns of some neurons (columns layer, neuron) into those rows of
-    `activations` [rows, op1 × op2] that are their labels in the table."""
-    layers = {
-        int(str(layer)): (rows.index.to_numpy(), torch.tensor(rows.neuron.to_numpy()).long())
-        for layer, rows in neurons.groupby("layer")
-    }
-    chosen = {layer: which for layer, (_, which) in layers.items()}
-    for prompts, seen in sweep_neurons(subject, square(operator, max_operand), chosen, advance):
-        for layer, (rows, _) in layers.items():
+def fired(
+    subject: Subject, prompts: Prompts, layers: NDArray[Any], neurons: NDArray[Any], *, advance: Advance
+) -> NDArray[np.float16]:
+    """A unit: activations of some neurons, each given by its layer and its number, at the last position, [neurons, prompts]."""
+    found = np.empty((len(neurons), len(prompts)), dtype=np.float16)
+    of_layer = {int(layer): np.flatnonzero(layers == layer) for layer in np.unique(layers)}
+    chosen = {layer: torch.from_numpy(neurons[rows]).long() for layer, rows in of_layer.items()}
+    for some, seen in sweep_neurons(subject, prompts, chosen, advance):
+        for layer, rows in of_layer.items():
             values = seen[layer].float().clamp(-LARGEST, LARGEST)
-            activations[np.ix_(rows, prompts)] = values.T.half().cpu().numpy()
+            found[np.ix_(rows, some)] = values.T.half().cpu().numpy()
+    return found
 
 
 def pattern_of(subject: Subject, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
     """The pattern of any one neuron: [op1, op2]."""
-    found = np.empty((1, (max_operand + 1) ** 2), dtype=np.float16)
-    fill_activations(subject, operator, pd.DataFrame({"layer": [layer], "neuron": [neuron]}), max_operand, found)
+    where = np.array([layer]), np.array([neuron])
+    found = fired(subject, square(operator, max_operand), *where, advance=lambda n: None)
     return found.reshape(max_operand + 1, max_operand + 1)
 
 
 @torch.no_grad()
-def _lens(subject: Subject, neurons: pd.DataFrame) -> NDArray[np.float32]:
-    """[rows, numbers]"""
-    tokens = subject.encoder.answer_tokens
-    out = np.empty((len(neurons), len(tokens)), dtype=np.float32)
-    for layer, rows in neurons.groupby("layer"):
-        vectors = subject.value_vectors(int(str(layer)))
-        for some in np.array_split(rows.index.to_numpy(), -(-len(rows) // ROWS)):
-            chosen = torch.tensor(neurons.neuron.to_numpy()[some]).to(vectors.device, torch.long)
-            lens = subject.logit_lens(vectors[chosen])
-            out[some] = lens[:, tokens.to(lens.device)].cpu().numpy()
-    return out
+def promoted(subject: Subject, layer: int, neurons: NDArray[Any], *, advance: Advance) -> NDArray[np.float32]:
+    """A unit: the logits of the numbers that the value vectors of some neurons of a layer have, [neurons, numbers]."""
+    tokens, vectors, found = subject.encoder.answer_tokens, subject.value_vectors(layer), []
+    with fetched(subject.unembedding):
+        for some in np.array_split(neurons, -(-len(neurons) // ROWS)):
+            lens = subject.logit_lens(vectors[torch.from_numpy(some).to(vectors.device, torch.long)])
+            found.append(lens[:, tokens.to(lens.device)].cpu().numpy())
+    return np.concatenate(found)
 
 
-def _described(
+def told(
     subject: Subject,
     operator: str,
-    neurons: pd.DataFrame,
+    max_operand: int,
     activations: NDArray[np.float16],
     logits: NDArray[np.float32],
-    max_operand: int,
-) -> pd.DataFrame:
+    *,
+    advance: Advance,
+) -> dict[str, NDArray[np.float64]]:
+    """A unit: of some neurons the columns op1, op2, result and alignment."""
     prompts = legal_prompts(operator, max_operand, subject.limit)
     cells = torch.from_numpy(prompts.op1 * (max_operand + 1) + prompts.op2).to(subject.device)
     numbers = {"op1": prompts.op1, "op2": prompts.op2, "result": prompts.answer}
     codes = {name: torch.from_numpy(x).to(subject.device) for name, x in numbers.items()}
 
-    def told(rows: NDArray[np.int64]) -> list[Tensor]:
-        fired, written = (torch.from_numpy(x[rows]).to(subject.device) for x in (activations, logits))
-        spread = Spread(taken(fired, cells))
+    def look(rows: NDArray[np.int64]) -> list[Tensor]:
+        active, written = (torch.from_numpy(x[rows]).to(subject.device) for x in (activations, logits))
+        spread = Spread(taken(active, cells))
         found = [*(spread.told_by(x) for x in codes.values()), spread.correlation(codes["result"], written)]
         return [x.cpu() for x in found]
 
-    pieces = np.array_split(neurons.index.to_numpy(), -(-len(neurons) // ROWS))
+    pieces = np.array_split(np.arange(len(activations)), -(-len(activations) // ROWS))
     with workers() as pool:
         each = map if subject.device.type == "cuda" else pool.map
-        found = zip((*codes, "alignment"), zip(*each(told, pieces), strict=True), strict=True)
-        columns = {name: torch.cat(parts).numpy() for name, parts in found}
-    direct = (columns["result"] > np.maximum(columns["op1"], columns["op2"])) & (columns["alignment"] > 0)
-    tokens = np.argsort(-logits[neurons.index], axis=1, kind="stable")[:, :TOP_TOKENS]
-    return neurons.assign(**columns, direct=direct, tokens=list(tokens))
+        found = zip((*codes, "alignment"), zip(*each(look, pieces), strict=True), strict=True)
+        return {name: torch.cat(parts).numpy() for name, parts in found}

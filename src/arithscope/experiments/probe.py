@@ -17,14 +17,16 @@ from arithscope.experiments.linear_probes import Examples, initial, steps, train
 from arithscope.experiments.result import Result, mean_entry
 from arithscope.experiments.samples import SampleSizes, batches, probe_split
 from arithscope.measures import bootstrap_mean
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.subject.edits import capturing
 from arithscope.subject.memory import storage
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep
+from arithscope.work import HERE, Work, blocks
 
 ALL = "all"  # test prompts of all operators together, as in the paper
+LAYERS_IN_UNIT = 16  # fewer would be read, and trained, less quickly
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,18 +49,17 @@ class Probe(Result):
         return out
 
 
-def probe(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress) -> Probe:
-    """Train and test probes at every layer and named position, all layers of a position together."""
+def probe(
+    subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, work: Work = HERE
+) -> Probe:
+    """Train and test probes at every layer and named position, many layers of a position together."""
     prompts, training = probe_split(accuracy, sizes, seed)
     positions, layers = list(subject.positions.named()), subject.sizes.layers
-    right = np.empty((len(positions), layers, len(prompts) - training), dtype=np.bool_)
+    some = [range(layers)[b] for b in blocks(layers, LAYERS_IN_UNIT)]
+    units = [(prompts, training, position, group, seed) for position in positions for group in some]
     with progress.task("probe", len(positions) * layers * steps(training)) as advance:
-        for p, position in enumerate(positions):
-            for group in _layers_together(subject, len(prompts)):
-                examples = read_states(subject, prompts, position, group)
-                start = initial(group, subject.sizes.width, subject.limit, seed, position)
-                probes = train(start, examples, training, seed, position, advance)
-                right[p, list(group)] = probes.right(examples, torch.arange(training, len(prompts))).cpu().numpy()
+        parts = iter(work.map(tested_probes, subject, units, advance))
+    right = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
     table = _table(prompts[training:], positions, right, seed)
     last = table[(table.operator == ALL) & (table.position == "last")].value.to_numpy()
     return Probe(
@@ -68,6 +69,27 @@ def probe(subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, p
         first_answer_layer=int(np.argmax(last >= last.max() / 2)),
         training_prompts=training,
     )
+
+
+def tested_probes(
+    subject: Subject,
+    prompts: Prompts,
+    training: int,
+    position: str,
+    layers: Sequence[int],
+    seed: int,
+    *,
+    advance: Advance,
+) -> NDArray[np.bool_]:
+    """A unit: train probes on the first prompts, at a position behind some layers; which of the others are right, [layers,
+    prompts]."""
+    right = []
+    for group in _layers_together(subject, len(prompts), layers):
+        examples = read_states(subject, prompts, position, group)
+        start = initial(group, subject.sizes.width, subject.limit, seed, position)
+        probes = train(start, examples, training, seed, position, advance)
+        right.append(probes.right(examples, torch.arange(training, len(prompts))).cpu().numpy())
+    return np.concatenate(right)
 
 
 def read_states(subject: Subject, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
@@ -98,13 +120,13 @@ def read_states(subject: Subject, prompts: Prompts, position: str, layers: Seque
     return Examples(states, owner, answer)
 
 
-def _layers_together(subject: Subject, prompts: int) -> list[range]:
-    """All layers, or else as many at a time as there is room for."""
+def _layers_together(subject: Subject, prompts: int, layers: Sequence[int]) -> list[Sequence[int]]:
+    """All of the layers, or else as many at a time as there is room for."""
     s = subject.sizes
     states = prompts * s.width * subject.model.dtype.itemsize
     probe = s.width * subject.limit * 4 * 4  # weights, their gradient, and Adam's two moments
     size = max(1, storage(subject) // (states + probe))
-    return [range(start, min(start + size, s.layers)) for start in range(0, s.layers, size)]
+    return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
 def _table(tested: Prompts, positions: Sequence[str], right: NDArray[np.bool_], seed: int) -> pd.DataFrame:

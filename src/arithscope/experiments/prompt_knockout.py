@@ -6,7 +6,7 @@ of each layer: top neurons of which no heuristic holds for the prompt, and any t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,14 +22,16 @@ from arithscope.experiments.classify import CRITERIA, Classify
 from arithscope.experiments.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.measures import bootstrap_means
-from arithscope.progress import Progress
+from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.subject.edits import edit
 from arithscope.subject.subject import Site, Subject
+from arithscope.work import HERE, Work
 
 OWN, UNASSOCIATED, RANDOM = SILENCED = ("associated", "unassociated", "random")
 COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons of each layer, while there are as many
 DRAWS = 3  # of each control
+WAYS = ((OWN, 0), *((control, draw) for control in SILENCED[1:] for draw in range(DRAWS)))
 REPORTED = (5, 10, 25)  # that training is compared at, the last of them in the summary too
 
 
@@ -66,23 +68,27 @@ def prompt_knockout(
     seed: int,
     positions: str,
     progress: Progress,
+    work: Work = HERE,
 ) -> PromptKnockout:
     """For each operator, by raw and by calibrated matches: one replay of all prompts and sizes for each way of choosing."""
-    curves, gaps = [], []
     prompts = {
         operator: sample(split.held_out, sizes.prompt_knockout, random_source(seed, "prompt knockout", operator))
         for operator, split in splits(accuracy, sizes, seed).items()
         if operator in classify.operators and len(split.held_out)
     }
-    with progress.task("prompt_knockout", len(prompts) * len(CRITERIA) * (1 + 2 * DRAWS)) as advance:
-        for operator, chosen in prompts.items():
-            for criterion in CRITERIA:
-                of = association(classify, operator, criterion)
-                found = silenced_by_prompt(subject, of, chosen, seed, positions, advance)
-                random = random_source(seed, "prompt knockout intervals", operator, criterion)
-                named = {"operator": operator, "criterion": criterion}
-                curves += [{**named, **row} for row in _curve(found, counts(of), random)]
-                gaps += [{**named, **row} for row in _gaps(found, counts(of), random)]
+    planned = [(criterion, association(classify, o, criterion)) for o in prompts for criterion in CRITERIA]
+    units = [(of, prompts[of.operator], *way, seed, positions) for _, of in planned for way in WAYS]
+    with progress.task("prompt_knockout", len(units)) as advance:
+        parts = iter(work.map(silenced_by_prompt, subject, units, advance))
+    curves, gaps = [], []
+    for criterion, of in planned:
+        found: dict[str, list[_Silenced]] = {name: [] for name in SILENCED}
+        for name, _ in WAYS:
+            found[name].append(_Silenced(*next(parts)))
+        random = random_source(seed, "prompt knockout intervals", of.operator, criterion)
+        named = {"operator": of.operator, "criterion": criterion}
+        curves += [{**named, **row} for row in _curve(found, counts(of), random)]
+        gaps += [{**named, **row} for row in _gaps(found, counts(of), random)]
     columns = ["operator", "criterion", "silenced", "size", "measure", *MEAN, "removed"]
     curve = pd.DataFrame(curves, columns=columns)
     differences = pd.DataFrame(gaps, columns=["operator", "criterion", "control", "size", *MEAN])
@@ -99,34 +105,28 @@ def silenced_by_prompt(
     subject: Subject,
     of: Association,
     prompts: Prompts,
+    way: str,
+    draw: int,
     seed: int,
     positions: str,
-    advance: Callable[[int], None],
-) -> dict[str, list[_Silenced]]:
-    """What is left of each prompt: with its associated neurons silenced, and for each draw of both controls."""
+    *,
+    advance: Advance,
+) -> tuple[NDArray[np.float64], ...]:
+    """A unit: what is left of each prompt with its associated neurons silenced, or in one draw of a control; the fields of
+    `_Silenced`."""
     scores = of.best_scores(prompts)
-    ranks = of.ranks(np.where(scores > 0, scores, np.nan))
-    own = chosen_first(of, ranks, ranks, counts(of))
-
-    def measured(chosen: NDArray[np.bool_]) -> _Silenced:
-        advance(1)
-        removed = chosen.sum(-1).astype(np.float64)
-        nothing = edit(subject, Site.NEURONS, subject.sizes.layers - 1, [], positions=subject.positions.last)
-        edits = silencing(subject, of, chosen, positions) or [nothing]
-        scores = ablated_scores(subject, prompts, edits, Judging())
-        left = np.broadcast_to(scores, (len(chosen), *scores.shape[1:]))
-        return _Silenced(removed, left[..., 1], left[..., 2])
-
-    found = {OWN: [measured(own)]}
-    for name, candidates in ((UNASSOCIATED, scores == 0), (RANDOM, np.ones_like(scores, dtype=np.bool_))):
-        random = random_source(seed, "prompt knockout", name, of.operator)
-        found[name] = [
-            measured(
-                chosen_first(of, of.ranks(np.where(candidates, random.random(scores.shape), np.nan)), ranks, counts(of))
-            )
-            for _ in range(DRAWS)
-        ]
-    return found
+    own = ranks = of.ranks(np.where(scores > 0, scores, np.nan))
+    if way != OWN:
+        candidates = scores == 0 if way == UNASSOCIATED else np.ones_like(scores, dtype=np.bool_)
+        random = random_source(seed, "prompt knockout", way, of.operator)
+        *_, wish = (random.random(scores.shape) for _ in range(draw + 1))
+        ranks = of.ranks(np.where(candidates, wish, np.nan))
+    chosen = chosen_first(of, ranks, own, counts(of))
+    nothing = edit(subject, Site.NEURONS, subject.sizes.layers - 1, [], positions=subject.positions.last)
+    found = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions) or [nothing], Judging())
+    left = np.broadcast_to(found, (len(chosen), *found.shape[1:]))
+    advance(1)
+    return chosen.sum(-1).astype(np.float64), left[..., 1], left[..., 2]
 
 
 def chosen_first(

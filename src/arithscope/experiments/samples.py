@@ -25,6 +25,7 @@ class SampleSizes:
     evaluation: int  # correct prompts, none of them among the former, on which faithfulness is measured
     first_mlp: int  # of the discovery prompts, those on which single neurons of the first MLP are patched
     probe: int | None  # correct prompts of all operators together, for training and testing probes; None: all there are
+    neurons: int = 50  # of the discovery prompts, those on which single neurons of later MLPs are patched
     draws: int = 10  # random circuits to compare with
     permutations: int = 32  # of each neuron's activations, for the calibration of heuristics
     knockout: int = 100  # held-out prompts that satisfy a heuristic, and as many that do not
@@ -34,7 +35,7 @@ class SampleSizes:
 
 PRESETS = {
     "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, draws=4, permutations=8, knockout=25),
-    "paper": SampleSizes(discovery=100, evaluation=100, first_mlp=50, probe=None),
+    "paper": SampleSizes(discovery=100, evaluation=100, first_mlp=16, probe=None),
 }
 
 

@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from arithscope.experiments.ablation import (
+    Asked,
     Judging,
+    beside_draws,
     beside_random,
-    compare_with_random,
     curve_table,
-    mean_ablation,
-    nested_sets,
+    nested_scores,
+    scores_by_prompts,
     smallest_on_plateau,
+    yardsticks,
 )
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
@@ -27,6 +30,7 @@ from arithscope.measures import Mean
 from arithscope.progress import Progress
 from arithscope.prompts import random_source
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE, Work
 
 A_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # sizes to try in each, about evenly on a log scale
 
@@ -77,6 +81,7 @@ def topk(
     fixed: Mapping[str, int] | None,
     judging: Judging,
     progress: Progress,
+    work: Work = HERE,
 ) -> TopK:
     """Keep ever more of each MLP's neurons in each operator's circuit; choose the fewest that do as well as the plateau (one at
     the least, for later stages to look at), or the number that is `fixed` for the operator. The MLPs below the first answer
@@ -84,31 +89,33 @@ def topk(
     s, layers = subject.sizes, range(neurons.first_layer, subject.sizes.layers)
     counts = neuron_counts(s.neurons, () if fixed is None else fixed.values())
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
-    mean_values = means.on(subject.device)
+    sources = {operator: random_source(seed, "topk", operator) for operator in samples}
+    rankings = {operator: neurons.ranking(operator, effect, rank) for operator in samples}
+    asked: list[Asked] = []
+    for operator, prompts in samples.items():
+        draw, ranked = sources[operator].permutation, rankings[operator].neuron.to_numpy().reshape(len(layers), -1)
+        orders = {
+            layer: np.stack([found, *(draw(s.neurons) for _ in range(sizes.draws))]).astype(np.int32)
+            for layer, found in zip(layers, ranked, strict=True)
+        }
+        heads = circuit.keeps(operator, s.layers, s.heads).numpy()
+        asked.append(((means, heads, orders, counts, subject.positions.last, judging), prompts))
     curves, tops = [], []
     measured: dict[str, dict[str, Mean]] = {}
     ks: dict[str, int] = {}
     left_out: dict[str, int] = {}
     total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
     with progress.task("topk", total) as advance:
-        for operator, prompts in samples.items():
-            random = random_source(seed, "topk", operator)
-            ranking = neurons.ranking(operator, effect, rank)
-            kept = {
-                layer: nested_sets([found, *(random.permutation(s.neurons) for _ in range(sizes.draws))], counts)
-                for layer, found in zip(layers, ranking.neuron.to_numpy().reshape(len(layers), -1), strict=True)
-            }
-            heads = circuit.keeps(operator, s.layers, s.heads)
-            edits = mean_ablation(subject, mean_values, heads, kept, neurons_from=subject.positions.last)
-            ours, theirs = compare_with_random(
-                subject, mean_values, prompts, edits, sizes.draws, judging, random, advance
-            )
-            chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed[operator])
-            curves.append(curve_table(operator, counts, ours, theirs))
-            tops.append(_best(ranking, counts[chosen]))
-            measured[operator] = beside_random(ours[chosen], theirs[chosen])
-            ks[operator] = counts[chosen]
-            left_out[operator] = len(prompts) - ours[chosen]["faithfulness"].n
+        scores = scores_by_prompts(work, nested_scores, subject, asked, advance)
+        scales = yardsticks(work, subject, means, list(samples.values()), judging)
+    for operator, scored, scale in zip(samples, scores, scales, strict=True):
+        ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
+        chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed[operator])
+        curves.append(curve_table(operator, counts, ours, theirs))
+        tops.append(_best(rankings[operator], counts[chosen]))
+        measured[operator] = beside_random(ours[chosen], theirs[chosen])
+        ks[operator] = counts[chosen]
+        left_out[operator] = len(samples[operator]) - ours[chosen]["faithfulness"].n
     curve, top = (pd.concat(tables, ignore_index=True) for tables in (curves, tops))
     return TopK(curve, table_of(measured), top, ks, s.neurons, left_out)
 

@@ -82,15 +82,31 @@ def classify(
     """Score, calibrate with so many permutations of each neuron, and tabulate. A neuron's name seeds its permutations, so that
     they depend on no other neuron."""
     with workers() as pool:
-        random = random_source(seed, "indirect null", catalogue.operator)
-        of_indirect = pool.submit(indirect_null, catalogue, random, rows_at_a_time(catalogue))
+        of_indirect = pool.submit(null_of_indirect, catalogue, seed)
         matched = match(neurons, catalogue, draws, seed, names, pool, advance)
-        null = {False: of_indirect.result().cpu().numpy(), True: matched.null.ravel()}
-    tries = {False: SIGNS * len(catalogue.indirect.heuristics)}
-    tries[True] = len(catalogue.direct.heuristics) + how_many_sets(catalogue)
+        return calibrate(matched, of_indirect.result(), tries(catalogue))
+
+
+def null_of_indirect(catalogue: Catalogue, seed: int) -> NDArray[np.float64]:
+    """The most that random activations show of indirect heuristics."""
+    random = random_source(seed, "indirect null", catalogue.operator)
+    return indirect_null(catalogue, random, rows_at_a_time(catalogue)).cpu().numpy()
+
+
+def tries(catalogue: Catalogue) -> tuple[int, int]:
+    """How many heuristics a neuron is tried with: indirect and direct ones."""
+    return (
+        SIGNS * len(catalogue.indirect.heuristics),
+        len(catalogue.direct.heuristics) + how_many_sets(catalogue),
+    )
+
+
+def calibrate(matched: Matched, of_indirect: NDArray[np.float64], tried: tuple[int, int]) -> Classification:
+    """With the nulls of all neurons of an operator: p and rates of false discovery."""
+    null = of_indirect, matched.null.ravel()
 
     def p_of(frame: pd.DataFrame) -> NDArray[np.float64]:
-        by_class = [chance_of(frame.beyond.to_numpy(), null[c], tries[c]) for c in (True, False)]
+        by_class = [chance_of(frame.beyond.to_numpy(), null[c], tried[c]) for c in (True, False)]
         return np.minimum(CLASSES * np.where(frame.direct, *by_class), 1.0)
 
     own = matched.best.assign(p=p_of(matched.best)).groupby("row").p.min().to_numpy()
@@ -100,7 +116,7 @@ def classify(
         fdr = false_discovery_rate(p, own)
         return frame.assign(p=p, fdr=fdr, calibrated=is_match(frame.overlap, frame["size"]) & (fdr <= LEVEL))
 
-    table = pd.DataFrame({"row": np.arange(len(neurons)), "p": own, "fdr": false_discovery_rate(own, own)})
+    table = pd.DataFrame({"row": np.arange(len(matched.null)), "p": own, "fdr": false_discovery_rate(own, own)})
     return Classification(calibrated(matched.matches), calibrated(matched.best), table)
 
 

@@ -18,6 +18,7 @@ from arithscope.runs.results import Results
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.subject.subject import Subject
+from arithscope.work import HERE
 
 _STAGES = {stage.name: stage for stage in STAGES if not stage.asked}
 
@@ -86,7 +87,8 @@ class Lab(Results):
         if stage not in self._results:
             chosen = _STAGES[stage]
             needs = {name: self.result(name) for name in chosen.needs}
-            self._results[stage] = chosen.compute(self.subject, _Sized(self.settings, self.sizes), needs, self.progress)
+            settings = _Sized(self.settings, self.sizes)
+            self._results[stage] = chosen.compute(self.subject, settings, needs, self.progress, HERE)
         return self._results[stage]
 
     @cached_property

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from arithscope.cluster.driver import working
 from arithscope.errors import UserError
 from arithscope.experiments.explanation import Explanation
 from arithscope.experiments.result import MEAN, numbers_of
@@ -38,12 +39,16 @@ def run(
     out: str | Path,
     stages: Sequence[str] | None = None,
     progress: Progress | None = None,
+    cluster: str | None = None,
     **settings: Any,
 ) -> Run:
     """Study a subject into a run folder, as the command `arithscope run` does, but without figures. A folder with some of
-    the stages in it is completed. Settings are those of `Settings`: `run(subject, "runs/mine", operators="+-")`."""
-    loaded = load(subject) if isinstance(subject, str) else subject
-    folder = run_stages(loaded, Settings(**settings), _path(out), stages, progress or Silent())
+    the stages in it is completed. `cluster` is the address of a Ray cluster that does the work, or `local`. Settings are those
+    of `Settings`: `run(subject, "runs/mine", operators="+-")`."""
+    asked, told = Settings(**settings), progress or Silent()
+    with working(cluster, Template(), LoadOptions(), told) as (work, load_it):
+        loaded = load_it(subject) if isinstance(subject, str) else subject
+        folder = run_stages(loaded, asked, _path(out), stages, told, work=work)
     return Run(folder.path)
 
 

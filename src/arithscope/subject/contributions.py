@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from arithscope.subject.edits import capturing
+from arithscope.subject.offload import weight_of
 from arithscope.subject.subject import Site, Subject
 
 
@@ -69,9 +70,9 @@ def logit_contributions(
     attention = [subject.module(Site.HEADS, i)(seen.heads[i].flatten(1)) for i in layers]
     silent = [subject.module(Site.NEURONS, i)(torch.zeros_like(seen.neurons[i][:1])) for i in layers]
     value_logits = [direction @ subject.value_vectors(i).to(direction).T for i in layers]
-    of_unembedding = getattr(subject.unembedding, "bias", None)
-    fixed = norm_bias if of_unembedding is None else norm_bias + of_unembedding.double()
-    fixed = fixed.to(direction.device)[tokens]
+    of_unembedding = weight_of(subject.unembedding, "bias")
+    fixed = norm_bias if of_unembedding is None else norm_bias + of_unembedding.double().to(direction.device)
+    fixed = fixed[tokens]
     return Contributions(
         logit=told(end) + fixed,
         embeddings=told(begin),
@@ -89,12 +90,14 @@ def _first(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
 
 def _scale(subject: Subject, stream: Float[Tensor, "batch width"]) -> tuple[Tensor, Tensor]:
     """By what the final norm divides each prompt's stream, read off what it does, and its bias's logits of all tokens."""
-    norm = subject.final_norm
-    bias = getattr(norm, "bias", None)
-    out = norm(stream).double()
-    shifted = out if bias is None else out - bias.double()
+    norm, device = subject.final_norm, subject.device
+    bias = weight_of(norm, "bias")
+    out = norm(stream).double().to(device)
+    shifted = out if bias is None else out - bias.double().to(device)
     undivided = subject.before_unembedding(stream).double()
     scale = (undivided**2).sum(-1) / (undivided * shifted).sum(-1)
-    weight = subject.unembedding.weight
-    logits = weight.new_zeros(len(weight)).double() if bias is None else weight.double() @ bias.double()
-    return scale.to(subject.device), logits
+    weight = weight_of(subject.unembedding)
+    logits = (
+        weight.new_zeros(len(weight)).double() if bias is None else weight.double() @ bias.double().to(weight.device)
+    )
+    return scale, logits.to(device)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.subject.offload import fetched_again
 from arithscope.subject.subject import Site, Subject
 
 
@@ -252,12 +253,13 @@ def gradients(
 
     def start(module: Any, args: Any, output: Tensor) -> Tensor:
         # The weights are frozen, so without this nothing would be differentiable.
-        return (output if embeddings is None else embeddings).detach().requires_grad_()
+        return (output if embeddings is None else embeddings.to(output.device)).detach().requires_grad_()
 
     handle = subject.model.get_input_embeddings().register_forward_hook(start)
     try:
         with (
             torch.enable_grad(),
+            fetched_again(subject.model),
             capturing(subject, heads=heads, neurons=neurons, residual=residual, keep=lambda x: x) as seen,
         ):
             totals = measures(subject.logits(ids)).sum(-1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from arithscope.subject.offload import weight_of
 from arithscope.subject.subject import Site, Subject
 
 
@@ -42,11 +43,11 @@ def linearised(subject: Subject) -> Iterator[None]:
 
 
 def _at_norm(module: Any, args: Any, output: Tensor) -> Tensor:
-    x = args[0]
+    x = args[0].to(output.device)  # a norm may run elsewhere than what is before it
     if not isinstance(module, nn.LayerNorm):
         return _proportional(x, output)
     scale = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
-    return _with_slope(x - x.mean(-1, keepdim=True), output, module.weight * scale)
+    return _with_slope(x - x.mean(-1, keepdim=True), output, weight_of(module) * scale)
 
 
 def _at_activation(module: Any, args: Any, output: Tensor) -> Tensor:

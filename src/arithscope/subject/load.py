@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import io
 import logging
+import tempfile
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from arithscope.errors import UserError
 from arithscope.prompts import Template
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.embedded import FOLDER, checkpoint_folder, embedded_names
+from arithscope.subject.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
 from arithscope.subject.replay import check_replay
 from arithscope.subject.subject import Identity, Subject, unknown_family
 
@@ -34,7 +37,8 @@ SMALL = 2_000_000_000  # parameters up to which float32 is the default
 class LoadOptions:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     dtype: str = "auto"  # auto: float32 up to two thousand million parameters, beyond that as stored
-    device_map: str | None = None  # "auto" spreads a model over GPUs, CPU and disk
+    # "auto" spreads a model over GPUs, CPU and disk; or a place for each part, such as {"model.layers.0": "disk", …}
+    device_map: str | DeviceMap | None = None
     quantize: str | None = None  # 4bit or 8bit
     allow_pickle: bool = False  # weights that are not safetensors can run code when loaded
     trust_remote_code: bool = False  # models that bring their own code run it
@@ -87,7 +91,8 @@ def _quiet() -> None:
     transformers_logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    for library in ("accelerate", "bitsandbytes"):
+        logging.getLogger(library).setLevel(logging.ERROR)
 
 
 def pick_device(name: str) -> torch.device:
@@ -193,11 +198,18 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
     if place.gguf is None:
         arguments["use_safetensors"] = None if options.allow_pickle else True
     if options.device_map is not None:
-        arguments["device_map"] = options.device_map
+        arguments["device_map"] = _device_map(options.device_map, config, place)
     if options.quantize is not None:
-        arguments |= dict(quantization_config=_quantization(options.quantize), device_map=options.device_map or device)
+        arguments = {"device_map": device} | arguments | {"quantization_config": _quantization(options.quantize)}
+    # Weights that are left on disk are read from their own files as they are needed; pickled ones are written once more.
+    written_again = options.allow_pickle and options.device_map is not None
+    folder = tempfile.TemporaryDirectory(prefix="arithscope-") if written_again else None
+    if folder is not None:
+        arguments["offload_folder"] = folder.name
     with redirect_stderr(io.StringIO()) if place.gguf else nullcontext():  # a bar that cannot be turned off
         model, info = _attempt(place, "weights", AutoModelForCausalLM.from_pretrained, place.source, **arguments)
+    if folder is not None:
+        weakref.finalize(model, folder.cleanup)
     # The library fills missing weights with random numbers and goes on. That would be silently wrong.
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
@@ -217,12 +229,24 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
 def _dtype(config: Any, options: LoadOptions) -> torch.dtype | str:
     if options.dtype != "auto":
         return DTYPES[options.dtype]
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    if parameters < SMALL:
+    if sum(p.numel() for p in _without_weights(config).parameters()) < SMALL:
         return torch.float32
     stored = getattr(config, "dtype", None)
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def _device_map(asked: str | DeviceMap, config: Any, place: _Place) -> str | DeviceMap:
+    found = read_device_map(asked)
+    if not isinstance(found, str):
+        check_device_map(found, _without_weights(config))
+        if place.gguf is not None and DISK in found.values():
+            raise UserError("No part of a GGUF file can be left on disk; put it on cpu in the device map.")
+    return found
+
+
+def _without_weights(config: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def _quantization(kind: str) -> Any:
@@ -254,6 +278,9 @@ def hash_weights(model: Any) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        if tensor.device.type == "meta":
+            module, _, parameter = name.rpartition(".")
+            tensor = weight_of(model.get_submodule(module), parameter)
         digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

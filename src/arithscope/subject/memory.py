@@ -11,6 +11,9 @@ CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are long ful
 CPU_ROWS = 256  # … unless it were for fewer rows than this
 GPU_BUDGET = 16 * 2**30  # by then a GPU is busy
 GRAPH = 2  # times what a layer has at its peak: as much at most is kept of it for a backward pass
+GPU_STORAGE = (
+    36 * 2**30
+)  # what results may take at the most: beside an 8B model that leaves half of a large GPU to others
 GPU_SHARE = 0.5  # of what is free, at the most; the rest is for the allocator and the library's temporaries
 
 
@@ -44,18 +47,22 @@ def cache_bytes(subject: Subject, positions: int) -> int:
 def storage(subject: Subject) -> int:
     """Bytes that results may take now on the subject's device, beside a pass."""
     if subject.device.type == "cuda":
-        return int(GPU_SHARE * _free(subject))
+        return min(GPU_STORAGE, int(GPU_SHARE * _free(subject)))
     return psutil.virtual_memory().available // 4
 
 
 def _free(subject: Subject) -> int:
-    free, _ = torch.cuda.mem_get_info(subject.device)
-    return free + torch.cuda.memory_reserved(subject.device) - torch.cuda.memory_allocated(subject.device)
+    """On the fullest of the GPUs that layers run on."""
+    free = []
+    for gpu in (device for device in subject.devices if device.type == "cuda"):
+        unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+        free.append(torch.cuda.mem_get_info(gpu)[0] + unused)
+    return min(free)
 
 
 def budget(subject: Subject, row: int = 0, passes: int = 1) -> int:
     """Bytes that one pass, or each of several at once, may take now, for rows of that many bytes."""
-    if subject.device.type == "cuda":
+    if subject.device.type == "cuda" or subject.offloads:  # each pass fetches weights: the fewer the better
         return min(GPU_BUDGET, storage(subject))
     return min(max(CPU_BUDGET, CPU_ROWS * row), storage(subject) // passes)
 

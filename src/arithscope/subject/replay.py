@@ -9,7 +9,7 @@ arguments whatever the prompt: they are recorded once, from a batch of one, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from arithscope.errors import UserError
 from arithscope.subject.edits import Edit, capturing, editing, layer_output
 from arithscope.subject.memory import rows_that_fit
+from arithscope.subject.shared_prefix import KeysValues, shared_prefix
 from arithscope.subject.subject import Site, Subject
 
 # Turns logits into what is kept of them, chunk by chunk: (unedited [batch, vocabulary], edited [variants, batch,
@@ -28,19 +29,19 @@ from arithscope.subject.subject import Site, Subject
 Reduce = Callable[[Float[Tensor, "batch vocabulary"], Float[Tensor, "variants batch vocabulary"]], Tensor]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a decoder layer
-KeysValues = list[tuple[Tensor, Tensor]]  # per layer, [rows, key-value heads, positions, head dim] each
 
 
 class PrefixCache(Cache):
     """Keys and values of the prefix, in the shape of the library's cache, but stateless: `update` returns prefix + new
-    and stores nothing, so one prefix serves every variant. (The library's own cache grows with each use.)"""
+    and stores nothing, so one prefix serves every variant. (The library's own cache grows with each use.) `apart`: the
+    attention knows the prefix already, and gets what is new alone."""
 
-    def __init__(self, prefix: KeysValues):
+    def __init__(self, prefix: KeysValues, apart: bool):
         super().__init__(layers=[])
-        self.prefix = prefix
+        self.prefix, self.apart = prefix, apart
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        if not self.prefix:
+        if self.apart or not self.prefix:
             return key_states, value_states
         return tuple(
             self._behind(old, new) for old, new in zip(self.prefix[layer_idx], (key_states, value_states), strict=True)
@@ -122,15 +123,31 @@ def prefix_keys_values(subject: Subject, ids: Int[Tensor, "rows prefix"]) -> Key
 
 
 def tail_logits(
-    subject: Subject, prefix: KeysValues, ids: Int[Tensor, "rows tail"]
+    subject: Subject,
+    prefix: KeysValues,
+    ids: Int[Tensor, "rows tail"],
+    owner: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "rows vocabulary"]:
-    """The model's own pass over the tail behind a prefix: logits at the last position."""
+    """The model's own pass over the tail behind a prefix: logits at the last position. `owner` says which of the prefix's rows
+    is whose; by default each row has its own."""
+    # By index: a slice would not lie together in memory, and be unembedded row by row. (A tensor would be sent to where the
+    # model begins, which may not be where it ends.)
+    last = [ids.shape[1] - 1]
+    with nullcontext(False) if owner is None else shared_prefix(subject, prefix, owner) as apart:
+        cache = PrefixCache(prefix, apart) if apart else _growing(prefix, owner)
+        return subject.last_logits(
+            subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last)
+        )
+
+
+def _growing(prefix: KeysValues, owner: Tensor | None) -> Cache:
+    """The library's own cache with a row for each row of the pass."""
     cache = DynamicCache()
-    for i, (keys, values) in enumerate(prefix):
-        cache.update(keys, values, i)
-    # By index: a slice would not lie together in memory, and be unembedded row by row.
-    last = torch.tensor([ids.shape[1] - 1])
-    return subject.last_logits(subject.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last))
+    for i, keys_values in enumerate(prefix):
+        # index_select: ten times as fast, on a CPU, as indexing.
+        spread = (x if owner is None else x.index_select(0, owner.to(x.device)) for x in keys_values)
+        cache.update(*spread, i)
+    return cache
 
 
 @contextmanager
@@ -157,12 +174,13 @@ def _hidden_states(call: Call) -> Tensor:
 
 def _through_layers(tape: Tape, hidden: Tensor, start: int) -> Tensor:
     """Push rows through the layers from `start` on, each called as it was recorded."""
-    cache, edits = PrefixCache(tape.prefix), [e for e in tape.edits if e.layer >= start]
+    edits = [e for e in tape.edits if e.layer >= start]
 
     def replaced(x: Any) -> Any:
         return cache if isinstance(x, Cache) else x
 
-    with editing(tape.subject, edits, tape.batch, tape.first):
+    with shared_prefix(tape.subject, tape.prefix) as apart, editing(tape.subject, edits, tape.batch, tape.first):
+        cache = PrefixCache(tape.prefix, apart)
         for layer, (args, kwargs) in zip(tape.subject.layers[start:], tape.calls[start:], strict=True):
             keywords = {k: replaced(v) for k, v in kwargs.items()}
             if "hidden_states" in keywords:
@@ -262,13 +280,14 @@ def replay_neurons(
 
     if subject.architecture.post_norms:
         return _reduced(tape, len(neurons), reduce, chunk, hidden_by_running_the_layer)
-    old, value_vectors = tape.neurons[layer][:, at - tape.first], subject.value_vectors(layer)
+    old, value_vectors = tape.neurons[layer][:, at - tape.first].to(subject.device), subject.value_vectors(layer)
     return _reduced(tape, len(neurons), reduce, chunk, hidden_by_adding)
 
 
 @torch.no_grad()
 def check_replay(subject: Subject, ids: Int[Tensor, "batch length"]) -> float:
-    """The largest difference between unedited replays and the model's own logits, relative to the logits' spread.
+    """How far unedited replays are from the model's own logits, relative to the logits' spread: root mean square over the
+    vocabulary, of the worst prompt and position.
 
     Raises UserError if it is more than rounding can explain: then nothing that replay says of this model holds.
     """
@@ -278,9 +297,9 @@ def check_replay(subject: Subject, ids: Int[Tensor, "batch length"]) -> float:
     for first in sorted({0, *subject.positions.named().values()}):
         tape = record(subject, ids, first)
         again = subject.unembed(_through_layers(tape, tape.inputs[0], 0)[:, -1])
-        worst = max(worst, float((again - own).abs().max()) / scale)
+        worst = max(worst, float((again - own).square().mean(-1).sqrt().max()) / scale)
     exact = torch.finfo(subject.model.dtype).bits >= 32 and not subject.quantization
-    allowed = 1e-3 if exact else 0.25
+    allowed = 1e-3 if exact else 0.15
     if not worst <= allowed:
         raise UserError(
             f"An unedited replay of {subject.identity.name} differs from the model's own logits by {worst:.2g} of their "

@@ -16,6 +16,8 @@ from arithscope.errors import UserError
 from arithscope.prompts import Prompts, Template
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.encoding import Positions, PromptEncoder
+from arithscope.subject.kernels import exact_product, quicken
+from arithscope.subject.offload import devices, main_device, offloaded, weight_of
 
 
 class Site(StrEnum):
@@ -57,6 +59,7 @@ class Subject:
         if config.model_type not in FAMILIES:
             raise unknown_family(config.model_type)
         self.model, self.tokenizer, self.identity = model.eval().requires_grad_(False), tokenizer, identity
+        quicken(model)
         self.family = config.model_type
         self.architecture = architecture = FAMILIES[self.family]
         self.layers = list(model.get_submodule(architecture.layers))
@@ -90,7 +93,18 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        """Where prompts go, and where the results of all methods are, wherever the model's parts may be."""
+        return main_device(self.model)
+
+    @cached_property
+    def devices(self) -> set[torch.device]:
+        """All that parts of the model run on."""
+        return devices(self.model)
+
+    @cached_property
+    def offloads(self) -> bool:
+        """Whether some weights are fetched anew in every pass."""
+        return any(map(offloaded, self.model.modules()))
 
     @property
     def dtype_name(self) -> str:
@@ -147,7 +161,7 @@ class Subject:
 
     def embed(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length width"]:
         """The tokens' embeddings. Some families scale them, or add those of positions, before the first layer."""
-        return self.model.get_input_embeddings()(ids)
+        return self.model.get_input_embeddings()(ids).to(self.device)
 
     def logits(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocabulary"]:
         """The model's own logits for the token after the last one, in float32 or better; edits in force apply."""
@@ -159,46 +173,48 @@ class Subject:
         return _at_least_float32(output.logits[:, -1])
 
     def unembed(self, residual: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
-        """From the last layer's output to logits, as the model itself does it."""
-        logits = self.unembedding(self.final_norm(residual))
+        """From the last layer's output to logits, as the model itself does it, but not rounded to half precision at the end:
+        that would be coarser than the effect of most neurons."""
+        logits = exact_product(self.unembedding, self.final_norm(residual))
         if self._soft_cap is not None:
             logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
-        return _at_least_float32(logits)
+        return _at_least_float32(logits).to(self.device)
 
     def value_vectors(self, layer: int) -> Float[Tensor, "neurons width"]:
         """v_out of every neuron of a layer: the rows of the down projection."""
         down = self.module(Site.NEURONS, layer)
-        if type(down) is nn.Linear and down.weight.device.type != "meta":
-            return down.weight.T
-        if type(down) is Conv1D and down.weight.device.type != "meta":
-            return down.weight
-        return self._value_vectors_by_probing(down)
+        if type(down) is nn.Linear:
+            return weight_of(down).T.to(self.device)
+        if type(down) is Conv1D:
+            return weight_of(down).to(self.device)
+        return self._value_vectors_by_probing(down).to(self.device)
 
     def _value_vectors_by_probing(self, down: Any) -> Float[Tensor, "neurons width"]:
-        """Quantised or offloaded weights cannot be read off; what the projection does to unit vectors can."""
+        """Quantised weights cannot be read off; what the projection does to unit vectors can."""
         unit = torch.eye(self.sizes.neurons, device=self.device, dtype=self.model.dtype)
         nothing = down(torch.zeros_like(unit[:1]))
         return torch.cat([down(block) - nothing for block in unit.split(1024)])
 
     @cached_property
     def _gain(self) -> Float[Tensor, " width"]:
-        return self.final_norm.weight.float() + self.architecture.gain_offset
+        return weight_of(self.final_norm).to(self.device).float() + self.architecture.gain_offset
 
     def logit_lens(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
         """What vectors add to the logits, up to the final norm's scale: its gain, then the unembedding, without biases.
 
         A LayerNorm also removes the mean, which is as linear as the gain, so the lens does too.
         """
-        x = self.before_unembedding(vectors).to(self.unembedding.weight.dtype)
-        return torch.nn.functional.linear(x, self.unembedding.weight).float()
+        weight = weight_of(self.unembedding)
+        return torch.nn.functional.linear(self.before_unembedding(vectors).to(weight), weight).float().to(self.device)
 
     def before_unembedding(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """The linear part of the final norm."""
-        return self._centred(vectors.float()) * self._gain
+        return self._centred(vectors.to(self.device).float()) * self._gain
 
     def lens_direction(self, tokens: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
         """For each token the vector whose dot product with any vector is the lens's logit of that token."""
-        return self._centred(self.unembedding.weight[tokens].float() * self._gain)
+        weight = weight_of(self.unembedding)
+        return self._centred(weight[tokens.to(weight.device)].to(self.device).float() * self._gain)
 
     def _centred(self, vectors: Tensor) -> Tensor:
         return vectors - vectors.mean(-1, keepdim=True) if isinstance(self.final_norm, nn.LayerNorm) else vectors

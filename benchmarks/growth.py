@@ -1,0 +1,241 @@
+"""How cost grows with layers, width, prompts and neurons: random models of the Llama family, one size changed at a time.
+
+    effects    exact effects of all neurons of the upper half of the layers
+    sweep      a pass over a block of the operand square
+    localize   every head and MLP patched at every position
+
+Beside each time stand the operations that the formulas of docs/performance.md give. With --record a figure is drawn too, into
+docs/images; --draw makes it anew from a result file.
+
+    python -m benchmarks.growth [--device cuda] [--record growth-cpu]
+    python -m benchmarks.growth --draw growth-gpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.record import ROOT, Table, record, record_option, result_path
+from matplotlib.figure import Figure
+
+from arithscope.experiments.localize import component_effects
+from arithscope.experiments.neurons import neuron_effects
+from arithscope.figures.style import finish, new_figure, styled
+from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample
+from arithscope.subject.fresh import fresh_model, number_tokenizer
+from arithscope.subject.load import DTYPES, pick_device
+from arithscope.subject.operations import first_layer_run, row_operations
+from arithscope.subject.subject import Identity, Subject
+from arithscope.subject.sweep import sweep
+
+REPEATS = 3
+SECOND_OPERANDS = 300  # of each first operand in a sweep
+STAGES = ("effects", "sweep", "localize")
+COLOURS = dict(zip(STAGES, ("#0072B2", "#009E73", "#D55E00"), strict=True))
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    width: int
+    prompts: int  # and first operands of the sweep
+    neurons: int  # in one MLP
+    heads: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A shape, and the sizes that each of its sides takes while the others stay."""
+
+    base: Shape
+    sides: dict[str, tuple[int, ...]]
+
+    def shapes(self) -> list[tuple[str, Shape]]:
+        return [(side, replace(self.base, **{side: n})) for side, sizes in self.sides.items() for n in sizes]
+
+
+SMALL = Plan(
+    Shape(layers=6, width=128, prompts=16, neurons=512, heads=4),
+    {
+        "layers": (2, 4, 8, 16),
+        "width": (64, 128, 256, 512),
+        "prompts": (8, 16, 32, 64),
+        "neurons": (256, 512, 1024, 2048),
+    },
+)
+LARGE = Plan(
+    Shape(layers=16, width=2048, prompts=50, neurons=8192, heads=16),
+    {
+        "layers": (4, 8, 16, 32),
+        "width": (512, 1024, 2048, 4096),
+        "prompts": (25, 50, 100, 200),
+        "neurons": (2048, 4096, 8192, 16384),
+    },
+)
+
+
+def random_subject(shape: Shape, device: torch.device, dtype: torch.dtype) -> Subject:
+    tokenizer = number_tokenizer(1000)
+    config = dict(
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.neurons,
+        max_position_embeddings=64,
+    )
+    with device:  # where the weights are drawn, too: a large model takes minutes on a CPU
+        model = fresh_model("llama", config, tokenizer)
+    return Subject(model.to(dtype), tokenizer, Identity("random weights", "", "random", "numbers"))
+
+
+@dataclass(frozen=True)
+class Work:
+    """The three stages on one subject."""
+
+    subject: Subject
+    prompts: Prompts
+    others: Prompts
+    square: Prompts
+
+    @property
+    def upper(self) -> range:
+        depth = self.subject.sizes.layers
+        return range(depth // 2, depth)
+
+    def effects(self) -> None:
+        everything = np.tile(np.arange(self.subject.sizes.neurons), (len(self.upper), 1))
+        last = self.subject.positions.last
+        neuron_effects(
+            self.subject, self.prompts, self.others, self.upper, everything, position=last, advance=lambda units: None
+        )
+
+    def sweep(self) -> None:
+        for block in sweep(self.subject, self.square):
+            block.logits.argmax(-1).cpu()
+
+    def localize(self) -> None:
+        component_effects(self.subject, self.prompts, self.others, lambda units: None)
+
+    def operations(self, stage: str) -> int:
+        """By the formulas of docs/performance.md: a pass has rows, each with a tail of positions, and one unembedding a row."""
+        s, length = self.subject.sizes, self.subject.encoder.length
+        unembedding = row_operations(self.subject, s.layers)
+
+        def passes(rows: int, tail: int, start: int) -> int:
+            return rows * (tail * (row_operations(self.subject, start) - unembedding) + unembedding)
+
+        if stage == "effects":
+            rows = (s.neurons + 1) * len(self.prompts)
+            return sum(passes(rows, 1, first_layer_run(self.subject, layer)) for layer in self.upper)
+        first = self.subject.positions.op2
+        if stage == "sweep":
+            beginnings = len(np.unique(self.square.op1)) * first * (row_operations(self.subject) - unembedding)
+            return beginnings + passes(len(self.square), length - first, 0)
+        rows = (s.heads + 2) * len(self.prompts)  # every head, the MLP, and the unedited variant
+        tails = [length - position for position in self.subject.positions.named().values()]
+        return sum(passes(rows, tail, layer) for tail in tails for layer in range(s.layers))
+
+
+def work(subject: Subject, prompts: int) -> Work:
+    pool = legal_prompts("+", 300, subject.limit)
+    chosen = sample(pool, prompts, random_source(0, "growth"))
+    others = counterfactuals(chosen, pool, random_source(0, "growth counterfactuals"))
+    op1, op2 = (x.ravel() for x in np.indices((prompts, SECOND_OPERANDS)))
+    return Work(subject, chosen, others, Prompts(op1, np.zeros_like(op1), op2))
+
+
+def seconds(function: Callable[[], None]) -> float:
+    """Of the median run; every stage ends with its numbers on the CPU, so that the device has finished."""
+    function()
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def measure(plan: Plan, device: torch.device, dtype: torch.dtype) -> dict[str, Table]:
+    rows: list[list[Any]] = []
+    for side, shape in plan.shapes():
+        task = work(random_subject(shape, device, dtype), shape.prompts)
+        times = [seconds(getattr(task, stage)) for stage in STAGES]
+        operations = [task.operations(stage) / 1e12 for stage in STAGES]
+        rows.append([side, getattr(shape, side), *times, *operations])
+        print(f"{side:8} {getattr(shape, side):6} " + " ".join(f"{t:8.2f} s" for t in times), flush=True)
+    columns = ["grows", "to", *(f"{stage}, s" for stage in STAGES), *(f"{stage}, 10¹² operations" for stage in STAGES)]
+    return {"times": Table(columns, rows), "exponents": Table(*exponents(rows))}
+
+
+def exponents(rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
+    """From each side's last but one size to its last: the power with which time and operations grow."""
+    found = []
+    for side in dict.fromkeys(row[0] for row in rows):
+        *_, before, after = (row for row in rows if row[0] == side)
+        found.append(
+            [side, *(log(b / a) / log(after[1] / before[1]) for a, b in zip(before[2:], after[2:], strict=True))]
+        )
+    return ["grows", *(f"{stage}, time" for stage in STAGES), *(f"{stage}, operations" for stage in STAGES)], found
+
+
+@styled
+def growth_figure(rows: list[list[Any]], machine: str) -> Figure:
+    """A panel a side: measured times, and what operations alone predict from the largest size on downwards."""
+    sides = list(dict.fromkeys(row[0] for row in rows))
+    figure, [panels] = new_figure(3.2 * len(sides), 3.6, 1, len(sides), sharey=True)
+    for panel, side in zip(panels, sides, strict=True):
+        own = np.array([row[1:] for row in rows if row[0] == side], dtype=float)
+        for i, (stage, colour) in enumerate(COLOURS.items()):
+            times, operations = own[:, 1 + i], own[:, 1 + len(STAGES) + i]
+            panel.plot(own[:, 0], times, "o-", color=colour, label=stage)
+            panel.plot(own[:, 0], times[-1] * operations / operations[-1], ":", color=colour)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(own[:, 0], [f"{int(x):,}" for x in own[:, 0]])
+        panel.minorticks_off()
+        panel.set_xlabel(side)
+    panels[0].set_ylabel("seconds")
+    panels[0].legend()
+    caption = f"Medians on {machine}. Dotted: operations alone, through the largest size; above it, fixed costs show."
+    finish(figure, "How cost grows, one size at a time", caption)
+    return figure
+
+
+def draw(name: str) -> Path:
+    result = json.loads(result_path(name).read_text(encoding="utf-8"))
+    path = ROOT / "docs" / "images" / f"{name}.png"
+    growth_figure(result["tables"]["times"]["rows"], result["machine"]).savefig(path, dpi=110)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="on a GPU models are larger and in bfloat16")
+    parser.add_argument("--draw", metavar="NAME", help="measure nothing; draw the figure of this result file")
+    record_option(parser)
+    arguments = parser.parse_args()
+    if arguments.draw:
+        draw(arguments.draw)
+        return
+    device = pick_device(arguments.device)
+    plan, dtype = (LARGE, "bfloat16") if device.type == "cuda" else (SMALL, "float32")
+    tables = measure(plan, device, DTYPES[dtype])
+    if arguments.record:
+        sizes = ", ".join(f"{n:,} {side}" for side, n in asdict(plan.base).items())
+        record(arguments.record, tables, [f"random models, {sizes} but for what grows; {dtype}; medians of {REPEATS}"])
+        draw(arguments.record)
+
+
+if __name__ == "__main__":
+    main()

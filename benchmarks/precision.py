@@ -1,0 +1,76 @@
+"""How closely effects in bfloat16 rank neurons as those in float32 do, on subjects that have learnt arithmetic.
+
+The same prompts, counterfactuals and neurons (those of the later half of the layers) in both precisions. Beside it, for scale, two
+halves of the prompts in float32: how much a ranking depends on the prompts it was measured on.
+
+    python -m benchmarks.precision [--device cuda] [--prompts 50] [--record NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pandas as pd
+from benchmarks.record import Table, record, record_option
+from numpy.typing import NDArray
+
+from arithscope.experiments.accuracy import accuracy
+from arithscope.experiments.neurons import best_first, neuron_effects, share_of
+from arithscope.measures import EFFECTS
+from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
+from arithscope.subject.embedded import embedded_names
+from arithscope.subject.load import LoadOptions, load
+from arithscope.subject.subject import Subject
+
+BEST = 5  # per cent of each layer's neurons
+
+
+def samples(subject: Subject, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
+    """By operator some correct prompts and their counterfactuals."""
+    asked = sample(legal_prompts(OPERATORS, 300, subject.limit), 8000, random_source(0, "precision"))
+    found = accuracy(subject, asked)
+    chosen = {o: sample(found.correct(o), prompts, random_source(0, "precision", o)) for o in OPERATORS}
+    pool = found.correct()
+    return {o: (p, counterfactuals(p, pool, random_source(0, "others", o))) for o, p in chosen.items()}
+
+
+def agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
+    """Rank correlation over all neurons of [layers, neurons], and the share of each layer's best that both name."""
+    k = share_of(a.shape[1], BEST)
+    places = [best_first(x).argsort(1) for x in (a, b)]
+    ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
+    return float(ranks[0].corr(ranks[1])), float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompts", type=int, default=50)
+    record_option(parser)
+    arguments = parser.parse_args()
+    rows = []
+    for name in embedded_names():
+        exact, half = (load(name, options=LoadOptions(arguments.device, d)) for d in ("float32", "bfloat16"))
+        layers = range(exact.sizes.layers // 2, exact.sizes.layers)
+        everything = np.tile(np.arange(exact.sizes.neurons), (len(layers), 1))
+        for operator, (prompts, others) in samples(exact, arguments.prompts).items():
+            last = exact.positions.last
+            found = [
+                neuron_effects(s, prompts, others, layers, everything, last, advance=lambda n: None)
+                for s in (exact, half)
+            ]
+            for i, measure in enumerate(EFFECTS):
+                full, rounded = (x[..., i].astype(np.float64) for x in found)
+                middle = full.shape[2] // 2
+                halves = full[:, :, :middle].mean(2), full[:, :, middle:].mean(2)
+                rows.append([name, operator, measure, *agreement(full.mean(2), rounded.mean(2)), *agreement(*halves)])
+                print(rows[-1], flush=True)
+    columns = ["subject", "operator", "effect by", "rank correlation", f"best {BEST} % shared"]
+    columns += ["rank correlation of halves", f"best {BEST} % shared by halves"]
+    if arguments.record:
+        record(arguments.record, {"ranks": Table(columns, rows)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The command `arithscope bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from arithscope.errors import UserError
+from arithscope.options import (
+    AllowPickle,
+    Device,
+    DeviceMap,
+    Dtype,
+    Prefix,
+    Quantize,
+    SubjectArgument,
+    TemplateText,
+    TrustRemoteCode,
+    how_to_load,
+)
+from arithscope.subject.embedded import DEFAULT
+
+
+def bench(
+    subject: SubjectArgument = DEFAULT,
+    prompts: Annotated[int, typer.Option(help="Prompts that each neuron is patched on.")] = 50,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers, with commas between; by default a few from the middle to the last.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 45.0,
+    json: Annotated[Path | None, typer.Option(help="Also write what was measured to this file.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    template: TemplateText = "{op1}{operator}{op2}=",
+    prefix: Prefix = "",
+    device_map: DeviceMap = None,
+    quantize: Quantize = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Measure what replay saves on this machine: exact effects of neurons in several ways, and how long all would take."""
+    from arithscope.bench import bench as measured
+    from arithscope.files import write_json
+    from arithscope.progress import for_console
+    from arithscope.report.bench import bench_report
+    from arithscope.subject.load import load
+
+    chosen = None if layers is None else layer_numbers(layers)
+    if json is not None and (json.is_dir() or not json.parent.is_dir()):  # told before anything is measured
+        raise UserError(f"{json} cannot be written; name a file in a folder that exists.")
+    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    loaded = load(subject, *how)
+    found = measured(loaded, prompts, chosen, seconds, progress=for_console(Console(stderr=True)))
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for part in bench_report(found):
+        console.print(part)
+    if json is not None:
+        try:
+            write_json(json, found.as_json())
+        except OSError as error:
+            raise UserError(f"Cannot write {json} ({error.strerror}).") from None
+
+
+def layer_numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"{text!r} names no layers; write numbers with commas between, as in 16,24,31.") from None

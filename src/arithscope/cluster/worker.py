@@ -1,0 +1,73 @@
+"""What runs in the processes of a cluster: a worker that has a subject and carries out units with it."""
+
+from __future__ import annotations
+
+import gc
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from arithscope import __version__
+from arithscope.prompts import Template
+from arithscope.subject.load import LoadOptions, load
+from arithscope.subject.shared import Hull, Weights, hull_of
+from arithscope.subject.subject import Subject
+from arithscope.work import Function, carry_out
+
+
+@dataclass(frozen=True)
+class Named:
+    """A subject that each worker loads itself."""
+
+    name: str
+    template: Template
+    options: LoadOptions
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a worker says when it has its subject. The hull is there if it was the worker that loaded it."""
+
+    versions: dict[str, str]
+    node: str  # Ray's name for it
+    host: str  # the name that people know
+    hull: Hull | None
+
+
+def versions() -> dict[str, str]:
+    """What numbers depend on, and must be the same everywhere."""
+    return {
+        "arithscope": __version__,
+        "Python": platform.python_version().rpartition(".")[0],
+        "torch": torch.__version__.partition("+")[0],
+        "transformers": version("transformers"),
+    }
+
+
+class Worker:
+    """Lives in a process of its own, with a GPU, or on the CPU with some threads."""
+
+    def __init__(self, device: str, threads: int):
+        torch.set_num_threads(threads)
+        self.device = torch.device(device)
+        self.subject: Subject | None = None
+
+    def take(self, source: Hull | Named, weights: Weights | None) -> Ready:
+        """Load a subject, or put it together, in the place of an earlier one."""
+        self.subject, hull = None, None
+        gc.collect()  # a model is full of cycles, and the next one needs its memory
+        if isinstance(source, Named):
+            self.subject = load(source.name, source.template, source.options)
+            hull = hull_of(self.subject)
+        elif weights is not None:
+            self.subject = source.filled(weights, self.device)
+        import ray
+
+        return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), hull)
+
+    def work(self, function: Function, *unit: Any) -> tuple[Any, int]:
+        """What a unit returns, and how many steps it counted."""
+        return carry_out(function, self.subject, unit, lambda steps: None)

@@ -1,0 +1,71 @@
+"""How heavy work is carried out: as units that know nothing of one another, here one after the other, or elsewhere.
+
+A unit is one call of a function of the package: `function(subject, *unit, advance=advance)`. What it is given is plain data
+(numbers, texts, arrays, and tuples, lists, dicts and dataclasses of such), and so is what it returns (but for dataclasses).
+Which units there are must not depend on who carries them out: then the numbers do not either. An argument that several units
+share should be the same object: it is sent, and hashed, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arithscope.progress import Advance
+
+Function = Callable[..., Any]
+Unit = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """A finished unit: its place among the units, what it returned, and how many steps it counted with `advance`."""
+
+    place: int
+    result: Any
+    steps: int
+
+
+class Work:
+    """Whoever carries out units. `where` says in words who that is, if it is not this process."""
+
+    where: str | None = None
+
+    def stream(self, function: Function, subject: Any, units: Sequence[Unit], advance: Advance) -> Iterator[Done]:
+        """The units as they are finished, in any order."""
+        raise NotImplementedError
+
+    def map(self, function: Function, subject: Any, units: Sequence[Unit], advance: Advance) -> list[Any]:
+        """What the units return, in their order."""
+        found = {done.place: done.result for done in self.stream(function, subject, units, advance)}
+        return [found[place] for place in range(len(units))]
+
+
+class Here(Work):
+    """In this process, one after the other."""
+
+    def stream(self, function: Function, subject: Any, units: Sequence[Unit], advance: Advance) -> Iterator[Done]:
+        for place, unit in enumerate(units):
+            yield Done(place, *carry_out(function, subject, unit, advance))
+
+
+HERE = Here()
+
+
+def blocks(n: int, most: int) -> list[slice]:
+    """0…n−1 in as few pieces of at most so many as there can be, all about as long."""
+    count = -(-n // most)
+    return [slice(i * n // count, (i + 1) * n // count) for i in range(count)]
+
+
+def carry_out(function: Function, subject: Any, unit: Unit, advance: Advance) -> tuple[Any, int]:
+    """What a unit returns, and how many steps it counted."""
+    steps = 0
+
+    def count(more: int) -> None:
+        nonlocal steps
+        steps += more
+        advance(more)
+
+    return function(subject, *unit, advance=count), steps

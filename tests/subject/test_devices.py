@@ -1,0 +1,118 @@
+"""A model spread over several devices, with GPUs that are pretended: nothing of one is put together with another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from arithscope.progress import Silent
+from arithscope.study import run
+from arithscope.subject import memory, offload
+from arithscope.subject.load import LoadOptions, load
+from arithscope.subject.subject import Subject
+from tests.conftest import Smaller
+from tests.subject.pretended import PretendedGPUs
+from tests.subject.spread import EVERYTHING, assert_alike, assert_same, dispatched, passes, places, replays, weights
+
+GPU, SECOND, THIRD = (torch.device("cuda", i) for i in range(3))
+SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
+    "several GPUs",
+    "layers in memory",
+    "ends in memory",
+    "CPU and GPU",
+)
+
+
+@cache
+def plain(name: str) -> Subject:
+    return load(name, options=LoadOptions(device="cpu"))
+
+
+@cache
+def wanted(name: str, what: Any) -> dict[str, Tensor]:
+    return what(plain(name))
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGPUs]:
+    monkeypatch.setattr(memory, "_free", lambda subject: 2**28)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a pretended GPU")
+    mode, fetch = PretendedGPUs(), offload._Again.fetch
+
+    def fetch_inside(weight: Any) -> Tensor:  # a backward pass would do it outside
+        with mode:
+            return fetch(weight)
+
+    monkeypatch.setattr(offload._Again, "fetch", fetch_inside)
+    with mode:
+        yield mode
+
+
+def spread(name: str, how: str) -> Subject:
+    """What is in main memory is fetched by the GPU, unless the CPU is what the model mainly runs on."""
+    subject = load(name, options=LoadOptions(device="cpu"))
+    if how == SEVERAL_GPUS:  # the final norm is elsewhere than the last layer, and than the head
+        where = places(subject, lambda i: SECOND if i % 2 == 0 else GPU, GPU)
+        where |= {subject.architecture.final_norm: SECOND, "lm_head": THIRD}
+    elif how == CPU_AND_GPU:
+        where = places(subject, lambda i: GPU if i % 2 else "cpu", "cpu")
+    else:
+        in_memory = how == ENDS_IN_MEMORY
+        where = places(subject, lambda i: GPU if in_memory or i % 2 else "cpu", "cpu" if in_memory else GPU)
+    return dispatched(subject, where, "cpu" if how == CPU_AND_GPU else GPU)
+
+
+def test_the_pretence(pretended: PretendedGPUs) -> None:
+    here, there, cpu = torch.ones(3, device=GPU), torch.ones(3).to("cuda:1"), torch.arange(3)
+    assert (here.device, there[1:].device, cpu.device, there.cpu().device.type) == (GPU, SECOND, cpu.device, "cpu")
+    for crossing in (
+        lambda: here + there,
+        lambda: here + cpu,
+        lambda: here[cpu.to(SECOND)],
+        lambda: torch.cat([here, there]),
+        lambda: torch.nn.functional.linear(here, there[None]),
+        lambda: here.numpy(),
+    ):
+        with pytest.raises(RuntimeError):
+            crossing()
+    assert (here + there.to(here)).device == GPU
+    assert (here[cpu] * cpu.sum()).device == GPU
+    here[1:] = there[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("tiny-llama", how) for how in (SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU)),
+        *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (SEVERAL_GPUS, ENDS_IN_MEMORY)),
+    ],
+)
+def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None:
+    subject = spread(name, how)
+    assert subject.device.type == ("cpu" if how == CPU_AND_GPU else "cuda")
+    assert subject.devices == {
+        SEVERAL_GPUS: {GPU, SECOND, THIRD},
+        CPU_AND_GPU: {torch.device("cpu"), GPU},
+    }.get(how, {GPU})
+    assert subject.offloads == (how in (LAYERS_IN_MEMORY, ENDS_IN_MEMORY))
+    results = {what: what(subject) for what in EVERYTHING}
+    replayed = {key: x for key, x in results[replays].items() if not key.startswith("tape")}
+    for x in (results[passes]["logits"], *replayed.values(), *results[weights].values()):
+        assert x.device == subject.device
+    for what, found in results.items():
+        assert_same({key: x.cpu() for key, x in found.items()}, wanted(name, what), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
+def test_a_whole_study(how: str, tmp_path: Path, pretended: PretendedGPUs) -> None:
+    settings = Smaller(("+", "-"), 20, topk=8, neurons="atp")
+    ours = run(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
+    theirs = run(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
+    assert_alike(ours, theirs)

@@ -1,0 +1,240 @@
+"""`arithscope bench`: its ways of patching must agree, what it says of them adds up, and bad options get one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import arithscope.bench as benching
+from arithscope.bench import (
+    BATCHED,
+    EXACT_TOLERANCE,
+    HALF_TOLERANCE,
+    LENS,
+    ONE_BY_ONE,
+    REPLAY,
+    LayerRates,
+    Task,
+    bench,
+    estimates,
+)
+from arithscope.errors import UserError
+from arithscope.progress import Silent
+from arithscope.report.bench import bench_report, duration
+from arithscope.subject.architectures import FAMILIES
+from arithscope.subject.lens import Lens, NoLens
+from arithscope.subject.load import load
+from arithscope.subject.operations import first_layer_run, row_operations
+from arithscope.subject.subject import Subject
+from tests.families import small
+from tests.test_cli import call, complaint
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layer", [1, -1])
+def test_all_ways_agree(family: str, layer: int) -> None:
+    subject = small(family)
+    task = Task(subject, 6, layer % subject.sizes.layers)
+    for way in (task.batched, task.one_by_one):
+        assert task.disagreement(way) < 1e-4
+    neurons = torch.arange(5)
+    batched, replayed = (way(neurons, task.values[neurons], task.effect) for way in (task.batched, task.replayed))
+    single = task.one_by_one(neurons, task.values[neurons], task.effect)
+    torch.testing.assert_close(replayed, batched, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(replayed[:, : single.shape[1]], single, rtol=1e-3, atol=1e-5)
+
+
+WRONG: dict[str, Callable[[Task, Tensor, Tensor, Any], Tensor]] = {
+    "edits nothing": lambda task, n, values, reduce: reduce(task.before, task.before.expand(len(n), -1, -1)),
+    "another neuron": lambda task, n, values, reduce: task.batched(n + 1, values, reduce),
+    "another prompt's value": lambda task, n, values, reduce: task.batched(n, values.roll(1, 1) * 1.5, reduce),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_way_is_found_out(wrong: str, dtype: torch.dtype) -> None:
+    task = Task(small("llama", dtype=dtype), 6, 1)
+    allowed = EXACT_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
+    assert task.disagreement(task.batched) <= allowed
+    assert task.disagreement(lambda n, values, reduce: WRONG[wrong](task, n, values, reduce)) > allowed
+
+
+def test_ways_that_disagree_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Task.batched
+    monkeypatch.setattr(Task, "batched", lambda self, n, values, reduce: right(self, n + 1, values, reduce))
+    with pytest.raises(UserError, match=r"layer 1 edited, batched and replay differ by .* nothing to compare"):
+        bench(small("llama"), prompts=4, seconds=0.1, progress=Silent())
+
+
+def test_what_is_measured_adds_up() -> None:
+    subject = small("llama")
+    found = bench(subject, prompts=4, layers=[2, 0], seconds=0.2, progress=Silent())
+    assert [row.layer for row in found.layers] == [0, 2]
+    expected = {ONE_BY_ONE, BATCHED, REPLAY} | ({LENS} if find_spec("transformer_lens") else set())
+    for row in found.layers:
+        assert set(row.rates) == expected
+        assert min(row.rates.values()) > 0
+        assert row.ratio(BATCHED) == row.rates[REPLAY] / row.rates[BATCHED] > 0
+        run = first_layer_run(subject, row.layer)
+        assert row.tflops == pytest.approx(row.rates[REPLAY] * row_operations(subject, run) / 1e12)
+    assert found.upper_half == (1, 2)
+    assert set(found.estimates) == expected
+    told = json.loads(json.dumps(found.as_json()))
+    assert told["layers"][1]["replay_over"][ONE_BY_ONE] == found.layers[1].ratio(ONE_BY_ONE)
+    assert (told["prompts"], told["dtype"], told["estimates"]) == (4, "float32", found.estimates)
+
+
+def test_estimates() -> None:
+    """Layers 2…5 of 100 pairs each: measured are 2 and 4, so that 3 lies between and 5 is like 4."""
+    rows = [
+        LayerRates(2, {BATCHED: 10.0, REPLAY: 50.0}, 1.0),
+        LayerRates(4, {BATCHED: 10.0, REPLAY: 100.0}, 1.0),
+    ]
+    found = estimates(rows, range(2, 6), 100)
+    assert found[BATCHED] == pytest.approx(4 * 100 / 10)
+    assert found[REPLAY] == pytest.approx(100 * (1 / 50 + (1 / 50 + 1 / 100) / 2 + 2 / 100))
+
+
+def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject: Any = SimpleNamespace(sizes=SimpleNamespace(neurons=1000), device="cpu")
+
+    def chosen(fixed: float, each: float) -> tuple[int, float]:
+        spent: list[float] = []
+
+        def pretended(way: Any, neurons: Tensor) -> tuple[float, int]:
+            spent.append(fixed + each * len(neurons))
+            return spent[-1], 1
+
+        monkeypatch.setattr(benching, "_timed", pretended)
+        return benching._sample_size(lambda n: n, subject, 1.0), sum(spent)
+
+    assert chosen(0.0, 5.0) == (1, 5.0)  # one is more than there is time for
+    assert chosen(0.0, 1e-6)[0] == 1000  # all of them
+    for fixed, each in ((0.0, 0.01), (0.3, 0.01), (0.0, 0.002), (0.45, 0.002)):
+        n, spent = chosen(fixed, each)
+        assert 0.5 <= fixed + each * n <= 1.3
+        assert spent <= 4
+
+
+def test_what_is_printed(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    asked = ("--prompts", "3", "--layers", "0,2", "--seconds", "0.1", "--device", "cpu", "--json", file)
+    assert call("bench", saved_model, *asked) == 0
+    said = capsys.readouterr().out
+    for expected in ("3 prompts", "TFLOP/s", "÷ batched", "layers 1 to 2, 50 prompts of 4 operators", "(replay)"):
+        assert expected in said
+    assert [row["layer"] for row in json.loads(file.read_text())["layers"]] == [0, 2]
+
+
+def test_bad_options(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, expected in (
+        (("--layers", "3"), "no layer 3; choose --layers from 0 to 2"),
+        (("--layers", "-1"), "no layer -1"),
+        (("--layers", "a"), "'a' names no layers"),
+        (("--layers", ""), "'' names no layers"),
+        (("--prompts", "0"), "0 prompts cannot be measured; choose --prompts from 1 to"),
+        (("--prompts", "100000000"), "choose --prompts from 1 to"),
+        (("--seconds", "0"), "choose --seconds above 0"),
+        (("--seconds", "nan"), "choose --seconds above 0"),
+        (("--json", tmp_path / "gone" / "it.json"), "name a file in a folder that exists"),
+        (("--json", tmp_path), "name a file in a folder that exists"),
+        (("--dtype", "float7"), "no dtype 'float7'"),
+    ):
+        few = ("--seconds", "0.05") if "--seconds" not in options else ()
+        assert expected in complaint(capsys, "bench", saved_model, *few, *options)
+
+
+def test_durations() -> None:
+    shown = {5.123: "5.1 seconds", 89: "89 seconds", 90: "1.5 minutes", 7200: "2 hours", 864000: "10 days"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown
+
+
+def without_lens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: None)
+
+
+def test_without_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_lens(monkeypatch)
+    found = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
+    assert found.ways == [ONE_BY_ONE, BATCHED, REPLAY]
+    assert "TransformerLens is left out: it is not installed." in list(bench_report(found))
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise KeyError("no adapter\nfor it")
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["when built", "when run"])
+def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises is told in a line, and the rest is measured."""
+    source: Any = ModuleType("transformer_lens.model_bridge.sources")
+    late = SimpleNamespace(run_with_hooks=refuse)
+    source.build_bridge_from_module = refuse if at_once else lambda *args, **kwargs: late
+    monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: True)
+    for name in ("transformer_lens", "transformer_lens.model_bridge"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, source.__name__, source)
+    found = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
+    assert found.ways == [ONE_BY_ONE, BATCHED, REPLAY]
+    [line] = [part for part in bench_report(found) if "left out" in str(part)]
+    assert line.startswith("TransformerLens is left out: it cannot take this model (KeyError: ")
+    assert "\n" not in line
+
+
+def real_lens(subject: Subject) -> Lens:
+    pytest.importorskip("transformer_lens", reason="transformer-lens is not installed")
+    return Lens(subject)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformer_lens_agrees(family: str) -> None:
+    """With another library's way of editing."""
+    subject = small(family)
+    lens, task = real_lens(subject), Task(subject, 6, 1)
+    assert task.disagreement(lambda n, values, reduce: task.in_lens(lens, n, values, reduce)) < 1e-4
+
+
+@pytest.mark.slow
+def test_transformer_lens_leaves_the_subject_as_it_was() -> None:
+    """Although it shares the weights."""
+    subject = load("tiny-llama")
+    lens, task = real_lens(subject), Task(subject, 6, 3)
+    before = subject.logits(task.ids)
+    lens.logits_with(task.ids, 3, 7, task.values[7])
+    assert torch.equal(subject.logits(task.ids), before)
+    shared = {p.data_ptr() for p in chain(lens._bridge.parameters(), lens._bridge.buffers())}
+    assert {p.data_ptr() for p in subject.model.parameters()} <= shared
+    found = bench(subject, prompts=4, layers=[3], seconds=0.5, progress=Silent())
+    assert found.lens == ""
+    assert found.layers[0].rates[LENS] > 0
+
+
+@pytest.mark.slow
+def test_transformer_lens_that_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = small("llama")
+    real_lens(subject)
+    right = Lens.logits_with
+    monkeypatch.setattr(Lens, "logits_with", lambda self, ids, layer, n, new: right(self, ids, layer, n + 1, new))
+    found = bench(subject, prompts=4, layers=[1], seconds=0.1, progress=Silent())
+    assert "its logits differ" in found.lens
+    assert LENS not in found.ways
+
+
+def test_quantised_and_spread_models_are_no_matter_for_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: True)
+    subject = small("llama")
+    monkeypatch.setattr(subject.model, "hf_device_map", {"": "cpu"}, raising=False)
+    with pytest.raises(NoLens, match="on one device and not quantised"):
+        Lens(subject)

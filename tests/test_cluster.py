@@ -1,0 +1,275 @@
+"""A real Ray cluster of several nodes on this machine: the same numbers, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import arithscope
+from arithscope.checkpoints import follow
+from arithscope.cluster.driver import Cluster
+from arithscope.errors import UserError
+from arithscope.experiments.means import units_of_square
+from arithscope.progress import Advance, Silent
+from arithscope.prompts import Template
+from arithscope.settings import Settings
+from arithscope.study import describe_subject, run
+from arithscope.subject.load import LoadOptions
+from arithscope.subject.subject import Subject
+from arithscope.work import HERE
+from tests import units
+from tests.conftest import Smaller
+from tests.families import small
+from tests.hand_built import copy_and_add
+from tests.test_killed import stored
+
+STORE = 80 * 2**20  # bytes of shared memory that each node gets
+ASKED = Smaller(("+",), 12)
+STAGES = ["heads"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Two nodes with a CPU each."""
+    utils = pytest.importorskip("ray.cluster_utils")
+    head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+    cluster = utils.Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes: Any) -> Iterator[Cluster]:
+    with Cluster(nodes.address, LoadOptions(), Silent()) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in one process."""
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    run(copy_and_add(), ASKED, folder, STAGES, Silent())
+    return folder
+
+
+def same_numbers(a: Path, b: Path) -> bool:
+    (_, status, summary), (_, other_status, other_summary) = stored(a), stored(b)
+    return status == other_status and summary == _near(other_summary)
+
+
+def _near(value: Any) -> Any:
+    """The last digits of float32 may depend on the number of threads."""
+    if isinstance(value, dict):
+        return {name: _near(inside) for name, inside in value.items()}
+    return pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True) if isinstance(value, float) else value
+
+
+def test_units_come_back_in_order(cluster: Cluster) -> None:
+    numbers, steps = np.arange(4), []
+    found = cluster.map(units.product, small("llama"), [(n, numbers) for n in range(7)], steps.append)
+    assert [x["factor"] for _, x in found] == list(range(7))
+    assert all((x == n * numbers).all() for n, (x, _) in enumerate(found))
+    assert sorted(steps) == [2 + n for n in range(7)]
+    assert cluster.where == "2 workers with one CPU each"
+
+
+def processes(cluster: Cluster, subject: Subject, wanted: int) -> set[int]:
+    """Where the workers are, once there are so many of them."""
+    for _ in range(600):
+        found = set(cluster.map(units.process, subject, [(n,) for n in range(20)], lambda n: None))
+        if len(found) >= wanted:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def test_all_workers_work(cluster: Cluster) -> None:
+    found = processes(cluster, small("llama"), 2)
+    assert len(found) == 2
+    assert os.getpid() not in found
+
+
+def test_weights_are_shared(cluster: Cluster) -> None:
+    """Every parameter of every worker lies in the memory that its node's processes share, not in its own."""
+    for places in cluster.map(units.where_weights_are, small("llama"), [(n,) for n in range(8)], lambda n: None):
+        assert len(places) > 20
+        assert all("/dev/shm/" in place or "plasma" in place for place in places)
+
+
+def test_another_subject_takes_the_place_of_the_first(cluster: Cluster) -> None:
+    for subject in (small("gpt2"), copy_and_add(), small("gpt2")):
+        named = cluster.map(units.name_of_subject, subject, [(n,) for n in range(5)], lambda n: None)
+        assert named == [subject.identity.name] * 5
+        op1 = np.arange(20)
+        [found] = cluster.map(units.logits, subject, [(op1,)], lambda n: None)
+        assert found == pytest.approx(units.logits(subject, op1, advance=None), abs=1e-5)
+
+
+def test_exceptions_of_a_unit_arrive_as_they_are(cluster: Cluster) -> None:
+    for function, kind, text in ((units.refuses, UserError, "Nobody can"), (units.fails, ZeroDivisionError, "unit 0")):
+        with pytest.raises(kind, match=text) as caught:
+            cluster.map(function, small("llama"), [(0,)], lambda n: None)
+        assert type(caught.value) is kind
+        assert str(caught.value).count("\n") == 0
+    assert cluster.map(units.process, small("llama"), [(0,)], lambda n: None)  # and the workers are still there
+
+
+def test_a_unit_whose_worker_dies_is_done_again(cluster: Cluster, tmp_path: Path) -> None:
+    asked = [(n, str(tmp_path / "deaths"), 1) for n in range(5)]
+    assert cluster.map(units.dies, small("llama"), asked, lambda n: None) == list(range(5))
+    assert (tmp_path / "deaths").read_text() == "x"
+
+
+class Saboteur(Silent):
+    """Does something bad, once, when a stage has made its first step."""
+
+    def __init__(self, bad: dict[str, Any]):
+        self.bad, self.notes = bad, list[str]()
+
+    @contextmanager
+    def task(self, description: str, total: int) -> Iterator[Advance]:
+        def advance(n: int) -> None:
+            self.bad.pop(description, lambda: None)()
+
+        yield advance
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_worker_and_a_node_are_lost(
+    nodes: Any, cluster: Cluster, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, *_ = processes(cluster, copy_and_add(), 2)
+    saboteur = Saboteur(
+        {
+            "localize": lambda: os.kill(victim, signal.SIGKILL),
+            "circuit": lambda: nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False),
+        }
+    )
+    monkeypatch.setattr(cluster, "progress", saboteur)
+    run(copy_and_add(), ASKED, tmp_path / "run", STAGES, saboteur, work=cluster)
+    assert not saboteur.bad
+    assert any("was lost" in note for note in saboteur.notes)
+    assert same_numbers(tmp_path / "run", undisturbed)
+    # One worker is left; the other's place is taken once there is a node for it.
+    run(copy_and_add(), ASKED, tmp_path / "by one", STAGES, Silent(), work=cluster)
+    assert same_numbers(tmp_path / "by one", undisturbed)
+    assert len(processes(cluster, copy_and_add(), 1)) == 1
+    nodes.add_node(num_cpus=1, object_store_memory=STORE)
+    assert len(processes(cluster, copy_and_add(), 2)) == 2
+
+
+# A run on a cluster of this machine's own, whose driver is killed when it has stored two parts of a stage.
+DYING = """
+import os, signal, sys
+import arithscope
+from arithscope import parts
+left, write = [2], parts.write_part
+def dying(path, *others):
+    write(path, *others)
+    left[0] -= "localize" in str(path)
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+parts.write_part = dying
+arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operators="+", max_operand=12)
+"""
+
+
+def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path, saved_adder: Path) -> None:
+    """A second one, on another cluster, computes only the units that are missing; and nothing is left of the first cluster."""
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets have short names
+    try:
+        environment = os.environ | {"RAY_TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", DYING, str(tmp_path / "run"), str(saved_adder)]
+        first = subprocess.run(command, env=environment, capture_output=True, timeout=240)
+        assert first.returncode == -signal.SIGKILL, first.stderr.decode()
+        assert len(list((tmp_path / "run").glob(".parts/localize/*/*"))) == 2
+        subject = arithscope.load(str(saved_adder))
+        rest, whole = units.Counting(cluster), units.Counting(HERE)
+        for folder_of, work in (("run", rest), ("whole", whole)):
+            run(subject, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), work=work)
+        assert whole.units == rest.units + 2 + len(
+            units_of_square(len(subject.encoder.operators), 12)
+        )  # those of means
+        assert same_numbers(tmp_path / "run", tmp_path / "whole")
+        for _ in range(100):
+            if not (left := _processes_with(str(folder))):
+                break
+            time.sleep(0.2)
+        assert not left
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _processes_with(text: str) -> list[str]:
+    found = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    return [" ".join(command) for command in found if any(text in argument for argument in command)]
+
+
+@pytest.mark.slow
+def test_a_unit_that_always_ends_its_worker(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has ended its worker 3 times") as caught:
+        cluster.map(units.dies, small("llama"), [(1, str(tmp_path / "deaths"), 99)], lambda n: None)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_a_subject_that_workers_load_themselves(
+    cluster: Cluster, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is spread over devices is: this process knows all of it but its weights."""
+    monkeypatch.setattr(cluster, "_apart", True)
+    monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
+    hollow, whole = cluster.load(str(saved_adder), Template()), arithscope.load(str(saved_adder))
+    assert hollow.device.type == "meta"
+    assert (hollow.identity, hollow.sizes, hollow.limit) == (whole.identity, whole.sizes, whole.limit)
+    assert describe_subject(hollow) == describe_subject(whole)
+    op1 = np.arange(20)
+    [found] = cluster.map(units.logits, hollow, [(op1,)], lambda n: None)
+    assert found == pytest.approx(units.logits(whole, op1, advance=None), abs=1e-5)
+    run(hollow, ASKED, tmp_path / "hollow", ["circuit"], Silent(), work=cluster)
+    run(whole, ASKED, tmp_path / "whole", ["circuit"], Silent())
+    assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
+    with pytest.raises(UserError, match="There is no folder or file"):
+        cluster.load(str(saved_adder / "nothing"), Template())
+
+
+@pytest.mark.slow
+def test_every_stage_is_done_by_workers(
+    cluster: Cluster, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them needs the weights here; and several operators and many units make no difference."""
+    monkeypatch.setattr(cluster, "_apart", True)
+    monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
+    asked = Smaller(("+", "-"), 40, topk=16, neurons="screen")
+    run(cluster.load("tiny-llama", Template()), asked, tmp_path / "hollow", None, Silent(), work=cluster)
+    run(arithscope.load("tiny-llama"), asked, tmp_path / "whole", None, Silent())
+    assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_training_is_followed(cluster: Cluster, small_training_run: Path, tmp_path: Path) -> None:
+    """Checkpoint after checkpoint, each by all workers."""
+    subject, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+    final = run(subject, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), work=cluster)
+
+    def checkpoint(name: str) -> Subject:
+        return cluster.load(f"tiny-pythia@{name}", Template())
+
+    follow(subject, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), work=cluster)
+    assert same_numbers(tmp_path / "run", small_training_run)

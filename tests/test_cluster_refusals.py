@@ -1,0 +1,147 @@
+"""What is said where a cluster cannot be used, and how its nodes are shared out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from arithscope.cli import main
+from arithscope.cluster import driver
+from arithscope.cluster.driver import Cluster, Share
+from arithscope.cluster.worker import Ready, versions
+from arithscope.errors import UserError
+from arithscope.progress import Silent
+from arithscope.subject.load import LoadOptions
+from arithscope.subject.shared import hull_of
+from tests.families import small
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere.invalid:6379", "nonsense", "", "127.0.0.1:port"])
+def test_no_cluster_there(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--cluster", address])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert f"There is no Ray cluster at {address!r}" in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'arithscope\[cluster\]'"):
+        Cluster("local", LoadOptions(), Silent())
+
+
+def test_devices_that_mean_nothing_on_a_cluster() -> None:
+    for device in ("cuda:1", "mps"):
+        with pytest.raises(UserError, match="use auto, cpu or cuda"):
+            Cluster("local", LoadOptions(device=device), Silent())
+
+
+class Actors:
+    """Stands for Ray, on nodes that need not be there; nothing can be done with them but to be counted."""
+
+    def __init__(self, *nodes: dict[str, float]):
+        self._nodes, self.made = nodes, list[Any]()
+        self.exceptions: Any = None
+        self.get: Any = None
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": bool(node), "NodeID": str(i), "Resources": node} for i, node in enumerate(self._nodes)]
+
+    def remote(self, kind: type) -> Any:
+        def options(**wanted: Any) -> Any:
+            return SimpleNamespace(remote=lambda *arguments: self.made.append((wanted, arguments)))
+
+        return SimpleNamespace(options=options)
+
+    def kill(self, actor: Any) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+GPUS, CPUS, DEAD = {"CPU": 16.0, "GPU": 4.0}, {"CPU": 3.0}, dict[str, float]()
+ONE_GPU, ONE_CPU = Share(1, 0, 4), Share(0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "wanted", "said"),
+    [
+        ([CPUS, DEAD, CPUS], {}, [ONE_CPU] * 6, "6 workers with one CPU each"),
+        ([GPUS, CPUS], {}, [ONE_GPU] * 4, "4 workers with one GPU each"),
+        ([GPUS, CPUS], {"device": "cuda"}, [ONE_GPU] * 4, "4 workers with one GPU each"),
+        ([GPUS, CPUS], {"device": "cpu"}, [ONE_CPU] * 19, "19 workers with one CPU each"),
+        ([GPUS, GPUS, CPUS], {"device_map": "auto"}, [Share(4, 0, 16)] * 2, "2 workers with 4 GPUs each"),
+        ([CPUS], {"device_map": "auto"}, [Share(0, 3, 3)], "one worker with 3 CPUs each"),
+        ([GPUS], {"quantize": "4bit"}, [ONE_GPU] * 4, "4 workers with one GPU each"),
+    ],
+)
+def test_one_worker_for_each_gpu_or_cpu(
+    nodes: Any, options: Any, wanted: list[Share], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = Actors(*nodes)
+    monkeypatch.setattr(driver, "_connected", lambda address: (ray, False))
+    cluster = Cluster("somewhere", LoadOptions(**options), Silent())
+    assert [slot.share for slot in cluster._slots] == wanted
+    assert cluster.where == said
+    for (asked, (device, threads)), share in zip(ray.made, wanted, strict=True):
+        assert (asked["num_gpus"], asked["num_cpus"], threads) == (share.gpus, share.cpus, share.threads)
+        assert device == ("cuda" if share.gpus else "cpu")
+
+
+def waiting_for(ready: Any, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster whose first worker has just said that it is ready."""
+    ray = Actors(CPUS)
+    ray.exceptions = SimpleNamespace(RayTaskError=ZeroDivisionError, RayError=ConnectionError)
+    ray.get = lambda promise: ready
+    monkeypatch.setattr(driver, "_connected", lambda address: (ray, False))
+    return Cluster("somewhere", LoadOptions(), Silent())
+
+
+@pytest.mark.parametrize("name", list(versions()))
+def test_another_version_on_a_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    same = Ready(versions(), "1", "node-1", None)
+    cluster = waiting_for(same, monkeypatch)
+    cluster._started(cluster._slots[0], None)
+    assert cluster._idle == cluster._slots[:1]
+    cluster = waiting_for(replace(same, versions=versions() | {name: "0.0"}), monkeypatch)
+    with pytest.raises(UserError, match=rf"node-1 has {name} 0\.0, but here it is {versions()[name]}"):
+        cluster._started(cluster._slots[0], None)
+
+
+def test_another_model_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    hull = hull_of(small("llama"))
+    other = replace(hull, identity=replace(hull.identity, weight_hash="another"))
+    cluster = waiting_for(Ready(versions(), "1", "node-1", other), monkeypatch)
+    cluster._hull = hull
+    with pytest.raises(UserError, match="node-1 has another small llama than the others"):
+        cluster._started(cluster._slots[0], None)
+
+
+def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = waiting_for(None, monkeypatch)
+
+    def lost(promise: Any) -> Any:
+        raise ConnectionError("No module named 'arithscope'\nand much more")
+
+    replaced: list[Any] = []
+    monkeypatch.setattr(cluster, "_replace", replaced.append)
+    monkeypatch.setattr(cluster._ray, "get", lost)
+    [slot, *_] = cluster._slots
+    for _ in range(driver.TRIES - 1):
+        cluster._started(slot, None)
+    assert replaced == [slot] * (driver.TRIES - 1)
+    with pytest.raises(UserError, match=r"could not be started \(No module named 'arithscope'\); arithscope must be"):
+        cluster._started(slot, None)
+
+
+def test_no_gpus_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_connected", lambda address: (Actors(CPUS), False))
+    with pytest.raises(UserError, match="The cluster has no GPUs"):
+        Cluster("somewhere", LoadOptions(device="cuda"), Silent())

@@ -1,0 +1,272 @@
+"""Units of work: in order, counted, stored as soon as they are done, and not done again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from arithscope import parts
+from arithscope.parts import Remembering, digests, forget, read_part, remembering, write_part
+from arithscope.progress import Silent
+from arithscope.prompts import Prompts
+from arithscope.study import run
+from arithscope.work import HERE, blocks
+from tests.conftest import Smaller
+from tests.hand_built import copy_and_add
+from tests.test_killed import stored
+from tests.units import Counting, fails, product
+
+NUMBERS = np.arange(5)
+UNITS = [(factor, NUMBERS) for factor in (3, 1, 2)]
+
+dtypes = st.sampled_from(
+    [np.bool_, np.int8, np.uint8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64]
+)
+arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0)))
+plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), arrays)
+values = st.recursive(
+    plain,
+    lambda inside: st.one_of(
+        st.lists(inside, max_size=3),
+        st.lists(inside, max_size=3).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=3), st.integers(), st.tuples(st.integers())), inside, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """To the bit, and of the same types."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a.items()), list(b.items()))
+    return a == b or (a != a and b != b)
+
+
+@given(value=values, steps=st.integers(0, 2**40))
+def test_parts_are_read_as_they_were_written(value: Any, steps: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "part.safetensors"
+    write_part(path, value, steps)
+    found = read_part(path)
+    assert found is not None
+    assert same(found, (value, steps))
+
+
+def test_arrays_that_do_not_lie_together(tmp_path: Path) -> None:
+    table = np.arange(12.0).reshape(3, 4)
+    write_part(tmp_path / "part", (table.T, table[:, ::2], np.broadcast_to(table[0], (2, 4))), 0)
+    found, _ = read_part(tmp_path / "part") or (None, None)
+    assert same(found, tuple(np.ascontiguousarray(x) for x in (table.T, table[:, ::2], np.stack([table[0]] * 2))))
+
+
+def test_a_damaged_part_is_as_good_as_none(tmp_path: Path) -> None:
+    path, value = tmp_path / "part", (np.arange(6), "text", {"number": 1.5})
+    write_part(path, value, 7)
+    whole = path.read_bytes()
+    assert read_part(tmp_path / "absent") is None
+    refused = 0
+    for i in range(len(whole)):
+        path.write_bytes(whole[:i])
+        assert read_part(path) is None
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
+        found = read_part(path)
+        assert found is None or same(found, (value, 7))  # a blank of the header may have changed
+        refused += found is None
+    assert refused > 0.9 * len(whole)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), np.float64(1.0), [np.array(["a", None], dtype=object)]])
+def test_what_is_no_plain_data_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        write_part(tmp_path / "part", value, 0)
+
+
+@dataclass(frozen=True)
+class Pair:
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class OtherPair:
+    a: Any
+    b: Any
+
+
+def test_different_arguments_have_different_digests() -> None:
+    """Also those that look alike when written down."""
+    alike: list[Any] = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        "None",
+        [1],
+        [[1]],
+        [1, 1],
+        {1: 1},
+        {"1": 1},
+        Pair(1, 2),
+        OtherPair(1, 2),
+    ]
+    alike += [Pair((1, 2), 3), Pair(1, (2, 3)), ["a", "b"], ["ab"], ["a,b"], "", [], {}]
+    alike += [
+        np.array([1]),
+        np.array([1.0]),
+        np.array([[1]]),
+        np.array([1], np.int32),
+        np.array(1),
+        np.array([], float),
+    ]
+    found = digests(product, [(value,) for value in alike] + [(1, 1), ((1, 1), 1), (1, (1, 1))])
+    assert len(set(found)) == len(found)
+    assert digests(product, [(1,)]) != digests(fails, [(1,)])
+    with pytest.raises(TypeError, match="no plain data"):
+        digests(product, [(object(),)])
+
+
+def test_digests_depend_on_nothing_else(tmp_path: Path) -> None:
+    """The same in another process, and for equal arguments that are not the same objects."""
+    code = """
+import numpy as np
+from arithscope.parts import digests
+from arithscope.prompts import Prompts
+from tests.units import product
+print(*digests(product, [(3, np.arange(5)), (Prompts([1], [0], [2]), {"x": (1.5, None)}, range(3))]))
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    again = [(3, np.arange(5)), (Prompts(*(np.array([x]) for x in (1, 0, 2))), {"x": (1.5, None)}, range(3))]
+    assert answer.stdout.split() == digests(product, again)
+
+
+def test_what_units_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    original = parts._add
+    monkeypatch.setattr(parts, "_add", lambda digest, value: hashed.append(id(value)) or original(digest, value))
+    digests(product, UNITS)
+    assert hashed.count(id(NUMBERS)) == 1
+
+
+@given(n=st.integers(1, 500), most=st.integers(1, 100))
+def test_blocks_are_few_and_about_as_long(n: int, most: int) -> None:
+    found = [range(n)[b] for b in blocks(n, most)]
+    assert [i for block in found for i in block] == list(range(n))
+    assert len(found) == math.ceil(n / most)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert max(map(len, found)) <= most
+
+
+def test_units_are_not_done_twice(tmp_path: Path) -> None:
+    steps: list[int] = []
+    work = Counting(HERE)
+    want = [((factor * NUMBERS), {"factor": factor}) for factor in (3, 1, 2)]
+    for computed in (3, 0):
+        work.units = 0
+        steps.clear()
+        found = Remembering(work, tmp_path).map(product, None, UNITS, steps.append)
+        assert same(found, want)
+        assert (work.units, sum(steps)) == (computed, 12)  # what is found counts as done
+    [damaged, *_] = sorted(tmp_path.iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    work.units = 0
+    assert same(Remembering(work, tmp_path).map(product, None, [*UNITS, (9, NUMBERS)], steps.append)[:3], want)
+    assert work.units == 2
+
+
+def test_a_unit_is_stored_before_the_next_is_done(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Remembering(Counting(HERE, 2), tmp_path).map(product, None, UNITS, lambda n: None)
+    assert len(list(tmp_path.iterdir())) == 2
+    rest = Counting(HERE)
+    Remembering(rest, tmp_path).map(product, None, UNITS, lambda n: None)
+    assert rest.units == 1
+
+
+def test_parts_of_other_inputs_are_removed(tmp_path: Path) -> None:
+    for stage in ("one", "two"):
+        remembering(HERE, tmp_path, stage, "key").map(product, None, UNITS, lambda n: None)
+    work = Counting(HERE)
+    remembering(work, tmp_path, "one", "other key").map(product, None, UNITS[:1], lambda n: None)
+    assert work.units == 1
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(".parts/*/*")) == [
+        ".parts/one/other key",
+        ".parts/two/key",
+    ]
+    forget(tmp_path, "one")
+    assert (tmp_path / ".parts" / "two").exists()
+    forget(tmp_path, "two")
+    forget(tmp_path, "three")
+    assert not list(tmp_path.iterdir())
+
+
+ASKED = Smaller(("+",), 12)
+STAGES = ["heads"]
+
+
+def test_a_stopped_stage_goes_on_behind_its_last_unit(tmp_path: Path) -> None:
+    """Stopped behind each unit in turn, the run computes every unit once, and finds what an undisturbed one finds."""
+    whole = Counting(HERE)
+    run(copy_and_add(), ASKED, tmp_path / "undisturbed", STAGES, Silent(), work=whole)
+    assert whole.units > 8
+    computed = stops = 0
+    while True:
+        work = Counting(HERE, 3)
+        try:
+            run(copy_and_add(), ASKED, tmp_path / "stopped", STAGES, Silent(), work=work)
+            break
+        except KeyboardInterrupt:
+            computed, stops = computed + work.units, stops + 1
+            assert (tmp_path / "stopped" / ".parts").exists()
+    assert computed + work.units == whole.units
+    assert stops == (whole.units - 1) // 3
+    assert stored(tmp_path / "stopped") == stored(tmp_path / "undisturbed")
+    assert not (tmp_path / "stopped" / ".parts").exists()
+
+
+def test_other_settings_take_no_parts(tmp_path: Path) -> None:
+    """Units of another seed are none of this stage's, even where a sample happens to be the same."""
+    with pytest.raises(KeyboardInterrupt):
+        run(copy_and_add(), ASKED, tmp_path / "run", ["localize"], Silent(), work=Counting(HERE, 2))
+    all_of_them = Counting(HERE)
+    other = replace(ASKED, seed=1)
+    run(copy_and_add(), other, tmp_path / "other", ["localize"], Silent(), work=all_of_them)
+    work = Counting(HERE)
+    run(copy_and_add(), other, tmp_path / "run", ["localize"], Silent(), work=work)
+    assert work.units == all_of_them.units
+    assert not (tmp_path / "run" / ".parts").exists()
+
+
+def test_units_do_not_depend_on_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was done on a large machine is found on a small one."""
+    with pytest.raises(KeyboardInterrupt):
+        run(copy_and_add(), ASKED, tmp_path, ["localize"], Silent(), work=Counting(HERE, 2))
+    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 3)
+    rest = Counting(HERE)
+    run(copy_and_add(), ASKED, tmp_path, ["localize"], Silent(), work=rest)
+    assert rest.units == len(copy_and_add().positions.named()) - 2
+
+
+def test_the_manifest_says_who_did_the_work(tmp_path: Path) -> None:
+    work = Counting(HERE)
+    work.where = "a hundred monkeys"
+    run(copy_and_add(), ASKED, tmp_path, ["means"], Silent(), work=work)
+    assert json.loads((tmp_path / "manifest.json").read_text())["subject"]["device"] == "a hundred monkeys"
