@@ -138,7 +138,7 @@ def test_one_operand_or_two() -> None:
 
     def takes_two(pattern: NDArray[np.float64], heuristic: Heuristic) -> bool:
         noisy = torch.from_numpy(pattern + 0.1 * random.standard_normal(len(sets))).float()
-        left = remaining(noisy, torch.ones(len(sets)), [heuristic], sets, permuted)
+        left = remaining(noisy, torch.ones(len(sets)), [heuristic], int(size), sets, permuted)
         by_hand = np.array(
             [
                 [members[np.argsort(-noisy[p].numpy(), kind="stable")[: members.sum()]].sum() for p in kind]
@@ -158,9 +158,10 @@ def test_what_remains_of_several_results() -> None:
     sets = catalogue("/", 40, LIMIT)
     rule = parse("result in {1, 3}")
     members = torch.from_numpy(rule.holds(sets.prompts))
-    left = remaining(
-        members.float(), torch.ones(len(sets)), [rule, parse("result mod 2 = 1")], sets, permutations(sets, 0)
-    )
+    odd = parse("result mod 2 = 1")
+    largest = int(odd.holds(sets.prompts).sum())
+    left = remaining(members.float(), torch.ones(len(sets)), [rule, odd], largest, sets, permutations(sets, 0))
     size = torch.tensor([int(members.sum())])
+    assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()

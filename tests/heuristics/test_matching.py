@@ -75,6 +75,17 @@ def test_every_overlap_against_sets(operator: str) -> None:
 
 
 @operators
+def test_the_foremost_prompts_suffice_for_small_heuristics(operator: str) -> None:
+    sets = CATALOGUES[operator]
+    noise = torch.randn(5, len(sets), generator=torch.Generator().manual_seed(2))
+    for side in (sets.indirect, sets.direct):
+        every = overlaps(order(noise), side)
+        for largest in side.sizes.unique().tolist():
+            small = side.sizes <= largest
+            assert (overlaps(order(noise, largest), side)[:, small] == every[:, small]).all()
+
+
+@operators
 def test_the_vocabulary_is_complete(operator: str) -> None:
     """Every heuristic is there, but for those that hold for no legal prompt or for all."""
     sets = CATALOGUES[operator]

@@ -212,7 +212,8 @@ def looked_closer(
         for is_direct, which in {(bool(direct[i]), int(sign[i])) for i in own[of_two[own]]}:
             some = own[of_two[own] & (direct[own] == is_direct) & (sign[own] == which)]
             weights = on_answer if is_direct else torch.full_like(on_answer, which)
-            means = remaining(pattern, weights, [heuristics[i] for i in some], sets, permuted).cpu()
+            of_some, largest = [heuristics[i] for i in some], int(size[some].max())
+            means = remaining(pattern, weights, of_some, largest, sets, permuted).cpu()
             left[some, 1::-1] = (means / size[some]).T.numpy()
             left[some, 2] = takes_both(overlap[some], size[some], means).numpy()
         advance(1)

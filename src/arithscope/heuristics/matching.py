@@ -50,13 +50,15 @@ def is_match(overlap: Any, size: Any) -> Any:
 
 
 def overlaps(ordered: Int[Tensor, "rows prompts"], side: Side) -> Int[Tensor, "rows heuristics"]:
-    """For each heuristic of a class, of size k, how many of its prompts are among the k foremost."""
+    """For each heuristic of a class, of size k, how many of its prompts are among the k foremost. Where rows hold only the
+    foremost prompts, so many or fewer, that is so for heuristics no larger than that; for others it means nothing."""
     return torch.cat([_counted(ordered, variable) for variable in side.variables], dim=1)
 
 
 def _counted(ordered: Tensor, variable: Variable) -> Tensor:
     first = ordered[:, : variable.deepest]
-    places = variable.values.index_select(0, first.flatten()).view(first.shape).add_(variable.piece_starts)
+    places = variable.values.index_select(0, first.flatten()).view(first.shape)
+    places += variable.piece_starts[: first.shape[1]]
     cells = variable.cells.flatten().index_select(0, places.flatten()).view(first.shape)
     table = cumulated(histogram(cells, variable.cell_count))
     found = taken(table, variable.entries).sub_(taken(table, variable.before))

@@ -40,13 +40,15 @@ def remaining(
     activations: Float[Tensor, " prompts"],
     weights: Float[Tensor, " prompts"],
     heuristics: Sequence[Heuristic],
+    largest: int,
     catalogue: Catalogue,
     permuted: Int[Tensor, "kinds draws prompts"],
 ) -> Float[Tensor, "kinds heuristics"]:
-    """The mean overlaps of heuristics, all of one class, with permuted activations × weights that are not permuted."""
+    """The mean overlaps of heuristics, all of one class and of `largest` prompts at the most, with permuted activations ×
+    weights that are not permuted."""
     side = catalogue.direct if heuristics[0].direct else catalogue.indirect
     moved = activations.index_select(0, permuted.flatten()).view(-1, len(weights))
-    ordered = order(moved * weights, catalogue.depth)
+    ordered = order(moved * weights, largest)
     counted = overlaps(ordered, side)
     found = [
         _overlap(ordered, h, catalogue) if isinstance(h, MultiResult) else counted[:, side.column[h]]
