@@ -27,7 +27,7 @@ from arithscope.work import Function, Work, blocks
 MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
 TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
 FOUND, RANDOM = "found", "random"
-PROMPTS_IN_UNIT = 16
+PROMPTS_IN_UNIT = 50
 
 Asked = tuple[tuple[Any, ...], Prompts]  # arguments of a unit, and all the prompts for which they are the same
 

@@ -24,7 +24,7 @@ from arithscope.subject.subject import Site, Subject
 from arithscope.work import HERE, Work, blocks
 
 MLP = -1  # stands in the column `head` for the layer's MLP
-LAYERS_IN_UNIT = 8
+LAYERS_IN_UNIT = 16
 
 
 @dataclass(frozen=True, repr=False)
