@@ -41,6 +41,7 @@ from arithscope.experiments.linear_probes import steps
 from arithscope.experiments.localize import effect_reducer
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
+from arithscope.experiments.neurons import EXACT
 from arithscope.experiments.probe import probe
 from arithscope.experiments.samples import PRESETS, TRAINING_SHARE
 from arithscope.experiments.topk import neuron_counts
@@ -187,6 +188,8 @@ def floors(subject: Subject, settings: Settings, speed: Speed) -> dict[str, floa
     }
     weights = 4 * s.layers * s.width * subject.limit
     adam = len(tails) * steps(int(TRAINING_SHARE * probe_prompts(subject, settings))) * 7 * weights
+    if settings.neurons != EXACT:
+        del found["neurons"]
     return {**{name: operations / speed.products for name, operations in found.items()}, "probe": adam / speed.copies}
 
 
@@ -291,8 +294,9 @@ class SingleNeurons:
         return torch.stack(found)
 
 
-def single_neuron_table(subject: Subject, every: float | None) -> Table:
-    """Both ways; `every` is what all neurons of the later half took, for all operators."""
+def single_neuron_table(subject: Subject, depth: int, every: float | None) -> Table:
+    """Replay, and one neuron at a time. `depth` is the shape's true number of layers; `every` is what the exact effects of all
+    neurons of its later half took, for all operators."""
     task, s = SingleNeurons(subject), subject.sizes
     low, high = task.layers
     some = min(1000, s.neurons)
@@ -301,18 +305,27 @@ def single_neuron_table(subject: Subject, every: float | None) -> Table:
     replay = {layer: seconds_of(lambda layer=layer: task.replayed(layer, some), 3) for layer in task.layers}
     task.one_at_a_time(low, 2)
     alone = seconds_of(lambda: task.one_at_a_time(low, SAMPLE)) / SAMPLE
-    passes = (s.layers - low) * s.neurons * len(OPERATORS)
-    layer_work = (high - low) * (row_operations(subject, 0) - row_operations(subject, 1)) * some * PROMPTS
+    work = (high - low) * (row_operations(subject, 0) - row_operations(subject, 1)) * some * PROMPTS
+    a_layer = (replay[low] - replay[high]) / (high - low)  # more for each layer above
+    top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, with the unembedding alone above it
+    later, patches = depth - depth // 2, s.neurons / some * len(OPERATORS)
+    extrapolated = patches * (later * top + later * (later - 1) / 2 * a_layer)
+    one_by_one = later * s.neurons * len(OPERATORS) * alone
     rows: list[list[Any]] = [
-        ["operations a second in the replayed layers (layers between the two below, unembedding left out), TFLOP/s",
-         layer_work / (replay[low] - replay[high]) / 1e12],
-        *([f"replay, microseconds a neuron and prompt, layer {layer}", 1e6 * seconds / some / PROMPTS]
+        ["in the replayed layers, TFLOP/s", work / (replay[low] - replay[high]) / 1e12],
+        *([f"replay, layer {layer}, microseconds a neuron and prompt", 1e6 * seconds / some / PROMPTS]
+          for layer, seconds in replay.items()),
+        *([f"replay, layer {layer}, seconds for all its neurons, {PROMPTS} prompts, all operators", patches * seconds]
           for layer, seconds in replay.items()),
         [f"one neuron at a time, a full pass over {PROMPTS} prompts, milliseconds a neuron", 1e3 * alone],
-        [f"all {passes:,} neurons of all operators one at a time, hours", passes * alone / 3600],
+        [f"all neurons of the later {later} of {depth} layers so, minutes (extrapolated)", one_by_one / 60],
+        ["the same by replay, minutes (extrapolated)", extrapolated / 60],
     ]  # fmt: skip
     if every is not None:
-        rows += [["the same by the stage `neurons`, minutes", every / 60], ["ratio", passes * alone / every]]
+        rows += [
+            ["the same by the stage `neurons`, minutes (measured)", every / 60],
+            ["one at a time ÷ stage", one_by_one / every],
+        ]
     return Table(["single neurons", "value"], rows)
 
 
@@ -349,15 +362,17 @@ def main() -> None:
         names = None if arguments.stages is None else arguments.stages.split(",")
         stages, every = study_table(subject, settings, names, speed, taken)
         by_name = dict(zip([row[0] for row in stages.rows], every, strict=True))
-        tables = {"stages": stages, "single-neurons": single_neuron_table(subject, by_name.get("neurons"))}
+        depth = SHAPES[arguments.shape].get("num_hidden_layers") or SHAPES[arguments.shape]["n_layer"]
+        exact = by_name.get("neurons") if settings.neurons == EXACT and subject.sizes.layers == depth else None
+        tables = {"stages": stages, "single-neurons": single_neuron_table(subject, depth, exact)}
     stages.rows.append(["all together", sum(row[1] for row in stages.rows), sum(every), None, None, None])
     for table in tables.values():
         print(table.columns)
         for row in table.rows:
             print(row, flush=True)
     if arguments.record:
-        note = f"Plain products reach {speed.products / 1e12:.0f} TFLOP/s and copies {speed.copies / 1e12:.2f} TB/s."
-        record(arguments.record, tables, [repr(subject), note])
+        note = f"plain products reach {speed.products / 1e12:.0f} TFLOP/s and copies {speed.copies / 1e12:.2f} TB/s"
+        record(arguments.record, tables, [str(subject), note])
 
 
 if __name__ == "__main__":
