@@ -265,7 +265,7 @@ class SingleNeurons:
     """The exact effects of single neurons at the last position on 50 prompts of an operator."""
 
     def __init__(self, subject: Subject):
-        pool = legal_prompts("+", 300, subject.limit)
+        pool = legal_prompts("+", min(300, subject.limit - 1), subject.limit)
         self.prompts: Prompts = sample(pool, PROMPTS, random_source(0, "large"))
         others = counterfactuals(self.prompts, pool, random_source(0, "large counterfactuals"))
         n = subject.sizes.layers

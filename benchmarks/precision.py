@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-import pandas as pd
 from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import accuracy
-from arithscope.experiments.neurons import best_first, neuron_effects, share_of
+from arithscope.experiments.neurons import agreement_of_ranks, neuron_effects
 from arithscope.measures import EFFECTS
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
 from arithscope.subject.embedded import embedded_names
@@ -36,11 +35,8 @@ def samples(subject: Subject, prompts: int) -> dict[str, tuple[Prompts, Prompts]
 
 
 def agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
-    """Rank correlation over all neurons of [layers, neurons], and the share of each layer's best that both name."""
-    k = share_of(a.shape[1], BEST)
-    places = [best_first(x).argsort(1) for x in (a, b)]
-    ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
-    return float(ranks[0].corr(ranks[1])), float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k)
+    correlation, [shared] = agreement_of_ranks(a, b, [BEST])
+    return correlation, shared
 
 
 def main() -> None:

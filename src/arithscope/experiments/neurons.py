@@ -23,7 +23,7 @@ from arithscope.prompts import Prompts, random_source
 from arithscope.subject.edits import capturing
 from arithscope.subject.replay import record, replay_neurons
 from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work, blocks
+from arithscope.work import HERE, Function, Work, blocks
 
 EXACT, SCREEN = "exact", "screen"
 METHODS = (EXACT, *SCREENS, SCREEN)
@@ -165,21 +165,33 @@ def _measured(
 def _estimated(
     work: Work, subject: Subject, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
 ) -> dict[str, NDArray[np.float32]]:
-    """By operator a screen's estimates for all neurons; a unit has a few of the prompts."""
-    some = {operator: blocks(len(prompts), PROMPTS_IN_UNIT) for operator, (prompts, _) in pairs.items()}
-    units = [(*(x[b] for x in pairs[operator]), layers, screen) for operator, mine in some.items() for b in mine]
-    parts = iter(work.map(estimated_effects, subject, units, advance))
-    return {operator: np.concatenate([next(parts) for _ in mine], axis=2) for operator, mine in some.items()}
+    """By operator a screen's estimates for all neurons."""
+    parts = _by_prompts(estimated_effects, work, subject, pairs, layers, advance, screen)
+    return {operator: np.concatenate(mine, axis=2) for operator, mine in parts.items()}
 
 
 def _estimated_means(
     work: Work, subject: Subject, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
 ) -> dict[str, NDArray[np.float64]]:
     """By operator the means of such estimates over prompts: all that a comparison needs, and far less to send."""
+    parts = _by_prompts(_estimated_sums, work, subject, pairs, layers, advance, screen)
+    return {operator: np.sum(mine, axis=0) / len(pairs[operator][0]) for operator, mine in parts.items()}
+
+
+def _by_prompts(
+    function: Function,
+    work: Work,
+    subject: Subject,
+    pairs: Pairs,
+    layers: Sequence[int],
+    advance: Advance,
+    screen: str,
+) -> dict[str, list[NDArray[Any]]]:
+    """By operator what a function of a screen gives; a unit has a few of the prompts."""
     some = {operator: blocks(len(prompts), PROMPTS_IN_UNIT) for operator, (prompts, _) in pairs.items()}
     units = [(*(x[b] for x in pairs[operator]), layers, screen) for operator, mine in some.items() for b in mine]
-    parts = iter(work.map(_estimated_sums, subject, units, advance))
-    return {operator: sum(next(parts) for _ in mine) / len(pairs[operator][0]) for operator, mine in some.items()}
+    parts = iter(work.map(function, subject, units, advance))
+    return {operator: [next(parts) for _ in mine] for operator, mine in some.items()}
 
 
 def _estimated_sums(
@@ -259,13 +271,20 @@ def _agreement(
     """By each measure, over all neurons, how well mean estimates [layers, neurons, measures] agree with exact means."""
     rows = []
     for i, measure in enumerate(EFFECTS):
-        both = exact[..., i], estimates[..., i]
+        correlation, recalls = agreement_of_ranks(exact[..., i], estimates[..., i], RECALLED)
         row: dict[str, Any] = {"operator": operator, "screen": screen, "measure": measure}
-        ours, theirs = (pd.Series(x.ravel()).rank() for x in both)
-        row["rank_correlation"] = ours.corr(theirs)
-        places = [best_first(x).argsort(1) for x in both]  # of each neuron in its layer
-        for percent in RECALLED:
-            k = share_of(exact.shape[1], percent)
-            row[f"recall_{percent}"] = float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k)
+        row |= {"rank_correlation": correlation} | {f"recall_{p}": r for p, r in zip(RECALLED, recalls, strict=True)}
         rows.append(row)
     return rows
+
+
+def agreement_of_ranks(
+    a: NDArray[np.float64], b: NDArray[np.float64], percents: Sequence[float]
+) -> tuple[float, list[float]]:
+    """Spearman's rank correlation over all neurons of [layers, neurons], and the share of each layer's best so many per cent
+    by one that are also among the best by the other."""
+    ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
+    places = [best_first(x).argsort(1) for x in (a, b)]  # of each neuron in its layer
+    sizes = [share_of(a.shape[1], percent) for percent in percents]
+    shared = [float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k) for k in sizes]
+    return float(ranks[0].corr(ranks[1])), shared

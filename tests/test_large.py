@@ -1,0 +1,58 @@
+"""The benchmark of models of real size, on one of no size."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import large, record
+
+from arithscope.experiments.samples import PRESETS
+
+SMALL = dict(
+    family="llama", hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=48, vocab_size=110, numbers=100,
+)  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[list[object]]]:
+    """The tables of a run with three stages and what they need."""
+    monkeypatch.setitem(large.SHAPES, "small", SMALL)
+    monkeypatch.setattr(large, "TOP_NEURONS", 5)
+    monkeypatch.setitem(PRESETS, "quick", PRESETS["quick"])  # which the benchmark changes
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    words = "large.py small --preset quick --operators + --max-operand 9 --probe 40 --stages localize,neurons --record small"
+    monkeypatch.setattr(sys, "argv", words.split())
+    large.main()
+    found = json.loads((tmp_path / "results" / "small.json").read_text())
+    return {name: table["rows"] for name, table in found["tables"].items()}
+
+
+def test_stages_are_timed_and_compared_with_their_floors(measured: dict[str, list[list[float]]]) -> None:
+    rows = {row[0]: row[1:] for row in measured["stages"]}
+    assert list(rows) == ["means", "accuracy", "localize", "probe", "neurons", "all together"]
+    for name in ("means", "localize", "neurons"):
+        seconds, _, _, floor, times = rows[name]
+        assert 0 < floor < seconds  # nothing is quicker than its floor
+        assert times == pytest.approx(seconds / floor)
+    assert rows["neurons"][1] == pytest.approx(4 * rows["neurons"][0])  # one operator of four
+    assert rows["means"][1] == rows["means"][0]  # of all operators whatever is studied
+    assert rows["all together"][0] == pytest.approx(sum(row[0] for name, row in rows.items() if name != "all together"))
+
+
+def test_single_neurons_both_ways(measured: dict[str, list[list[float]]]) -> None:
+    rows = dict(measured["single-neurons"])
+    alone, stage, ratio = (rows[name] for name in list(rows)[-4::1] if not name.startswith("the same by replay"))
+    assert ratio == pytest.approx(alone / stage)
+
+
+def test_the_two_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(large.SHAPES, "small", SMALL)
+    task = large.SingleNeurons(large.random_subject("small", None, "cpu"))
+    for layer in task.layers:
+        assert task.replayed(layer, 4).numpy() == pytest.approx(
+            task.one_at_a_time(layer, 4).numpy(), rel=1e-2, abs=1e-4
+        )
