@@ -130,7 +130,7 @@ def _process() -> subprocess.Popen[str]:
         stderr=subprocess.DEVNULL,
         text=True,
         encoding="utf-8",
-        start_new_session=True,  # Ctrl-C is for the run, which then ends this process too
+        process_group=0,  # Ctrl-C is for the run, which ends this process; in a session of its own it would not yield to it
     )
 
 
