@@ -57,8 +57,9 @@ class Task:
         return f"{name}: {done.get(name, f'{s.layers} layers at one position')}"
 
     def localize(self) -> Tensor:
-        found = component_effects(self.subject, self.prompts, self.others, silent)
-        return torch.from_numpy(np.stack(list(found.values()), axis=-1))
+        layers, named = range(self.subject.sizes.layers), self.subject.positions.named().values()
+        given = self.subject, self.prompts, self.others
+        return torch.from_numpy(np.stack([component_effects(*given, p, layers, advance=silent) for p in named]))
 
     @torch.no_grad()
     def localize_plainly(self) -> Tensor:

@@ -125,7 +125,9 @@ class Work:
             block.logits.argmax(-1).cpu()
 
     def localize(self) -> None:
-        component_effects(self.subject, self.prompts, self.others, lambda units: None)
+        layers = range(self.subject.sizes.layers)
+        for position in self.subject.positions.named().values():
+            component_effects(self.subject, self.prompts, self.others, position, layers, advance=lambda units: None)
 
     def operations(self, stage: str) -> int:
         """By the formulas of docs/performance.md: a pass has rows, each with a tail of positions, and one unembedding a row."""
