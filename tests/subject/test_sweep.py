@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from arithscope.prompts import Prompts, random_source, sample, square
-from arithscope.subject.edits import capturing
-from arithscope.subject.subject import Subject
+from arithscope.subject.edits import capturing, edit, editing
+from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import mean_activations, sweep, sweep_neurons
 from arithscope.subject.twins import passes_at_once, twin
 from tests.families import FAMILY_AND_ATTENTION, small
@@ -121,6 +121,18 @@ def test_a_twin_has_its_own_modules_and_the_same_weights() -> None:
         assert not seen.neurons
         other.logits(other.encode(square("+", 2)))
         assert seen.neurons
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_what_is_edited_is_edited_in_every_pass(threads: int) -> None:
+    """And no longer than it is."""
+    subject, prompts = small("llama", "sdpa"), square("+-", 6)
+    unedited, _ = plain(subject, prompts)
+    silenced = edit(subject, Site.NEURONS, 1, positions=subject.positions.last)
+    for change in ([], [silenced], []):
+        with editing(subject, change, 1, subject.positions.op2):
+            for block in sweep(subject, prompts, rows=9):
+                assert close(block.logits, unedited[block.rows]) == (not change)
 
 
 def test_a_failure_in_a_pass_is_told() -> None:

@@ -124,11 +124,23 @@ def fired(
     found = np.empty((len(neurons), len(prompts)), dtype=np.float16)
     of_layer = {int(layer): np.flatnonzero(layers == layer) for layer in np.unique(layers)}
     chosen = {layer: torch.from_numpy(neurons[rows]).long() for layer, rows in of_layer.items()}
-    for some, seen in sweep_neurons(subject, prompts, chosen, advance):
+    for some, seen in sweep_neurons(subject, prompts, chosen, advance, keep=_stored):
         for layer, rows in of_layer.items():
-            values = seen[layer].float().clamp(-LARGEST, LARGEST)
-            found[np.ix_(rows, some)] = values.T.half().cpu().numpy()
+            _put(found, rows, some, seen[layer].numpy())
     return found
+
+
+def _stored(activations: Tensor) -> Tensor:
+    """[prompts, neurons] as they are kept: the other way round, in float16."""
+    return activations.float().clamp(-LARGEST, LARGEST).half().T.contiguous().cpu()
+
+
+def _put(found: NDArray[Any], rows: NDArray[np.int64], columns: NDArray[np.int64], values: NDArray[Any]) -> None:
+    """found[rows, columns] = values, ten times as fast if both are runs of consecutive numbers, as they nearly always are."""
+    if all(x[-1] - x[0] + 1 == len(x) for x in (rows, columns)) and (np.diff(columns) == 1).all():
+        found[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = values
+    else:
+        found[np.ix_(rows, columns)] = values
 
 
 def pattern_of(subject: Subject, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:

@@ -89,15 +89,16 @@ def sweep_neurons(
     chosen: Mapping[int, Int[Tensor, " chosen"]],
     progress: Progress | None = None,
     rows: int | None = None,
-) -> Iterator[tuple[NDArray[np.int64], dict[int, Float[Tensor, "rows chosen"]]]]:
-    """Run every prompt and yield, block by block, which prompts they are and the activations at the last position of chosen
-    neurons, by layer. A pass ends where the last of them is seen."""
+    keep: Callable[[Float[Tensor, "rows chosen"]], Tensor] = lambda x: x,
+) -> Iterator[tuple[NDArray[np.int64], dict[int, Tensor]]]:
+    """Run every prompt and yield, block by block, which prompts they are and, by layer, what `keep` makes of the activations of
+    chosen neurons at the last position. A pass ends where the last of them is seen."""
     layers, highest = list(chosen), max(chosen)
 
     def run(subject: Subject, tail: _Tail) -> tuple[NDArray[np.int64], dict[int, Tensor]]:
         with capturing(subject, neurons=layers, keep=_last) as seen, _up_to(subject.module(Site.NEURONS, highest)):
             tail_logits(subject, tail.keys_values, tail.ids, tail.beginning)
-        return tail.rows, {i: x.index_select(1, chosen[i].to(x.device)) for i, x in seen.neurons.items()}
+        return tail.rows, {i: keep(x.index_select(1, chosen[i].to(x.device))) for i, x in seen.neurons.items()}
 
     for found in _swept(subject, prompts, rows, len(layers) * component_bytes(subject, Site.NEURONS), run):
         yield found

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
 from arithscope.subject.subject import Subject
 from arithscope.threads import in_order, workers
 
+_twins: WeakKeyDictionary[Subject, list[Subject]] = WeakKeyDictionary()  # of subjects that are in use
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -39,6 +41,16 @@ def twin(subject: Subject) -> Subject:
     return copy.deepcopy(subject, {id(x): x for x in shared})
 
 
+def _some_twins(subject: Subject, count: int) -> list[Subject]:
+    """Those that were made before, unless something is watched or edited just now: that is so in twins made now, and in no
+    others."""
+    if any(m._forward_hooks or m._forward_pre_hooks for m in subject.model.modules()):
+        return [twin(subject) for _ in range(count)]
+    known = _twins.setdefault(subject, [])
+    known += [twin(subject) for _ in range(count - len(known))]
+    return known[:count]
+
+
 @contextmanager
 def side_by_side(subject: Subject) -> Iterator[Passes]:
     """Runs passes, without gradients, as many at a time as is good for the device."""
@@ -46,7 +58,7 @@ def side_by_side(subject: Subject) -> Iterator[Passes]:
     if count == 1:
         yield lambda run, items: (run(subject, item) for item in items)
         return
-    twins, own = [twin(subject) for _ in range(count)], threading.local()
+    twins, own = _some_twins(subject, count), threading.local()
 
     def start() -> None:
         own.subject = twins.pop()
