@@ -20,12 +20,12 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("shape", [Shape(4, 64, 4, 128, 16), Shape(2, 32, 9, 256, 8), Shape(5, 64, 3, 64, 32)], ids=str)
 def test_operations_are_those_of_the_formulas(stage: str, shape: Shape) -> None:
-    """Recording the passes that are replayed comes on top: a pass or two over each prompt."""
+    """Recording the passes that are replayed comes on top: a pass or two over each prompt, in localize for each position."""
     task = work(random_subject(shape, CPU, torch.float32), shape.prompts)
     with FlopCounterMode(display=False) as counter:
         getattr(task, stage)()
     counted, expected = matrix_operations(counter), task.operations(stage)
-    assert expected <= counted < 1.15 * expected
+    assert expected <= counted < (1.3 if stage == "localize" else 1.15) * expected
     if stage == "sweep":
         assert counted == expected
 
