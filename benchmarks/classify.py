@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Neurons, classify, match, workers
+from arithscope.heuristics.classification import Neurons, classify, match
 from arithscope.heuristics.matching import order, overlaps
 from arithscope.prompts import OPERATORS
 from arithscope.subject.load import load
+from arithscope.threads import workers
 
 MAX_OPERAND, LIMIT = 300, 1000
 MANY = 32  # neurons of each operator that are counted together; the loop over pairs gets one

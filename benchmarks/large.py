@@ -34,11 +34,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from arithscope import study
+from arithscope.bench import PROMPTS, Task
 from arithscope.doctor import examine
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
 from arithscope.experiments.linear_probes import steps
-from arithscope.experiments.localize import effect_reducer
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.neurons import EXACT
@@ -46,16 +46,13 @@ from arithscope.experiments.probe import probe
 from arithscope.experiments.samples import PRESETS, TRAINING_SHARE
 from arithscope.experiments.topk import neuron_counts
 from arithscope.progress import Silent, for_console
-from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
+from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.settings import Settings
 from arithscope.stages import STAGES, Stage
 from arithscope.store import RunWriter
-from arithscope.subject.edits import capturing, edit, editing
 from arithscope.subject.fresh import number_tokenizer
 from arithscope.subject.operations import row_operations
-from arithscope.subject.replay import record as record_tape
-from arithscope.subject.replay import replay_neurons
-from arithscope.subject.subject import Identity, Site, Subject
+from arithscope.subject.subject import Identity, Subject
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": dict(
@@ -74,7 +71,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CIRCUIT_HEADS = 20  # as many as the paper's largest circuit has
 TOP_NEURONS = 200
-PROMPTS = 50  # for single neurons
 SAMPLE = 16  # neurons that are patched one at a time, to compare with
 
 
@@ -261,50 +257,29 @@ def held(gigabytes: float | None) -> Iterator[int]:
     del filler
 
 
-class SingleNeurons:
-    """The exact effects of single neurons at the last position on 50 prompts of an operator."""
+def replayed(task: Task, neurons: int) -> Tensor:
+    """The exact effects of a layer's first neurons."""
+    return task.replayed(torch.arange(neurons), task.values[:neurons], task.effect)
 
-    def __init__(self, subject: Subject):
-        pool = legal_prompts("+", min(300, subject.limit - 1), subject.limit)
-        self.prompts: Prompts = sample(pool, PROMPTS, random_source(0, "large"))
-        others = counterfactuals(self.prompts, pool, random_source(0, "large counterfactuals"))
-        n = subject.sizes.layers
-        self.subject, self.layers = subject, (n // 2, max(n // 2 + 1, n - 4))
-        self.reduce = effect_reducer(subject, self.prompts, others, lambda n: None)
-        with torch.no_grad(), capturing(subject, neurons=self.layers, keep=lambda x: x[:, -1].clone()) as seen:
-            subject.logits(subject.encode(others))
-        self.values = {layer: values.T for layer, values in seen.neurons.items()}
-        last = subject.positions.last
-        self.tape = record_tape(subject, subject.encode(self.prompts), last, neurons=self.layers)
 
-    def replayed(self, layer: int, neurons: int) -> Tensor:
-        return replay_neurons(self.tape, layer, torch.arange(neurons), self.values[layer][:neurons], self.reduce)
-
-    @torch.no_grad()
-    def one_at_a_time(self, layer: int, neurons: int) -> Tensor:
-        """A full pass over the prompts for each neuron."""
-        subject, found = self.subject, []
-        ids, last = subject.encode(self.prompts), subject.positions.last
-        before = subject.logits(ids)
-        for neuron in range(neurons):
-            values = self.values[layer][neuron][:, None, None]
-            patch = edit(subject, Site.NEURONS, layer, [neuron], positions=last, values=values)
-            with editing(subject, [patch], len(ids)):
-                found.append(self.reduce(before, subject.logits(ids)[None])[0])
-        return torch.stack(found)
+def one_at_a_time(task: Task, neurons: int) -> Tensor:
+    """The same by a full pass over the prompts for each neuron."""
+    each = torch.arange(neurons, device=task.subject.device).split(1)
+    return torch.cat([task.batched(neuron, task.values[neuron], task.effect) for neuron in each])
 
 
 def single_neuron_table(subject: Subject, depth: int, every: float | None) -> Table:
     """Replay, and one neuron at a time. `depth` is the shape's true number of layers; `every` is what the exact effects of all
     neurons of its later half took, for all operators."""
-    task, s = SingleNeurons(subject), subject.sizes
-    low, high = task.layers
+    s = subject.sizes
+    low, high = s.layers // 2, max(s.layers // 2 + 1, s.layers - 4)
     some = min(1000, s.neurons)
-    for layer in task.layers:
-        task.replayed(layer, some)
-    replay = {layer: seconds_of(lambda layer=layer: task.replayed(layer, some), 3) for layer in task.layers}
-    task.one_at_a_time(low, 2)
-    alone = seconds_of(lambda: task.one_at_a_time(low, SAMPLE)) / SAMPLE
+    tasks = {layer: Task(subject, PROMPTS, layer) for layer in (low, high)}
+    for task in tasks.values():  # once unmeasured, for what is prepared then
+        replayed(task, some)
+    replay = {layer: seconds_of(lambda task=task: replayed(task, some), 3) for layer, task in tasks.items()}
+    one_at_a_time(tasks[low], 2)
+    alone = seconds_of(lambda: one_at_a_time(tasks[low], SAMPLE)) / SAMPLE
     work = (high - low) * (row_operations(subject, 0) - row_operations(subject, 1)) * some * PROMPTS
     a_layer = (replay[low] - replay[high]) / (high - low)  # more for each layer above
     top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, with the unembedding alone above it

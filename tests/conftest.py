@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from arithscope.checkpoints import follow
 from arithscope.experiments.samples import SampleSizes
@@ -26,6 +27,15 @@ def saved(subject: Subject, folder: Path) -> Path:
     subject.model.save_pretrained(folder)
     subject.tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """In torch, and in all that takes as many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

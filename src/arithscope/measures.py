@@ -21,17 +21,17 @@ def log_probability(
     logits: Float[Tensor, "*variants batch vocabulary"], tokens: Int[Tensor, " batch"]
 ) -> Float[Tensor, "*variants batch"]:
     """Log-probability of one token per prompt. At most 0; invariant to adding a constant to all logits."""
-    return _at(logits, tokens) - _sums(logits)[0]
+    sums = _fused_sums(logits)
+    return _at(logits.log_softmax(-1), tokens) if sums is None else _at(logits, tokens) - sums[0]
 
 
-def _sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"]:
-    """logsumexp and mean over the vocabulary."""
-    if logits.dtype == torch.float32 and not logits.requires_grad and runs_kernels(logits.device):
-        from arithscope.fused_sums import sums
+def _fused_sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"] | None:
+    """logsumexp and mean over the vocabulary, in one pass over it, where there is a kernel for that."""
+    if logits.dtype != torch.float32 or logits.requires_grad or not runs_kernels(logits.device):
+        return None
+    from arithscope.fused_sums import sums
 
-        return sums(logits)
-    # z − log P is the logsumexp, whatever the token; log_softmax is fewer passes over the vocabulary.
-    return torch.stack([logits[..., 0] - logits.log_softmax(-1)[..., 0], logits.mean(-1)])
+    return sums(logits)
 
 
 def _at(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -80,8 +80,10 @@ def landmarks(
 ) -> Float[Tensor, "3 *variants batch"]:
     """The three numbers that every effect is made of: the logits of r and of r′, and the logsumexp of all, centred over the
     vocabulary. Invariant to adding a constant to the logits."""
-    norm, mean = _sums(logits)
-    return torch.stack([_at(logits, answer), _at(logits, counterfactual), norm]) - mean
+    r, r2, sums = _at(logits, answer), _at(logits, counterfactual), _fused_sums(logits)
+    # Without a kernel: z − log P is the logsumexp, and log_softmax is fewer passes over the vocabulary.
+    norm, mean = (r - log_probability(logits, answer), logits.mean(-1)) if sums is None else sums
+    return torch.stack([r, r2, norm]) - mean
 
 
 def effects_between(

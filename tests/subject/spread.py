@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,11 +15,24 @@ from arithscope.prompts import legal_prompts, random_source, sample, square
 from arithscope.subject.contributions import logit_contributions
 from arithscope.subject.edits import Activations, capturing, cutting, edit, editing, gradients
 from arithscope.subject.linearise import linearised
+from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.replay import record, replay, replay_neurons
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import mean_activations, sweep
 
 Place = str | int | torch.device
+
+
+@cache
+def plain(name: str) -> Subject:
+    """A subject on the CPU."""
+    return load(name, options=LoadOptions(device="cpu"))
+
+
+@cache
+def wanted(name: str, what: Any) -> dict[str, Tensor]:
+    """What it says of one thing."""
+    return what(plain(name))
 
 
 def places(subject: Subject, of_layer: Callable[[int], Place], rest: Place) -> dict[str, Place]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,18 @@ from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.subject import Subject
 from tests.conftest import Smaller
 from tests.subject.pretended import PretendedGPUs
-from tests.subject.spread import EVERYTHING, assert_alike, assert_same, dispatched, passes, places, replays, weights
+from tests.subject.spread import (
+    EVERYTHING,
+    assert_alike,
+    assert_same,
+    dispatched,
+    passes,
+    places,
+    plain,
+    replays,
+    wanted,
+    weights,
+)
 
 GPU, SECOND, THIRD = (torch.device("cuda", i) for i in range(3))
 SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
@@ -27,16 +37,6 @@ SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
     "ends in memory",
     "CPU and GPU",
 )
-
-
-@cache
-def plain(name: str) -> Subject:
-    return load(name, options=LoadOptions(device="cpu"))
-
-
-@cache
-def wanted(name: str, what: Any) -> dict[str, Tensor]:
-    return what(plain(name))
 
 
 @pytest.fixture

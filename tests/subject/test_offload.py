@@ -39,18 +39,15 @@ from tests.subject.spread import (
     dispatched,
     passes,
     places,
+    plain,
     slopes,
     some_ids,
+    wanted,
     weights,
 )
 
 NAMES = ("tiny-llama", "tiny-pythia", "tiny-gptj")
 LAYERS, ENDS, ALL, HOOKS = "some layers on disk", "embedding, norm and head on disk", "all on disk", "hooks alone"
-
-
-@cache
-def plain(name: str) -> Subject:
-    return load(name, options=LoadOptions(device="cpu"))
 
 
 @cache
@@ -63,11 +60,6 @@ def spread(name: str, how: str) -> Subject:
         ALL: {"": "disk"},
     }
     return load(name, options=LoadOptions(device="cpu", device_map=where[how]))
-
-
-@cache
-def wanted(name: str, what: Any) -> dict[str, Tensor]:
-    return what(plain(name))
 
 
 @pytest.mark.parametrize("how", [LAYERS, ENDS, ALL, HOOKS])

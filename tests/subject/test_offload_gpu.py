@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from arithscope.progress import Silent
 from arithscope.study import describe_subject, run
 from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.subject import Subject
 from tests.conftest import Smaller
-from tests.subject.spread import EVERYTHING, Place, assert_alike, assert_same, dispatched, places
+from tests.subject.spread import EVERYTHING, Place, assert_alike, assert_same, dispatched, places, plain, wanted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 NAMES = ("tiny-llama", "tiny-pythia", "tiny-gptj")
@@ -27,16 +24,6 @@ WAYS: dict[str, tuple[tuple[Place, ...], Place]] = {  # where layers go, in turn
     "most of it on disk": (("disk", "disk", 0), "disk"),
 }
 RUN_BY_BOTH = "layers run by CPU and GPU"  # which no map of the library says, but which is like several GPUs
-
-
-@cache
-def plain(name: str) -> Subject:
-    return load(name, options=LoadOptions(device="cpu"))
-
-
-@cache
-def wanted(name: str, what: Any) -> dict[str, Tensor]:
-    return what(plain(name))
 
 
 def spread(name: str, how: str) -> Subject:

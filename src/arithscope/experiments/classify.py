@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
@@ -32,9 +33,8 @@ ANY = "any"  # kind of heuristic
 ALL_LAYERS = -1
 NEURONS_IN_UNIT = 256
 
-Vocabulary = tuple[
-    str, int, int, bool
-]  # operator, largest operand, limit, and whether heuristics about both operands are tried
+# Operator, largest operand, limit, and whether heuristics about both operands are tried.
+Vocabulary = tuple[str, int, int, bool]
 Columns = dict[str, Any]  # of a table, as arrays, or lists of texts
 
 
@@ -124,6 +124,13 @@ def _sets(words: Vocabulary, device: torch.device) -> Catalogue:
     return catalogue(*words, device)
 
 
+@lru_cache(maxsize=len(OPERATORS))
+def _closer_look(words: Vocabulary, seed: int, device: torch.device) -> tuple[Coverage, Tensor]:
+    """What is looked at more closely with, kept for the same reason."""
+    sets = _sets(words, device)
+    return Coverage(sets), permutations(sets, seed)
+
+
 def matched(
     subject: Subject,
     words: Vocabulary,
@@ -195,7 +202,7 @@ def looked_closer(
     """A unit: what is left of some neurons' matches if one operand counts (op1_only, op2_only, two_operands), and each neuron's
     coverage."""
     sets, neurons, matches = _sets(words, subject.device), Neurons(activations, logits), _frame(columns)
-    cover, permuted = Coverage(sets), permutations(sets, seed)
+    cover, permuted = _closer_look(words, seed, subject.device)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))
     of_two = calibrated & matches.on.isin([RESULT, BOTH]).to_numpy()

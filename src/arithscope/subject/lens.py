@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from importlib.util import find_spec
-from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from arithscope.subject.subject import Subject
+from arithscope.subject.twins import twin
 
 
 class NoLens(Exception):
@@ -21,7 +20,7 @@ class NoLens(Exception):
 class Lens:
     """A subject's model as a TransformerLens bridge.
 
-    A bridge is built into the model that it is given, so it gets a copy of the modules; the weights are shared.
+    A bridge is built into the model that it is given, so it gets a twin's; the weights are shared.
     """
 
     def __init__(self, subject: Subject):
@@ -29,8 +28,7 @@ class Lens:
             raise NoLens("it is not installed")
         if subject.quantization or getattr(subject.model, "hf_device_map", None):
             raise NoLens("it takes models that are on one device and not quantised")
-        weights = chain(subject.model.parameters(), subject.model.buffers())
-        model = copy.deepcopy(subject.model, {id(tensor): tensor for tensor in weights})
+        model = twin(subject).model
         try:
             from transformer_lens.model_bridge.sources import build_bridge_from_module
 
