@@ -74,9 +74,9 @@ SMALL = Plan(
     },
 )
 LARGE = Plan(
-    Shape(layers=16, width=2048, prompts=50, neurons=8192, heads=16),
+    Shape(layers=8, width=2048, prompts=50, neurons=8192, heads=16),
     {
-        "layers": (4, 8, 16, 32),
+        "layers": (2, 4, 8, 16),
         "width": (512, 1024, 2048, 4096),
         "prompts": (25, 50, 100, 200),
         "neurons": (2048, 4096, 8192, 16384),

@@ -1,7 +1,7 @@
 """Studies of models of real size on one GPU: a model's exact shape with random weights, so that nothing has to be fetched.
 
 The real stages run, by `study.run`, into a run folder. Each is timed, with its peak of memory, and compared with its floor:
-the operations, or bytes, that it cannot do without, at the speed of plain products and copies on the same GPU. A random model
+the operations that it cannot do without, at the speed of plain products on the same GPU. A random model
 is never right, so every prompt is counted as correct; it has no circuit and no answer layer, so the circuit is the first 20
 heads, answers come from the middle layer on, and 200 neurons are kept of each MLP, as in the paper. Times do not depend on who
 is right.
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from arithscope.bench import PROMPTS, Task
 from arithscope.doctor import examine
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
-from arithscope.experiments.linear_probes import steps
+from arithscope.experiments.linear_probes import BATCH, steps
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.neurons import EXACT
@@ -72,14 +72,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 CIRCUIT_HEADS = 20  # as many as the paper's largest circuit has
 TOP_NEURONS = 200
 SAMPLE = 16  # neurons that are patched one at a time, to compare with
-
-
-@dataclass(frozen=True)
-class Speed:
-    """What plain products (bfloat16) and copies reach on this GPU: operations and bytes a second."""
-
-    products: float
-    copies: float
 
 
 def random_subject(shape: str, layers: int | None, device: str) -> Subject:
@@ -133,22 +125,18 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def plain_speed(device: str) -> Speed:
+def product_speed(device: str) -> float:
+    """Operations a second that plain products reach, in bfloat16 on a GPU."""
     n = 8192 if device == "cuda" else 1024
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    source = torch.randn(n * n * 8, device=device)
-    target = torch.empty_like(source)
     for _ in range(3):
         a @ b
-        target.copy_(source)
-    return Speed(
-        2 * n**3 / seconds_of(lambda: a @ b, 10), 8 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
-    )
+    return 2 * n**3 / seconds_of(lambda: a @ b, 10)
 
 
-def floors(subject: Subject, settings: Settings, speed: Speed) -> dict[str, float]:
-    """The least seconds of the larger stages: products of activations with weights; for probes, what Adam reads and writes."""
+def floors(subject: Subject, settings: Settings, speed: float) -> dict[str, float]:
+    """The least seconds of the larger stages: products of activations with weights."""
     s, sizes, operators = subject.sizes, settings.sizes, len(settings.operators)
     head = row_operations(subject, s.layers)  # the unembedding alone
     layer = (row_operations(subject) - head) / s.layers
@@ -182,11 +170,11 @@ def floors(subject: Subject, settings: Settings, speed: Speed) -> dict[str, floa
         * (later * layer + head),
         "patterns": operators * square * tails[2] * s.layers * layer,
     }
-    weights = 4 * s.layers * s.width * subject.limit
-    adam = len(tails) * steps(int(TRAINING_SHARE * probe_prompts(subject, settings))) * 7 * weights
+    taken = steps(int(TRAINING_SHARE * probe_prompts(subject, settings)))
+    found["probe"] = len(tails) * s.layers * taken * 2 * (2 * BATCH * s.width * subject.limit)  # logits and gradients
     if settings.neurons != EXACT:
         del found["neurons"]
-    return {**{name: operations / speed.products for name, operations in found.items()}, "probe": adam / speed.copies}
+    return {name: operations / speed for name, operations in found.items()}
 
 
 def probe_prompts(subject: Subject, settings: Settings) -> int:
@@ -217,7 +205,7 @@ def seconds_a_probe_prompt(subject: Subject, settings: Settings, seconds: float)
 
 
 def study_table(
-    subject: Subject, settings: Settings, stages: Sequence[str] | None, speed: Speed, taken: int
+    subject: Subject, settings: Settings, stages: Sequence[str] | None, speed: float, taken: int
 ) -> tuple[Table, list[float]]:
     """Run the stages into a folder that is thrown away; a row for each, and the seconds with all operators."""
     rows: list[list[Any]] = []
@@ -327,8 +315,8 @@ def main() -> None:
         topk=TOP_NEURONS,
         neurons=arguments.neurons,
     )
-    speed = plain_speed(device)
-    print(f"products {speed.products / 1e12:.0f} TFLOP/s, copies {speed.copies / 1e12:.2f} TB/s", flush=True)
+    speed = product_speed(device)
+    print(f"products {speed / 1e12:.0f} TFLOP/s", flush=True)
     with held(arguments.hold) as taken:
         subject = random_subject(arguments.shape, arguments.layers, device)
         print(subject, flush=True)
@@ -346,8 +334,7 @@ def main() -> None:
         for row in table.rows:
             print(row, flush=True)
     if arguments.record:
-        note = f"plain products reach {speed.products / 1e12:.0f} TFLOP/s and copies {speed.copies / 1e12:.2f} TB/s"
-        record(arguments.record, tables, [str(subject), note])
+        record(arguments.record, tables, [str(subject), f"plain products reach {speed / 1e12:.0f} TFLOP/s"])
 
 
 if __name__ == "__main__":

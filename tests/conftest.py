@@ -29,13 +29,22 @@ def saved(subject: Subject, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
+def _threads(count: int) -> Iterator[None]:
     """In torch, and in all that takes as many."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(count)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    yield from _threads(1)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    yield from _threads(2)
 
 
 @pytest.fixture(scope="session")

@@ -109,22 +109,23 @@ def test_estimates() -> None:
 def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     subject: Any = SimpleNamespace(sizes=SimpleNamespace(neurons=1000), device="cpu")
 
-    def chosen(fixed: float, each: float) -> tuple[int, float]:
+    def chosen(fixed: float, each: float, first: float = 0.0) -> tuple[int, float]:
         spent: list[float] = []
 
         def pretended(way: Any, neurons: Tensor) -> tuple[float, int]:
-            spent.append(fixed + each * len(neurons))
+            spent.append(fixed + each * len(neurons) + (0 if spent else first))
             return spent[-1], 1
 
         monkeypatch.setattr(benching, "_timed", pretended)
         return benching._sample_size(lambda n: n, subject, 1.0), sum(spent)
 
-    assert chosen(0.0, 5.0) == (1, 5.0)  # one is more than there is time for
+    assert chosen(0.0, 5.0) == (1, 10.0)  # one is more than there is time for
+    assert chosen(0.0, 1e-6, first=60.0)[0] == 1000  # what is done only once says nothing
     assert chosen(0.0, 1e-6)[0] == 1000  # all of them
     for fixed, each in ((0.0, 0.01), (0.3, 0.01), (0.0, 0.002), (0.45, 0.002)):
         n, spent = chosen(fixed, each)
         assert 0.5 <= fixed + each * n <= 1.3
-        assert spent <= 4
+        assert spent <= 5
 
 
 def test_what_is_printed(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

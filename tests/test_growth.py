@@ -17,6 +17,7 @@ from tests.subject.test_operations import matrix_operations
 CPU = torch.device("cpu")
 
 
+@pytest.mark.usefixtures("one_thread")  # torch counts what is done in this one
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("shape", [Shape(4, 64, 4, 128, 16), Shape(2, 32, 9, 256, 8), Shape(5, 64, 3, 64, 32)], ids=str)
 def test_operations_are_those_of_the_formulas(stage: str, shape: Shape) -> None:

@@ -244,7 +244,7 @@ def _agreeing_ways(task: Task, lens: Lens | str) -> tuple[dict[str, Way], Lens |
 def _layer_rates(task: Task, ways: dict[str, Way], deadline: float) -> LayerRates:
     """Medians of several rounds, each on so many neurons that all of it is done by the deadline; of one at the least."""
     subject, left = task.subject, max(0.0, deadline - time.perf_counter())
-    share = left / len(ways) / (REPEATS + 2)  # two for finding the sizes
+    share = left / len(ways) / (REPEATS + 3)  # three for finding the sizes
     samples = {name: _sample_size(way, subject, share) for name, way in ways.items()}
     timed: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS):
@@ -263,7 +263,10 @@ def _sample_size(way: Way, subject: Subject, wanted: float) -> int:
     """How many neurons a way manages in so many seconds."""
     n, most = 1, subject.sizes.neurons
     while True:
-        spent, _ = _timed(way, torch.arange(n, device=subject.device))
+        some = torch.arange(n, device=subject.device)
+        spent, _ = _timed(way, some)
+        if spent >= wanted / 2:  # perhaps for what is prepared only once
+            spent, _ = _timed(way, some)
         if n == most or spent >= wanted / 2:
             return n
         n = min(most, max(n + 1, int(n * min(8.0, 0.8 * wanted / spent))))

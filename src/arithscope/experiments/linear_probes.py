@@ -11,10 +11,12 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.probe_kernel import Kernel, kernel_for, train_one
 from arithscope.prompts import random_source
 from arithscope.threads import workers
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
+BETAS = (0.9, 0.999)  # as PyTorch's Adam has them
 SAID_EVERY = 64  # steps
 
 
@@ -81,6 +83,9 @@ def train(
     Adam works entry by entry, and no entry is in two probes, so each probe ends up where it would alone. The order of
     examples depends on the epoch only, not on which layers are trained together.
     """
+    kernel = kernel_for(examples.states, start.matrix.shape[2])
+    if kernel is not None:
+        return _trained_on_chip(kernel, start, examples, training, seed, name, advance)
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
     optimizer = torch.optim.Adam(
@@ -116,6 +121,30 @@ def train(
                 torch.cuda.synchronize(device)  # what is said to be done is done, not only asked for
             advance((i % SAID_EVERY + 1) * len(probes.matrix))
     return probes
+
+
+def _trained_on_chip(
+    kernel: Kernel,
+    start: Probes,
+    examples: Examples,
+    training: int,
+    seed: int,
+    name: str,
+    advance: Callable[[int], None],
+) -> Probes:
+    """The same, one layer after the other."""
+    device = examples.states.device
+    orders = _orders(training, seed, name).to(device)
+    rows = torch.where(orders >= 0, examples.of_prompt[orders.clamp(min=0)], -1).int()
+    answers = examples.answer[orders.clamp(min=0)].int()
+    t = torch.arange(1, len(orders) + 1, dtype=torch.float64)
+    rates = torch.stack([LEARNING_RATE / (1 - BETAS[0] ** t), (1 - BETAS[1] ** t) ** -0.5], dim=1).float().to(device)
+    found = []
+    for layer, states in enumerate(examples.states):
+        first = torch.cat([start.matrix[layer], start.bias[layer]]).to(device)
+        found.append(train_one(kernel, states, rows, answers, rates, first, advance))
+    every = torch.stack(found)
+    return Probes(every[:, :-1].contiguous(), every[:, -1:].contiguous())
 
 
 def _recorded(step: Callable[[], None], forget: Callable[[], None]) -> Callable[[], None]:
