@@ -43,7 +43,7 @@ def plain_steps(
     weights, first, second = weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights)
     for some, right, (rate, scale) in zip(rows, answers, rates.tolist(), strict=True):
         weights.requires_grad_()
-        x, y = states[some[some >= 0].long()].float(), right[some >= 0].long()
+        x, y = states[some[right >= 0].long()].float(), right[right >= 0].long()
         loss = torch.nn.functional.cross_entropy(x @ weights[:-1] + weights[-1], y)
         (slope,) = torch.autograd.grad(loss, weights)
         first = 0.9 * first + 0.1 * slope

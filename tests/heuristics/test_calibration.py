@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from arithscope.heuristics.calibration import LEVEL, beyond, chance_of, direct, false_discovery_rate
+from arithscope.heuristics.calibration import (
+    LEVEL,
+    beyond,
+    chance_of,
+    direct,
+    false_discovery_rate,
+    gathered_products,
+    rolled_products,
+)
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.kinds import Heuristic, parse
 from arithscope.heuristics.matching import order
@@ -165,3 +173,15 @@ def test_what_remains_of_several_results() -> None:
     assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.data())
+def test_products_with_activations_that_are_moved_round(neurons: int, prompts: int, data: st.DataObject) -> None:
+    """Both ways are what torch's roll gives."""
+    generator = torch.Generator().manual_seed(0)
+    activations, logits = (torch.randn(neurons, prompts, generator=generator) for _ in range(2))
+    pair = st.tuples(st.integers(0, neurons - 1), st.integers(0, prompts - 1))
+    which = data.draw(st.lists(pair, min_size=1, max_size=6))
+    expected = torch.stack([activations[i].roll(shift) * logits[i] for i, shift in which])
+    for way in (rolled_products, gathered_products):
+        assert torch.equal(way(activations, logits, which), expected)

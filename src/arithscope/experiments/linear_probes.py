@@ -135,8 +135,8 @@ def _trained_on_chip(
     """The same, one layer after the other."""
     device = examples.states.device
     orders = _orders(training, seed, name).to(device)
-    rows = torch.where(orders >= 0, examples.of_prompt[orders.clamp(min=0)], -1).int()
-    answers = examples.answer[orders.clamp(min=0)].int()
+    rows = examples.of_prompt[orders.clamp(min=0)].int()
+    answers = torch.where(orders >= 0, examples.answer[orders.clamp(min=0)], -1).int()
     t = torch.arange(1, len(orders) + 1, dtype=torch.float64)
     rates = torch.stack([LEARNING_RATE / (1 - BETAS[0] ** t), (1 - BETAS[1] ** t) ** -0.5], dim=1).float().to(device)
     found = []

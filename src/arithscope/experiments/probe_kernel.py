@@ -87,7 +87,8 @@ def train_one(
     weights: Float[Tensor, "width_and_bias answers"],
     advance: Callable[[int], None],
 ) -> Float[Tensor, "width_and_bias answers"]:
-    """Take all steps. rows: which states, −1 for none. rates: learning rate ÷ (1 − 0.9ᵗ), and 1 ÷ √(1 − 0.999ᵗ)."""
+    """Take all steps. rows: which states. answers: −1 for a row that does not count. rates: learning rate ÷ (1 − 0.9ᵗ), and
+    1 ÷ √(1 − 0.999ᵗ)."""
     from cuda.bindings import driver
 
     memory = torch.stack([weights, torch.zeros_like(weights), torch.zeros_like(weights)])  # with Adam's moments

@@ -98,8 +98,8 @@ __device__ __forceinline__ float from_other_block(const float* here, word other)
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) probe_steps(
     const char* __restrict__ states,    // [distinct, WIDTH] bfloat16
-    const int* __restrict__ rows,       // [steps, BATCH], -1 where there is none
-    const int* __restrict__ answer,     // [steps, BATCH]
+    const int* __restrict__ rows,       // [steps, BATCH]
+    const int* __restrict__ answer,     // [steps, BATCH], -1 where there is none
     const Rate* __restrict__ rates,     // [steps]
     float* __restrict__ weights,        // [3, WIDTH + 1, answers]: weights and moments; the bias is the last row
     unsigned long long* seen,           // [2, clusters, BATCH], zeros
@@ -152,17 +152,20 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
         for (int i = 0; i < 3; i++) own_bias[i] = at_bias[i * plane];
     if (thread < COLUMNS) bias[thread] = own_bias[0];
 
+    int row = rows[from * BATCH + lane];
     for (int step = from; step < to; step++) {
         const int count = step - from + 1;
         word* here = offset + step % 2 * BATCH;
-        if (thread < BATCH) here[thread] = (word)max(rows[step * BATCH + thread], 0) * (WIDTH * 2);
+        if (thread < BATCH) here[thread] = (word)row * (WIDTH * 2);
         __syncthreads();
+        const int wanted = answer[step * BATCH + lane];  // read here, for it takes a while to come
+        const Rate rate = rates[step];
         if (step + 1 < to) {  // what the next step reads, so that it comes from the cache
+            row = rows[(step + 1) * BATCH + lane];
             const int line = blockIdx.x * THREADS + thread;  // of 128 bytes
             if (line < BATCH * (WIDTH / 64)) {
-                const int row = max(rows[(step + 1) * BATCH + line / (WIDTH / 64)], 0);
-                const char* next = states + (size_t)row * (WIDTH * 2) + line % (WIDTH / 64) * 128;
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(next));
+                const size_t next = rows[(step + 1) * BATCH + line / (WIDTH / 64)];
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(states + next * (WIDTH * 2) + line % (WIDTH / 64) * 128));
             }
         }
 
@@ -257,7 +260,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
         }
         sums[warp * BATCH + lane] = sum;
         __syncthreads();
-        const int present = __popc(__ballot_sync(~0u, rows[step * BATCH + lane] >= 0));
+        const int present = __popc(__ballot_sync(~0u, wanted >= 0));
         float both = 0.f;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
@@ -265,10 +268,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
             Sum every = NOTHING;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) every = joined(every, sums[w * BATCH + example]);
-            const bool right = answer[step * BATCH + example] == column;
-            const bool counts = column < answers && rows[step * BATCH + example] >= 0;
+            const int right = __shfl_sync(~0u, wanted, example);
             const float probability = __fdividef(__expf(logit[k] - every.top), every.powers);
-            const float slope = counts ? __fdividef(probability - (right ? 1.f : 0.f), present) : 0.f;
+            const bool counts = column < answers && right >= 0;
+            const float slope = counts ? __fdividef(probability - (right == column ? 1.f : 0.f), present) : 0.f;
             both += slope;
             word part[2];
             split(slope, 0.f, part[0], part[1]);
@@ -280,7 +283,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
         if (lane < COLUMNS) of_bias[warp * COLUMNS + lane] = both;
         __syncthreads();
 
-        const Rate rate = rates[step];
         if (thread < COLUMNS) {
             float slope = 0.f;
             for (int w = 0; w < WARPS; w++) slope += of_bias[w * COLUMNS + thread];

@@ -18,6 +18,7 @@ permuted activations reach evidence in the hundreds there, and a perfect match o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,11 +93,7 @@ def direct(
     todo = [(neuron, shift) for neuron, own in enumerate(shifts.tolist()) for shift in (0, *own)]
     found, sets, ranks = [], [], []
     for start in range(0, len(todo), rows):
-        some = todo[start : start + rows]
-        permuted = activations.new_empty(len(some), len(catalogue))
-        for product, (i, shift) in zip(permuted, some, strict=True):
-            _rolled_product(activations[i], shift, logits[i], product)
-        ordered = order(permuted, catalogue.depth)
+        ordered = order(rolled_products(activations, logits, todo[start : start + rows]), catalogue.depth)
         found.append(overlaps(ordered, side))
         if divided:
             ranks.append(ranks_by_result(ordered, catalogue))
@@ -122,10 +119,28 @@ def direct(
     return Direct(Overlaps(side.sizes[None], overlap[:, 0], expected[:, 0], most[:, 0]), several, null)
 
 
-def _rolled_product(x: Tensor, shift: int, y: Tensor, out: Tensor) -> None:
-    """x.roll(shift) · y, without the copy in between."""
-    torch.mul(x[len(x) - shift :], y[:shift], out=out[:shift])
-    torch.mul(x[: len(x) - shift], y[shift:], out=out[shift:])
+def rolled_products(
+    activations: Float[Tensor, "neurons prompts"],
+    logits: Float[Tensor, "neurons prompts"],
+    which: Sequence[tuple[int, int]],
+) -> Float[Tensor, "orders prompts"]:
+    """activations[neuron].roll(shift) · logits[neuron] for some neurons and shifts."""
+    if activations.is_cuda:
+        return gathered_products(activations, logits, which)
+    n, products = activations.shape[1], activations.new_empty(len(which), activations.shape[1])
+    for product, (i, shift) in zip(products, which, strict=True):  # without a copy in between
+        torch.mul(activations[i, n - shift :], logits[i, :shift], out=product[:shift])
+        torch.mul(activations[i, : n - shift], logits[i, shift:], out=product[shift:])
+    return products
+
+
+def gathered_products(activations: Tensor, logits: Tensor, which: Sequence[tuple[int, int]]) -> Tensor:
+    """The same for all at once, which a GPU is quicker with."""
+    n = activations.shape[1]
+    neuron, shift = torch.tensor(which, device=activations.device).T
+    twice = torch.cat([activations, activations], dim=1).flatten()
+    starts = (2 * neuron + 1) * n - shift
+    return twice[starts[:, None] + torch.arange(n, device=starts.device)].mul_(logits[neuron])
 
 
 def _expected(
