@@ -33,6 +33,7 @@ bench: $(INSTALLED)
 
 # The tables of the documents, from benchmarks/results.
 tables: $(INSTALLED)
+	$(BIN)/python -m benchmarks.goals
 	$(BIN)/python -m benchmarks.tables
 
 clean:

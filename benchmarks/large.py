@@ -1,10 +1,9 @@
 """Studies of models of real size on one GPU: a model's exact shape with random weights, so that nothing has to be fetched.
 
 The real stages run, by `study.run`, into a run folder. Each is timed, with its peak of memory, and compared with its floor:
-the operations that it cannot do without, at the speed of plain products on the same GPU. A random model
-is never right, so every prompt is counted as correct; it has no circuit and no answer layer, so the circuit is the first 20
-heads, answers come from the middle layer on, and 200 neurons are kept of each MLP, as in the paper. Times do not depend on who
-is right.
+the operations that it cannot do without, at the speed of plain products on the same GPU. A random model is never right, so
+every prompt is counted as correct; it has no circuit and no answer layer, so the circuit is the first 20 heads, answers come
+from the middle layer on, and 200 neurons are kept of each MLP, as in the paper. Times do not depend on who is right.
 
     python -m benchmarks.large llama-3-8b [--preset paper] [--operators +] [--stages neurons] [--hold 24] [--record NAME]
 

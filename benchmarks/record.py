@@ -43,12 +43,13 @@ class Table:
                 raise ValueError(f"a row of {len(row)} in a table of {len(self.columns)} columns: {row}")
 
 
-def record(name: str, tables: Mapping[str, Table], notes: Sequence[str] = ()) -> Path:
-    """Write what this process measured to results/NAME.json; tables by a key that documents name them by."""
+def record(name: str, tables: Mapping[str, Table], notes: Sequence[str] = (), measured_on: str | None = None) -> Path:
+    """Write what was measured, on this machine unless another is named, to results/NAME.json; tables by a key that documents
+    name them by."""
     result = {
         "name": name,
         "command": command(),
-        "machine": machine(),
+        "machine": machine() if measured_on is None else measured_on,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
         "notes": list(notes),

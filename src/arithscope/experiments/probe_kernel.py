@@ -38,7 +38,7 @@ def kernel_for(states: Float[Tensor, "layers distinct width"], answers: int) -> 
         return None
     has: Any = torch.cuda.get_device_properties(states.device)
     parts, blocks = 2 * -(-width // 1024), 2 * -(-answers // COLUMNS)
-    shared = min(parts, (has.shared_memory_per_block_optin - OTHER_BYTES) // PART_BYTES - parts)
+    shared = min(parts, (getattr(has, "shared_memory_per_block_optin", 0) - OTHER_BYTES) // PART_BYTES - parts)
     on_chip = parts <= MOST_PARTS and parts - shared <= MOST_PARTS_IN_REGISTERS and blocks <= has.multi_processor_count
     # Clusters of blocks exist from 9.0 on; offsets in the states have 32 bits.
     if not on_chip or has.major < 9 or distinct * width * states.dtype.itemsize >= 2**32:
@@ -91,6 +91,8 @@ def train_one(
     1 ÷ √(1 − 0.999ᵗ)."""
     from cuda.bindings import driver
 
+    if rows.shape[1] != BATCH:
+        raise ValueError(f"a step has {BATCH} rows, not {rows.shape[1]}")
     memory = torch.stack([weights, torch.zeros_like(weights), torch.zeros_like(weights)])  # with Adam's moments
     seen = torch.empty(2, kernel.blocks // 2, BATCH, dtype=torch.int64, device=states.device)
     tensors = [states, rows, answers, rates, memory, seen]
