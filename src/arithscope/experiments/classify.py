@@ -235,14 +235,16 @@ def shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFr
     kinds = [(ANY, ANY), *sorted(set(zip(matches.kind, matches.on, strict=True)))]
     rows = []
     for operator, of_operator in neurons.groupby("operator", sort=False):
+        found, layers = matches[matches.operator == operator], of_operator.layer.to_numpy()
+        every = np.ones(len(found), dtype=np.bool_)
+        who = pd.MultiIndex.from_frame(of_operator[["layer", "neuron"]])
+        place = who.get_indexer(pd.MultiIndex.from_frame(found[["layer", "neuron"]]))
         for layer in (ALL_LAYERS, *sorted(of_operator.layer.unique())):
-            mine = of_operator if layer == ALL_LAYERS else of_operator[of_operator.layer == layer]
-            who = pd.MultiIndex.from_frame(mine[["layer", "neuron"]])
-            found = matches[matches.operator == operator]
+            mine = layers == layer if layer != ALL_LAYERS else np.ones(len(layers), dtype=np.bool_)
             for kind, on in kinds:
-                of_kind = found if kind == ANY else found[(found.kind == kind) & (found.on == on)]
-                for criterion, chosen in ((RAW, of_kind), (CALIBRATED, of_kind[of_kind.calibrated])):
-                    has = who.isin(pd.MultiIndex.from_frame(chosen[["layer", "neuron"]]))
+                of_kind = every if kind == ANY else (found.kind == kind).to_numpy() & (found.on == on).to_numpy()
+                for criterion, chosen in ((RAW, of_kind), (CALIBRATED, of_kind & found.calibrated.to_numpy())):
+                    has = np.isin(np.arange(len(layers)), place[chosen])[mine]
                     random = random_source(seed, "shares", str(operator), int(layer), kind, on, criterion)
                     share = asdict(bootstrap_mean(has, random))
                     rows.append(
