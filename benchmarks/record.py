@@ -44,14 +44,14 @@ class Table:
 
 
 def record(name: str, tables: Mapping[str, Table], notes: Sequence[str] = (), measured_on: str | None = None) -> Path:
-    """Write what was measured, on this machine unless another is named, to results/NAME.json; tables by a key that documents
-    name them by."""
+    """Write what was measured, on this machine and with these versions unless another machine is named, to results/NAME.json;
+    tables by a key that documents name them by."""
     result = {
         "name": name,
         "command": command(),
         "machine": machine() if measured_on is None else measured_on,
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": versions(),
+        "versions": versions() if measured_on is None else {},
         "notes": list(notes),
         "tables": {key: asdict(table) for key, table in tables.items()},
     }

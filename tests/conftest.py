@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ def saved(subject: Subject, folder: Path) -> Path:
     return folder
 
 
-def _threads(count: int) -> Iterator[None]:
-    """In torch, and in all that takes as many."""
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many, in torch and in all that takes as many."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     yield
@@ -39,12 +41,14 @@ def _threads(count: int) -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    yield from _threads(1)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    yield from _threads(2)
+    with torch_threads(2):
+        yield
 
 
 @pytest.fixture(scope="session")

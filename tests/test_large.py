@@ -46,8 +46,9 @@ def test_stages_are_timed_and_compared_with_their_floors(measured: dict[str, lis
 
 def test_single_neurons_both_ways(measured: dict[str, list[list[float]]]) -> None:
     rows = dict(measured["single-neurons"])
-    alone, stage, ratio = (rows[name] for name in list(rows)[-4::1] if not name.startswith("the same by replay"))
-    assert ratio == pytest.approx(alone / stage)
+    alone = rows["all neurons of the later 2 of 4 layers so, minutes (extrapolated)"]
+    stage = rows["the same by the stage `neurons`, minutes (measured)"]
+    assert rows["one at a time ÷ stage"] == pytest.approx(alone / stage)
 
 
 def test_the_two_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:

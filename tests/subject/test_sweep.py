@@ -13,6 +13,7 @@ from arithscope.subject.edits import capturing, edit, editing
 from arithscope.subject.subject import Site, Subject
 from arithscope.subject.sweep import mean_activations, sweep, sweep_neurons
 from arithscope.subject.twins import passes_at_once, twin
+from tests.conftest import torch_threads
 from tests.families import FAMILY_AND_ATTENTION, small
 
 families = pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
@@ -82,10 +83,8 @@ def test_neurons_of_passes_that_end_early_equal_plain_batches(family: str, atten
 @pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """So many threads in torch, and therefore so many passes at a time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with torch_threads(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)

@@ -236,20 +236,19 @@ def shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFr
     rows = []
     for operator, of_operator in neurons.groupby("operator", sort=False):
         found, layers = matches[matches.operator == operator], of_operator.layer.to_numpy()
-        every = np.ones(len(found), dtype=np.bool_)
-        who = pd.MultiIndex.from_frame(of_operator[["layer", "neuron"]])
-        place = who.get_indexer(pd.MultiIndex.from_frame(found[["layer", "neuron"]]))
+        who, whose = (pd.MultiIndex.from_frame(x[["layer", "neuron"]]) for x in (of_operator, found))
+        place, has = who.get_indexer(whose), {}
+        for kind, on in kinds:
+            of_kind = ((found.kind == kind) & (found.on == on)).to_numpy() | (kind == ANY)
+            for criterion, chosen in ((RAW, of_kind), (CALIBRATED, of_kind & found.calibrated.to_numpy())):
+                has[kind, on, criterion] = np.isin(np.arange(len(who)), place[chosen])
         for layer in (ALL_LAYERS, *sorted(of_operator.layer.unique())):
-            mine = layers == layer if layer != ALL_LAYERS else np.ones(len(layers), dtype=np.bool_)
-            for kind, on in kinds:
-                of_kind = every if kind == ANY else (found.kind == kind).to_numpy() & (found.on == on).to_numpy()
-                for criterion, chosen in ((RAW, of_kind), (CALIBRATED, of_kind & found.calibrated.to_numpy())):
-                    has = np.isin(np.arange(len(layers)), place[chosen])[mine]
-                    random = random_source(seed, "shares", str(operator), int(layer), kind, on, criterion)
-                    share = asdict(bootstrap_mean(has, random))
-                    rows.append(
-                        {"operator": operator, "layer": layer, "kind": kind, "on": on, "criterion": criterion, **share}
-                    )
+            mine = (layers == layer) | (layer == ALL_LAYERS)
+            for (kind, on, criterion), those in has.items():
+                random = random_source(seed, "shares", str(operator), int(layer), kind, on, criterion)
+                share = asdict(bootstrap_mean(those[mine], random))
+                named = {"operator": operator, "layer": layer, "kind": kind, "on": on, "criterion": criterion}
+                rows.append({**named, **share})
     return pd.DataFrame(rows)
 
 

@@ -16,7 +16,7 @@ from arithscope.prompts import random_source
 from arithscope.threads import workers
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
-BETAS = (0.9, 0.999)  # as PyTorch's Adam has them
+BETAS = (0.9, 0.999)  # of Adam, as PyTorch has them; probe_steps.cu has them too
 SAID_EVERY = 64  # steps
 
 
@@ -89,7 +89,7 @@ def train(
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
     optimizer = torch.optim.Adam(
-        (probes.matrix, probes.bias), lr=LEARNING_RATE, fused=True, capturable=device.type == "cuda"
+        (probes.matrix, probes.bias), LEARNING_RATE, BETAS, fused=True, capturable=device.type == "cuda"
     )
     orders = _orders(training, seed, name).to(device)
     number = torch.zeros(1, dtype=torch.long, device=device)
