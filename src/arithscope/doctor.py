@@ -1,16 +1,16 @@
-"""A look at a subject before it is studied: what it is, how it reads prompts, whether it replays, what it will need."""
+"""A look at a subject before it is studied: what it is, how it reads prompts, whether it is sound, what it will need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arithscope.errors import UserError
-from arithscope.prompts import legal_prompts
+from arithscope.prompts import Prompts, legal_prompts
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
-from arithscope.study import device_name
-from arithscope.subject.replay import check_replay
+from arithscope.study import device_name, unsound_subject
+from arithscope.subject.soundness import Check, in_float32, rounding_noise, soundness, tokenisation
 from arithscope.subject.subject import Subject
 
 
@@ -53,17 +53,34 @@ def examine(subject: Subject, operators: str, max_operand: int | None) -> Iterat
     prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
     if len(prompts) == 0:
         raise UserError(f"There is no legal prompt with operands 0…{settings.max_operand}; use a larger --max-operand.")
-    wrong = encoder.disagreement(prompts)
-    if wrong is not None:
-        raise UserError(f"The tokenizer reads {wrong!r} differently from its neighbours; choose another --template.")
-    yield f"tokenisation  all {len(prompts):,} legal prompts with operands 0…{settings.max_operand} are read as expected"
-    difference = check_replay(subject, subject.encode(examples))
-    yield f"replay        equals the model's own logits to {difference:.1e} of their spread"
+    failed: list[Check] = []
+    for heading, checks in _checks(subject, prompts):
+        yield heading
+        for check in checks:
+            yield f"  {'FAILS' if check.wrong else 'ok':7}{check.name:14}{check.wrong or check.says}"
+            failed += [check] if check.wrong else []
+    if failed:
+        raise unsound_subject(subject, [(check.name, check.wrong) for check in failed])
     weights = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     yield f"memory        weights {_size(weights)}, and on top of them:"
     for stage in STAGES:
         yield f"  {stage.name:17}{_size(stage.memory(subject, settings))}"
     yield "This subject can be studied."
+
+
+def _checks(subject: Subject, prompts: Prompts) -> Iterator[tuple[str, Iterable[Check]]]:
+    """By the precision they are made in. If that of the subject is less than float32, also in float32, where there is room
+    for a copy: then it is known what rounding does, and it cannot hide anything."""
+    yield "tokens", [tokenisation(subject, prompts)]
+    noise = None
+    if subject.dtype_name not in ("float32", "float64"):
+        if (wide := in_float32(subject)) is not None:
+            yield "checks in float32", soundness(wide)
+            noise = rounding_noise(subject, wide)
+            yield "rounding", [Check("logits", f"{subject.dtype_name} moves them by {noise:.1e} of their spread")]
+        else:
+            yield "checks in float32: not tried, as a copy of the weights in float32 cannot be had or does not fit", []
+    yield f"checks in {subject.dtype_name}", soundness(subject, noise)
 
 
 def _size(n: int) -> str:

@@ -172,34 +172,44 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def refuse_others(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
+    """Raise UserError if a folder holds something else than a run of this subject; else the manifest that it has, if any."""
+    ours = {".lock", ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
+    try:
+        if not (path / "manifest.json").exists():
+            if path.exists() and any(entry.name not in ours for entry in path.iterdir()):
+                raise UserError(f"{path} is not empty and holds no run; choose another --out.")
+            return None
+    except OSError as error:
+        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
+    earlier = RunFolder(path).manifest
+    if any(earlier["subject"].get(k) != subject[k] for k in ("weight_hash", "tokenizer_hash")):
+        raise UserError(
+            f"{path} holds a run of another subject ({earlier['subject'].get('name')}); choose another --out."
+        )
+    return earlier
+
+
 @contextmanager
 def claim(
     path: Path, subject: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
 ) -> Iterator[RunWriter]:
     """Open a run folder for writing, new or with earlier stages in it; refuse one that is in use or is another subject's."""
+    refuse_others(path, subject)  # before anything is written
     try:
         path.mkdir(parents=True, exist_ok=True)
-        ours = {".lock", ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
-        if not (path / "manifest.json").exists() and any(entry.name not in ours for entry in path.iterdir()):
-            raise UserError(f"{path} is not empty and holds no run; choose another --out.")
     except OSError as error:
         raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
     with locked(path):
+        earlier = refuse_others(path, subject)
         fresh = {
             "schema": SCHEMA,
             "version": __version__,
-            "created": _now(),
+            "created": _now() if earlier is None else earlier["created"],
             "subject": subject,
             "configuration": configuration,
             "stages": {},
         }
-        if (path / "manifest.json").exists():
-            earlier = RunFolder(path).manifest
-            if any(earlier["subject"].get(k) != subject[k] for k in ("weight_hash", "tokenizer_hash")):
-                raise UserError(
-                    f"{path} holds a run of another subject ({earlier['subject'].get('name')}); choose another --out."
-                )
-            fresh["created"] = earlier["created"]
         try:
             write_json(path / "manifest.json", fresh)
         except OSError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -15,11 +16,16 @@ from arithscope import __version__, parts
 from arithscope.errors import UserError
 from arithscope.experiments.result import Result
 from arithscope.progress import Progress
+from arithscope.prompts import legal_prompts
 from arithscope.settings import Settings
 from arithscope.stages import STAGES, Stage
-from arithscope.store import RunWriter, claim, stage_key
+from arithscope.store import RunWriter, claim, refuse_others, stage_key
+from arithscope.subject.soundness import tokenisation, unsound
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE, Work
+
+# What each subject in use was found to be sound for: operators and the largest operand.
+_sound: WeakKeyDictionary[Subject, set[tuple[tuple[str, ...], int]]] = WeakKeyDictionary()
 
 
 class _Only:
@@ -73,6 +79,8 @@ def run(
     settings.check(subject)
     found_at = {"source": subject.identity.source, "limit": subject.limit, "device": work.where or device_name(subject)}
     described = {**describe_subject(subject), **found_at}
+    refuse_others(out, described)
+    refuse_unsound(subject, settings, progress, work)
     configuration = {**asdict(settings), **_template(subject)}
     kept = [stage for stage in known if stage in todo or not stage.asked or (out / stage.name).exists()]
     with claim(out, described, configuration, _keys(subject, settings, kept, given)) as folder:
@@ -87,6 +95,31 @@ def run(
             parts.forget(folder.path, stage.name)
             after_stage(folder)
         return folder
+
+
+def refuse_unsound(subject: Subject, settings: Settings, progress: Progress, work: Work) -> None:
+    """Raise UserError if what arithscope takes for granted does not hold of a subject, or was not found out here yet."""
+    known = _sound.setdefault(subject, set())
+    if (asked := (settings.operators, settings.max_operand)) in known:
+        return
+    with progress.task("self-check", 1) as advance:
+        failed = work.map(unsound, subject, [()], advance)[0] if not known else []
+        prompts = legal_prompts(settings.operators, settings.max_operand, subject.limit)
+        read = tokenisation(subject, prompts)
+        failed += [(read.name, read.wrong)] if read.wrong else []
+        advance(1)
+    if failed:
+        raise unsound_subject(subject, failed)
+    known.add(asked)
+
+
+def unsound_subject(subject: Subject, failed: Sequence[tuple[str, str]]) -> UserError:
+    """In words: which checks failed, and why."""
+    reasons = "; ".join(f"{name}: {wrong}" for name, wrong in failed)
+    return UserError(
+        f"Results about {subject.identity.name} could not be trusted, so it is not studied ({reasons}). "
+        "`arithscope doctor` shows all checks."
+    )
 
 
 def _compute(

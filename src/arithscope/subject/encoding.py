@@ -68,6 +68,11 @@ class PromptEncoder:
         self._operators = {o: self._token("operator", o, reference, where) for o in OPERATORS}
         numbers = {slot: self._number_tokens(slot, reference, where) for slot in ("op1", "op2", "answer")}
         self.limit = min(len(tokens) for tokens in numbers.values())
+        if self.limit < 2:
+            raise UserError(
+                "The tokenizer keeps not even 0 and 1 as single tokens in this template; try another --template (with or "
+                "without spaces)."
+            )
         self._op1, self._op2 = (np.array(numbers[s][: self.limit], dtype=np.int64) for s in ("op1", "op2"))
         self.answer_tokens: Int[Tensor, " limit"] = torch.tensor(numbers["answer"][: self.limit], dtype=torch.long)
         self._check_sample()
@@ -91,6 +96,12 @@ class PromptEncoder:
     def operators(self) -> tuple[str, ...]:
         """The operators that are one token of their own."""
         return tuple(o for o, token in self._operators.items() if token is not None)
+
+    @property
+    def top_token(self) -> int:
+        """The largest token id that prompts and answers are made of."""
+        signs = [token for token in self._operators.values() if token is not None]
+        return max(*self._frame, *signs, *(int(x.max()) for x in (self._op1, self._op2, self.answer_tokens)))
 
     def examples(self) -> Prompts:
         """A few legal-looking prompts over all usable operators, large and small, for checks and for people to see."""
