@@ -116,6 +116,7 @@ def run(
     from arithscope.progress import for_console
     from arithscope.report.studio import drawing
     from arithscope.report.terminal import summary_tables
+    from arithscope.report.weak import weaknesses
     from arithscope.settings import Settings
 
     settings = Settings(
@@ -150,6 +151,8 @@ def run(
             )
     for table in summary_tables(folder.summary):
         Console().print(table)
+    for weak in weaknesses(folder):
+        print(f"Weak point, told in the report: {weak.name}")
     print(f"Results are in {folder.path}; to read them, open {_write_report(folder, progress)}")
 
 

@@ -19,6 +19,7 @@ from arithscope.report.markup import Markup, element
 from arithscope.report.pictures import Picture, read_picture, within
 from arithscope.report.plates import FOLDER, drawn_plates
 from arithscope.report.story import BY_NAME, SECTIONS, Section
+from arithscope.report.weak import Weakness, weaknesses
 from arithscope.report.words import listed
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
@@ -47,10 +48,13 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         element("title", f"{title} · arithscope"),
         element("style", Markup((resources.files(__package__) / "report.css").read_text(encoding="utf-8"))),
     )
-    read = _reader(run)
+    read, weak = _reader(run), weaknesses(run)
     sections = [
-        _section("summary", "In short", *_studied(run), headline(run)),
-        *(_section(s.name, name, *_told(s, run, read, pictures)) for s, name in zip(SECTIONS, _titles(), strict=True)),
+        _section("summary", "In short", *_studied(run), *_warned(weak), headline(run)),
+        *(
+            _section(s.name, name, *_told(s, run, read, pictures, [w for w in weak if w.section == s.name]))
+            for s, name in zip(SECTIONS, _titles(), strict=True)
+        ),
         _section("appendix", "Appendix: how this was made", appendix(run, list(pictures))),
     ]
     body = element(
@@ -111,9 +115,24 @@ def _studied(run: RunFolder) -> list[Markup]:
     ]
 
 
-def _told(section: Section, run: RunFolder, read: Callable[[str], Any], pictures: dict[str, Picture]) -> list[Markup]:
-    """A section's question, what is missing of it, and its figures."""
+def _warned(weak: list[Weakness]) -> list[Markup]:
+    """All warnings together, each a link to its section."""
+    if not weak:
+        return []
+    lines = [element("li", element("a", w.name, href=f"#{w.section}")) for w in weak]
+    return [element("div", element("strong", "Weak points of this run"), element("ul", *lines), class_="weak")]
+
+
+def _told(
+    section: Section,
+    run: RunFolder,
+    read: Callable[[str], Any],
+    pictures: dict[str, Picture],
+    weak: list[Weakness],
+) -> list[Markup]:
+    """A section's question, what is weak or missing of it, and its figures."""
     parts = [element("p", section.question, class_="question")]
+    parts += [element("p", element("strong", f"{w.name}: "), w.says, class_="weak") for w in weak]
     absent = [stage for stage in section.stages if not run.is_done(stage)]
     if absent:
         parts.append(element("p", f"This run has no results of {_stages(absent)}.", class_="absent"))

@@ -1,0 +1,105 @@
+"""Warnings: each where its rule says, and not where it does not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from arithscope.report import weak
+from arithscope.report.page import page
+from arithscope.report.weak import weaknesses
+from arithscope.store import RunFolder
+
+
+def mean(value: float | None, low: float | None = None, high: float | None = None, n: int = 500) -> dict[str, Any]:
+    return {"value": value, "low": value if low is None else low, "high": value if high is None else high, "n": n}
+
+
+def told(summary: dict[str, Any], **asked: Any) -> dict[str, tuple[str, str]]:
+    """By name the section and the sentence."""
+    run: Any = SimpleNamespace(
+        manifest={"configuration": {"preset": "paper", "effect": "probability"} | asked}, summary=summary
+    )
+    return {w.name: (w.section, w.says) for w in weaknesses(run)}
+
+
+def answered(n: int = 500, p: float = 0.7) -> dict[str, Any]:
+    return {"accuracy": mean(0.9, n=1000), "p_answer_correct": mean(p, n=n)}
+
+
+def test_nothing_to_warn_of() -> None:
+    good = {"faithfulness": mean(0.95, 0.9, 1.0), "accuracy": mean(0.9, 0.85, 0.95)}
+    summary = {
+        "accuracy": {"+": answered(), "mean": answered(1)},
+        "circuit": {"+": good, "mean": good},
+        "neurons": {"+": {"split_half": 0.8}},
+    }
+    assert told(summary) == {}
+    assert told({}) == {}
+
+
+def test_too_few_correct_prompts() -> None:
+    never = {"accuracy": mean(0.0, n=1000), "p_answer_correct": mean(None, n=0)}
+    found = told({"accuracy": {"+": answered(300), "-": answered(299), "*": never}})
+    section, says = found["Too few correct prompts"]
+    assert section == "accuracy"
+    assert "only 0 of × and 299 of −" in says or "only 299 of − and 0 of ×" in says
+    assert "want 300 of each" in says
+    assert told({"accuracy": {"+": answered(96)}}, preset="quick") == {}  # 32 for each of three samples
+    assert "Too few correct prompts" in told({"accuracy": {"+": answered(95)}}, preset="quick")
+
+
+def test_saturated_probabilities() -> None:
+    summary = {"accuracy": {"+": answered(p=weak.SATURATED), "-": answered(p=weak.SATURATED - 0.001)}}
+    section, says = told(summary)["Saturated probabilities"]
+    assert section == "circuit"
+    assert ".980 for +" in says
+    assert "−" not in says
+    assert told(summary, effect="logit") == {}  # what ranks components does not saturate
+
+
+def test_an_unstable_ranking() -> None:
+    summary = {"neurons": {"+": {"split_half": 0.95}, "/": {"split_half": 0.41}, "*": {"split_half": None}, "-": {}}}
+    section, says = told(summary)["Unstable ranking of neurons"]
+    assert section == "neurons"
+    assert "only .410 for ÷." in says
+
+
+@pytest.mark.parametrize(
+    ("faithfulness", "accuracy", "warned"),
+    [
+        (mean(0.97, 0.95, 0.99), mean(0.60, 0.50, 0.70), True),
+        (mean(0.40, 0.35, 0.45), mean(0.90, 0.80, 1.00), True),  # or the other way round
+        (mean(0.97, 0.95, 0.99), mean(0.88, 0.82, 0.94), False),  # clear, but little
+        (mean(0.90, 0.70, 1.00), mean(0.70, 0.60, 0.80), False),  # much, but not clear
+        (mean(0.97, 0.95, 0.99), mean(None), False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("experiment", "prefix", "section"),
+    [("circuit", "", "circuit"), ("topk", "", "neurons"), ("bag", "raw_", "proof"), ("bag", "calibrated_", "proof")],
+)
+def test_faithfulness_that_disagrees(
+    faithfulness: Any, accuracy: Any, warned: bool, experiment: str, prefix: str, section: str
+) -> None:
+    entries = {f"{prefix}faithfulness": faithfulness, f"{prefix}accuracy": accuracy}
+    found = told({experiment: {"-": entries, "mean": entries}})
+    assert [where for where, _ in found.values()] == ([section] if warned else [])
+    assert all("−: faithfulness" in says for _, says in found.values())
+
+
+def test_warnings_are_in_the_report(small_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weak, "SATURATED", -1.0)
+    monkeypatch.setattr(weak, "STABLE", 2.0)
+    run = RunFolder(small_run)
+    found = weaknesses(run)
+    text = page(run, {})
+    assert {"Saturated probabilities"} <= {w.name for w in found}
+    for w in found:
+        assert f'<a href="#{w.section}">{w.name}</a>' in text
+        inside = text.split(f'id="{w.section}"')[1].split("<section")[0]
+        assert f"<strong>{w.name}: </strong>" in inside
+    monkeypatch.setattr("arithscope.report.page.weaknesses", lambda run: [])
+    assert "Weak points of this run" not in page(run, {})
