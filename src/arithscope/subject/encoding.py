@@ -147,19 +147,18 @@ class PromptEncoder:
 
     def disagreement(self, prompts: Prompts) -> str | None:
         """The first prompt whose table look-up differs from encoding its whole text, or None: the encoder's own check."""
-        fast = self.encode(prompts).tolist()
-        for text, slow, ids in zip(prompts.text(self.template), self._plain_ids(prompts), fast, strict=True):
-            if slow != ids:
-                return text
-        return None
+        fast, slow = self.encode(prompts).tolist(), self._plain_ids(prompts)
+        if slow == fast:
+            return None
+        row = next(i for i, (a, b) in enumerate(zip(slow, fast, strict=True)) if a != b)
+        return prompts[[row]].text(self.template)[0]
 
     def _plain_ids(self, prompts: Prompts) -> list[list[int]]:
         """Whole prompts encoded as text, each with an answer behind it, whose token is then dropped."""
         answer = prompts.answer
-        shown = np.where((answer >= 0) & (answer < self.limit), answer, 3)
-        rows = zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), shown.tolist(), strict=True)
-        filled = [{"op1": str(a), "operator": OPERATORS[o], "op2": str(b), "answer": str(r)} for a, o, b, r in rows]
-        return [ids[:-1] for ids in self._ids(filled)]
+        shown = np.where((answer >= 0) & (answer < self.limit), answer, 3).tolist()
+        texts = [f"{text}{n}" for text, n in zip(prompts.text(self.template), shown, strict=True)]
+        return [ids[:-1] for ids in self._ids_of(texts)]
 
     def _check_sample(self) -> None:
         """Compare table look-up and whole texts: every number beside every operator, with random partners."""
@@ -178,9 +177,12 @@ class PromptEncoder:
         return self.template.render(filled["op1"], filled["operator"], filled["op2"]) + filled["answer"]
 
     def _ids(self, filled: Sequence[dict[str, str]]) -> list[list[int]]:
-        rows = self.tokenizer([self._text(f) for f in filled], add_special_tokens=False)["input_ids"]
+        return self._ids_of([self._text(f) for f in filled])
+
+    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+        nothing_else = dict(add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)
         start = [self.tokenizer.bos_token_id] if self.has_bos else []
-        return [start + list(row) for row in rows]
+        return [start + list(row) for row in self.tokenizer(texts, **nothing_else)["input_ids"]]
 
     def _locate(self, slot: str, reference: list[int]) -> int:
         """The index of the one token that changes when only this slot does."""
