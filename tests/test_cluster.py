@@ -34,7 +34,7 @@ from tests import units
 from tests.conftest import Smaller
 from tests.families import small
 from tests.hand_built import copy_and_add
-from tests.test_killed import stored
+from tests.faults import stored
 
 STORE = 80 * 2**20  # bytes of shared memory that each node gets
 ASKED = Smaller(("+",), 12)

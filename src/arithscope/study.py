@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.result import Result
 from arithscope.progress import Progress
 from arithscope.settings import Settings
+from arithscope.shortage import enough_memory
 from arithscope.stages import STAGES, Stage
 from arithscope.store import RunWriter, claim, stage_key
 from arithscope.subject.subject import Subject
@@ -103,11 +105,13 @@ def _compute(
     started = time.monotonic()
     try:
         stored = parts.remembering(work, folder.path, stage.name, folder.keys[stage.name])
-        result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress, stored)
+        with enough_memory(f"the stage {stage.name}"):
+            result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress, stored)
+        folder.write(stage.name, result, time.monotonic() - started)
     except BaseException as error:
-        folder.fail(stage.name, type(error).__name__)
+        with suppress(OSError):  # what went wrong first is what must be told
+            folder.fail(stage.name, type(error).__name__)
         raise
-    folder.write(stage.name, result, time.monotonic() - started)
     return result
 
 
