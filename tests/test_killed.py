@@ -1,4 +1,4 @@
-"""Killed at any moment, a run goes on to the same summary as one that was left alone."""
+"""Killed at any moment, or refused by the system at any write, a command goes on to what an undisturbed one comes to."""
 
 from __future__ import annotations
 
@@ -12,42 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.conftest import saved
+from tests.faults import KILL, REFUSALS, Case, at_every_point
+from tests.hand_built import copy_and_add
+from tests.training.test_loop import RECIPE
+
 RUN = """
 import sys
 from arithscope.cli import main
 main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", sys.argv[1]])
-"""
-# The same, again and again, each time in a process that dies, without any clean-up, at the n-th time that something is put
-# into its place on disk, and then in one that goes on from there; until there is no n-th time. Each is a fork of one that has
-# imported everything, as imports take far longer than the run. Writes down how many died.
-DIE_AT_EVERY_REPLACE = """
-import os, sys
-import arithscope.checkpoints, arithscope.report.page, arithscope.report.plates, arithscope.report.terminal
-import arithscope.subject.load, transformers.models.llama.modeling_llama
-from arithscope.cli import main
-
-def run(folder, dies_at):
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    replace, left = os.replace, [dies_at]
-    def dying(*args, **kwargs):
-        left[0] -= 1
-        if left[0] == 0:
-            os._exit(9)
-        return replace(*args, **kwargs)
-    os.replace = dying
-    try:
-        main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", folder])
-    except SystemExit as ended:
-        os._exit(ended.code or 0)
-
-deaths = 0
-while (code := run(f"{sys.argv[1]}/{deaths}", deaths + 1)) == 9:
-    assert run(f"{sys.argv[1]}/{deaths}", 0) == 0
-    deaths += 1
-assert code == 0
-open(f"{sys.argv[1]}/deaths", "w").write(str(deaths))
 """
 
 
@@ -87,21 +62,68 @@ def test_kill_at_random_moments(tmp_path: Path, saved_adder: Path) -> None:
     assert figures[0] == figures[1]
 
 
-def stored(folder: Path) -> Any:
-    """Every stage's checksums and summary, and the statuses of all."""
-    records = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/stage.json"))}
-    status = {
-        name: entry["status"] for name, entry in json.loads((folder / "manifest.json").read_text())["stages"].items()
-    }
-    return {name: (r["files"], r["summary"], r["key"]) for name, r in records.items()}, status, summary(folder)
+def check(found: list[Case], least: int) -> None:
+    """`least`: how many points there must be, or else nothing was tried."""
+    assert len(found) >= least
+    for case in found:
+        assert case.survived, case
+        if case.fault != KILL and case.code != 0:
+            assert "out (" in case.said, case  # the folder, then the reason
+            removing = case.point.startswith(("unlink", "rmdir"))
+            assert not case.leftovers or removing or case.fault == "read-only", case
 
 
-def test_kill_at_every_write(tmp_path: Path, saved_model: Path) -> None:
-    asked = (saved_model, "means")
-    assert finish(RUN, tmp_path / "undisturbed", *asked) == 0
-    assert finish(DIE_AT_EVERY_REPLACE, tmp_path, *asked) == 0
-    deaths = int((tmp_path / "deaths").read_text())
-    assert deaths > 5  # manifest, summary, stage record, stage folder and report at the least
-    for n in range(deaths + 1):
-        assert stored(tmp_path / str(n)) == stored(tmp_path / "undisturbed")
-        assert (tmp_path / str(n) / "report.html").exists()
+RUN_MEANS = ("--max-operand", "2", "--operators", "+", "--stages", "means", "--out", "OUT")
+
+
+def test_killed_at_every_point(tmp_path: Path, saved_model: Path) -> None:
+    found = at_every_point(["run", saved_model, *RUN_MEANS], tmp_path, [KILL], [saved_model])
+    check(found, 50)
+    struck = {case.point.split()[0] for case in found}
+    assert struck == {"mkdir", "open", "close", "fsync", "replace", "safetensors", "unlink", "rmdir"}
+
+
+def test_refused_at_some_points(tmp_path: Path, saved_model: Path) -> None:
+    check(at_every_point(["run", saved_model, *RUN_MEANS], tmp_path, list(REFUSALS), [saved_model], every=9), 18)
+
+
+@pytest.mark.slow
+def test_refused_at_every_point(tmp_path: Path, saved_model: Path) -> None:
+    check(at_every_point(["run", saved_model, *RUN_MEANS], tmp_path, list(REFUSALS), [saved_model]), 150)
+
+
+@pytest.mark.slow
+def test_stages_with_figures_at_every_point(tmp_path: Path, saved_adder: Path) -> None:
+    """Parts, tables, figures and the report."""
+    asked = ("run", saved_adder, "--max-operand", "4", "--operators", "+", "--stages", "localize", "--out", "OUT")
+    check(at_every_point(asked, tmp_path, subjects=[saved_adder]), 500)
+
+
+@pytest.mark.slow
+def test_report_and_comparison_at_every_point(tmp_path: Path, small_run: Path) -> None:
+    """The report of a run that has a few of its stages, hence some figures to draw; and comparing it with another."""
+    few = tmp_path / "few"
+    keep = ("manifest.json", "summary.json", "means", "accuracy", "localize")
+    few.mkdir()
+    for name in keep:
+        subprocess.run(["cp", "-r", str(small_run / name), str(few / name)], check=True)
+    check(at_every_point(["report", "OUT"], tmp_path / "report", before=few), 50)
+    check(at_every_point(["compare", few, few, "--out", "OUT"], tmp_path / "compare"), 50)
+
+
+@pytest.mark.slow
+def test_training_at_every_point(tmp_path: Path) -> None:
+    recipe = tmp_path / "toy.toml"
+    recipe.write_text(RECIPE.replace("steps = 60", "steps = 4").replace("checkpoints = 3", "checkpoints = 2"))
+    check(at_every_point(["train", recipe, "--device", "cpu", "--out", "OUT"], tmp_path / "cases"), 100)
+
+
+@pytest.mark.slow
+def test_checkpoints_killed_at_every_point(tmp_path: Path) -> None:
+    """Sub-runs below the run. That many points would take an hour: every seventh."""
+    folder = saved(copy_and_add(), tmp_path / "adder")
+    saved(copy_and_add(), folder / "checkpoints" / "step-1")
+    asked = ("--max-operand", "3", "--operators", "+", "--neurons", "atp", "--stages", "accuracy")
+    command = ["run", folder, *asked, "--checkpoints", "all", "--out", "OUT"]
+    subjects = [folder, f"{folder}@step-1"]
+    check(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], subjects, every=7), 100)

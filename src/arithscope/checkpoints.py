@@ -17,6 +17,7 @@ from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.samples import TooFewCorrect
 from arithscope.experiments.topk import TopK
 from arithscope.experiments.training import Checkpoint, Training
+from arithscope.files import writing
 from arithscope.progress import Progress
 from arithscope.settings import Settings
 from arithscope.stages import CHECKPOINT_STAGES, CHECKPOINTS, FINAL
@@ -73,4 +74,5 @@ def _forget_if_other(final: RunWriter, names: list[str], keys: list[str]) -> Non
     if final.is_done(TRAINING):
         earlier = final.read(TRAINING, Training)
         if (earlier.checkpoints[:-1], earlier.keys) != (names, keys):
-            shutil.rmtree(final.path / TRAINING)
+            with writing(final.path):
+                shutil.rmtree(final.path / TRAINING)

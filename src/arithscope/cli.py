@@ -28,6 +28,7 @@ from arithscope.options import (
     TrustRemoteCode,
     how_to_load,
 )
+from arithscope.stopping import stoppable
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
@@ -327,16 +328,13 @@ def train(
 
 
 def _write_report(run: RunFolder, progress: Progress) -> Path:
+    from arithscope.files import locked, writing
     from arithscope.report.page import write_report
     from arithscope.report.plates import draw_plates
-    from arithscope.store import locked
 
-    try:
-        with locked(run.path):
-            draw_plates(run, progress)
-            return write_report(run)
-    except OSError as error:
-        raise UserError(f"Cannot write the report into {run.path} ({error.strerror}).") from None
+    with locked(run.path), writing(run.path):
+        draw_plates(run, progress)
+        return write_report(run)
 
 
 def _show(parts: Iterable[Any]) -> None:
@@ -366,26 +364,32 @@ def _default_out(subject: str) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: every mistake of the user's becomes one sentence on stderr and exit code 2."""
-    try:
-        code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
-    except UserError as error:
-        code = _complain(str(error))
-    except KeyboardInterrupt:
-        code = _stopped()
-    except Exception as error:
-        # typer brings its own copy of click in some versions and uses the package in others: known by its methods.
-        if type(error).__name__ == "Abort":
-            code = _stopped()
-        elif (message := getattr(error, "format_message", None)) is not None:
-            code = _complain(f"{message()} See `arithscope --help`.")
-        else:
-            raise
+    with stoppable() as stop:
+        try:
+            code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
+        except KeyboardInterrupt:
+            code = stop.told()
+        except Exception as error:
+            # A library may have made another error of an interruption. Typer brings its own copy of click in some versions and
+            # uses the package in others: known by its methods.
+            if stop.signal is not None or type(error).__name__ == "Abort":
+                code = stop.told()
+            elif (sentence := _sentence(error)) is not None:
+                code = _complain(sentence)
+            else:
+                raise
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _stopped() -> int:
-    print("Stopped; the same command goes on from here.", file=sys.stderr)
-    return 130
+def _sentence(error: Exception) -> str | None:
+    """What to say of an error that is the user's, or the machine's."""
+    if isinstance(error, UserError):
+        return str(error)
+    if (message := getattr(error, "format_message", None)) is not None:
+        return f"{message()} See `arithscope --help`."
+    from arithscope.shortage import is_shortage, too_little
+
+    return str(too_little("this")) if is_shortage(error) else None
 
 
 def _complain(sentence: str) -> int:

@@ -43,7 +43,7 @@ def bench(
 ) -> None:
     """Measure what replay saves on this machine: exact effects of neurons in several ways, and how long all would take."""
     from arithscope.bench import bench as measured
-    from arithscope.files import write_json
+    from arithscope.files import write_json, writing
     from arithscope.progress import for_console
     from arithscope.report.bench import bench_report
     from arithscope.subject.load import load
@@ -58,10 +58,8 @@ def bench(
     for part in bench_report(found):
         console.print(part)
     if json is not None:
-        try:
+        with writing(json.parent, "choose another file"):
             write_json(json, found.as_json())
-        except OSError as error:
-            raise UserError(f"Cannot write {json} ({error.strerror}).") from None
 
 
 def layer_numbers(text: str) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from arithscope.files import new_file
+from arithscope.files import new_file, remove
 from arithscope.progress import Advance
 from arithscope.work import Done, Function, Unit, Work
 
@@ -47,6 +47,7 @@ class Remembering(Work):
             self.folder.mkdir(parents=True, exist_ok=True)
             for done in self.work.stream(function, subject, [units[place] for place in missing], advance):
                 place = missing[done.place]
+                remove(paths[place])  # it was no part, whatever it was
                 write_part(paths[place], done.result, done.steps)
                 yield Done(place, done.result, done.steps)
 

@@ -13,7 +13,6 @@ derived from the stage folders, so a kill at any moment loses at most the stage 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import math
@@ -30,7 +29,7 @@ from safetensors.numpy import save_file
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.experiments.result import Result
-from arithscope.files import new_folder, write_json
+from arithscope.files import LOCK, checksum, is_whole, locked, new_folder, remove_leftovers, sealed, write_json, writing
 
 SCHEMA = 1
 R = TypeVar("R")
@@ -54,10 +53,10 @@ class RunFolder:
         """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
         try:
             record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
-            if key is not None and record["key"] != key:
+            if not is_whole(record) or (key is not None and record["key"] != key):
                 return False
             if stage not in self._whole:
-                if any(_checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
+                if any(checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
                     return False
                 self._whole.add(stage)
             return True
@@ -76,7 +75,7 @@ class RunFolder:
         """A stage's result, as the dataclass it was written from."""
         folder = self.path / stage
         if not self.has(stage):
-            raise UserError(f"The run in {self.path} has no complete stage {stage!r}; run it again to compute it.")
+            raise self._incomplete(stage)
         record = _read_json(folder / "stage.json", "stage")
         arrays = mapped_arrays(folder / "arrays.safetensors") if "arrays.safetensors" in record["files"] else {}
         values: dict[str, Any] = {**arrays, **record["values"]}
@@ -93,7 +92,19 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return _read_json(self.path / "summary.json", "summary")
+        """Every headline number of the stages that are done, from their own records, which are guarded by checksums."""
+        found = {}
+        for stage, entry in self.manifest["stages"].items():
+            if entry.get("status") == "done":
+                record = _read_json(self.path / stage / "stage.json", "stage")
+                if not is_whole(record):
+                    raise self._incomplete(stage)
+                if record["summary"]:
+                    found[stage] = record["summary"]
+        return found
+
+    def _incomplete(self, stage: str) -> UserError:
+        return UserError(f"The run in {self.path} has no complete stage {stage!r}; run it again to compute it.")
 
 
 class RunWriter(RunFolder):
@@ -102,6 +113,8 @@ class RunWriter(RunFolder):
     def __init__(self, path: Path, keys: dict[str, str]):
         super().__init__(path)
         self.keys = keys
+        for stage in keys:
+            remove_leftovers(path / stage)
         self.refresh()
 
     def is_done(self, stage: str) -> bool:
@@ -121,19 +134,16 @@ class RunWriter(RunFolder):
                 frame.to_parquet(folder / f"{name}.parquet", index=False)
             if arrays:
                 save_file(arrays, folder / "arrays.safetensors")
-            files = {f.name: _checksum(f) for f in sorted(folder.iterdir())}
-            write_json(
-                folder / "stage.json",
-                {
-                    "stage": stage,
-                    "key": self.keys[stage],
-                    "finished": _now(),
-                    "seconds": round(seconds, 3),
-                    "values": plain(values),
-                    "summary": plain(result.summary()),
-                    "files": files,
-                },
-            )
+            record = {
+                "stage": stage,
+                "key": self.keys[stage],
+                "finished": _now(),
+                "seconds": round(seconds, 3),
+                "values": plain(values),
+                "summary": plain(result.summary()),
+                "files": {f.name: checksum(f) for f in sorted(folder.iterdir())},
+            }
+            write_json(folder / "stage.json", sealed(record))
         self._whole.add(stage)
         self.refresh()
 
@@ -157,31 +167,13 @@ class RunWriter(RunFolder):
         write_json(self.path / "manifest.json", self.manifest)
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from writing to a run folder."""
-    try:
-        lock = open(path / ".lock", "w")  # noqa: SIM115 (held until the writing ends)
-    except OSError as error:
-        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another folder.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"Another process is writing to {path}; wait for it or choose another folder.") from None
-        yield
-
-
 def refuse_others(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
     """Raise UserError if a folder holds something else than a run of this subject; else the manifest that it has, if any."""
-    ours = {".lock", ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
-    try:
+    with writing(path, "choose another --out"):
+        if not _holds_a_run(path):
+            raise UserError(f"{path} is not empty and holds no run; choose another --out.")
         if not (path / "manifest.json").exists():
-            if path.exists() and any(entry.name not in ours for entry in path.iterdir()):
-                raise UserError(f"{path} is not empty and holds no run; choose another --out.")
             return None
-    except OSError as error:
-        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
     earlier = RunFolder(path).manifest
     if any(earlier["subject"].get(k) != subject[k] for k in ("weight_hash", "tokenizer_hash")):
         raise UserError(
@@ -196,10 +188,8 @@ def claim(
 ) -> Iterator[RunWriter]:
     """Open a run folder for writing, new or with earlier stages in it; refuse one that is in use or is another subject's."""
     refuse_others(path, subject)  # before anything is written
-    try:
+    with writing(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
     with locked(path):
         earlier = refuse_others(path, subject)
         fresh = {
@@ -210,11 +200,16 @@ def claim(
             "configuration": configuration,
             "stages": {},
         }
-        try:
+        with writing(path):
             write_json(path / "manifest.json", fresh)
-        except OSError as error:
-            raise UserError(f"Cannot write to {path} ({error.strerror}); choose another --out.") from None
-        yield RunWriter(path, keys)
+            yield RunWriter(path, keys)
+
+
+def _holds_a_run(path: Path) -> bool:
+    """Whether there is a run in a folder, or nothing yet. Stages are a run even if the manifest was removed."""
+    ours = {LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
+    names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
+    return not names or "manifest.json" in names or any((path / name / "stage.json").exists() for name in names)
 
 
 def mapped_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -284,11 +279,6 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read_json(path: Path, what: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -298,8 +288,11 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"There is no {what} at {path.parent}: {path.name} is missing.") from None
     except (OSError, ValueError) as error:
-        reason = str(error)
-    raise UserError(f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}).")
+        reason = getattr(error, "strerror", None) or str(error)
+    raise UserError(
+        f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}); remove that file and run the same "
+        "command as then again, which keeps what is whole."
+    )
 
 
 def _now() -> str:

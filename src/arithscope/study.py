@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from arithscope.experiments.result import Result
 from arithscope.progress import Progress
 from arithscope.prompts import legal_prompts
 from arithscope.settings import Settings
+from arithscope.shortage import enough_memory
 from arithscope.stages import STAGES, Stage
 from arithscope.store import RunWriter, claim, refuse_others, stage_key
-from arithscope.subject.soundness import tokenisation, unsound
+from arithscope.subject.soundness import self_check, tokenisation
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE, Work
 
@@ -103,7 +105,7 @@ def refuse_unsound(subject: Subject, settings: Settings, progress: Progress, wor
     if (asked := (settings.operators, settings.max_operand)) in known:
         return
     with progress.task("self-check", 1) as advance:
-        failed = work.map(unsound, subject, [()], advance)[0] if not known else []
+        failed = work.map(self_check, subject, [()], advance)[0] if not known else []
         prompts = legal_prompts(settings.operators, settings.max_operand, subject.limit)
         read = tokenisation(subject, prompts)
         failed += [(read.name, read.wrong)] if read.wrong else []
@@ -136,11 +138,13 @@ def _compute(
     started = time.monotonic()
     try:
         stored = parts.remembering(work, folder.path, stage.name, folder.keys[stage.name])
-        result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress, stored)
+        with enough_memory(f"the stage {stage.name}"):
+            result = stage.compute(subject, _Only(settings, stage.reads), inputs, progress, stored)
+        folder.write(stage.name, result, time.monotonic() - started)
     except BaseException as error:
-        folder.fail(stage.name, type(error).__name__)
+        with suppress(OSError):  # what went wrong first is what must be told
+            folder.fail(stage.name, type(error).__name__)
         raise
-    folder.write(stage.name, result, time.monotonic() - started)
     return result
 
 

@@ -26,7 +26,11 @@ def workers(start: Callable[[], None] | None = None) -> Iterator[ThreadPoolExecu
     try:
         torch.set_num_threads(1)
         with ThreadPoolExecutor(threads, initializer=start) as pool:
-            yield pool
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # what has not begun is not wanted any more
+                raise
     finally:
         torch.set_num_threads(threads)
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arithscope import shortage
 from arithscope.progress import Advance
 
 Function = Callable[..., Any]
 Unit = tuple[Any, ...]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +45,14 @@ class Work:
 
 
 class Here(Work):
-    """In this process, one after the other."""
+    """In this process, one after the other. `note` is told what a person should know."""
+
+    def __init__(self, note: Note = lambda text: None):
+        self.note = note
 
     def stream(self, function: Function, subject: Any, units: Sequence[Unit], advance: Advance) -> Iterator[Done]:
         for place, unit in enumerate(units):
-            yield Done(place, *carry_out(function, subject, unit, advance))
+            yield Done(place, *carry_out(function, subject, unit, advance, self.note))
 
 
 HERE = Here()
@@ -59,13 +64,26 @@ def blocks(n: int, most: int) -> list[slice]:
     return [slice(i * n // count, (i + 1) * n // count) for i in range(count)]
 
 
-def carry_out(function: Function, subject: Any, unit: Unit, advance: Advance) -> tuple[Any, int]:
-    """What a unit returns, and how many steps it counted."""
-    steps = 0
+def carry_out(function: Function, subject: Any, unit: Unit, advance: Advance, note: Note) -> tuple[Any, int]:
+    """What a unit returns, and how many steps it counted. Where memory is short it is done again in smaller pieces."""
+    tries = steps = told = 0
 
     def count(more: int) -> None:
-        nonlocal steps
+        nonlocal steps, told
         steps += more
-        advance(more)
+        if steps > told:  # else it was told when this was tried before
+            advance(steps - told)
+            told = steps
 
-    return function(subject, *unit, advance=count), steps
+    while True:
+        shortage.before_trying()
+        try:
+            return function(subject, *unit, advance=count), steps
+        except Exception as error:
+            if not shortage.is_shortage(error):
+                raise
+        # Only now, behind the handler, does nothing hold what the failed pass had in memory.
+        tries, steps = tries + 1, 0
+        if not shortage.make_smaller() and tries > 1:
+            raise shortage.too_little(f"a single row of {function.__name__.strip('_')}")
+        note(f"{function.__name__.strip('_')}: memory was short, so passes are half as large from now on")

@@ -28,7 +28,7 @@ from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.offload import read_device_map
 from arithscope.subject.shared import Hull, hull_of, weights_of
 from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Done, Function, Unit, Work
+from arithscope.work import Done, Function, Here, Unit, Work
 
 LOCAL = "local"
 TRIES = 3  # of a unit whose worker dies, and of starting a worker
@@ -64,7 +64,7 @@ def working(
 ) -> Iterator[tuple[Work, Callable[[str], Subject]]]:
     """Who carries out units, and what loads a subject for it: this process, or the cluster with that address."""
     if address is None:
-        yield HERE, lambda name: load(name, template, options)
+        yield Here(progress.note), lambda name: load(name, template, options)
     else:
         with Cluster(address, options, progress) as cluster:
             yield cluster, lambda name: cluster.load(name, template)
@@ -143,7 +143,7 @@ class Cluster(Work):
                     continue
                 slot, place = running.pop(promise)
                 try:
-                    result, steps = self._ray.get(promise)
+                    result, steps, notes = self._ray.get(promise)
                 except self._ray.exceptions.RayTaskError as error:
                     self._idle.append(slot)
                     raise error.cause from error
@@ -159,6 +159,8 @@ class Cluster(Work):
                     waiting.append(place)
                 else:
                     self._idle.append(slot)
+                    for text in notes:
+                        self.progress.note(f"{slot.host}: {text}")
                     advance(steps)
                     yield Done(place, result, steps)
         finally:

@@ -68,6 +68,7 @@ class Worker:
 
         return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), hull)
 
-    def work(self, function: Function, *unit: Any) -> tuple[Any, int]:
-        """What a unit returns, and how many steps it counted."""
-        return carry_out(function, self.subject, unit, lambda steps: None)
+    def work(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:
+        """What a unit returns, how many steps it counted, and what a person should know."""
+        notes: list[str] = []
+        return *carry_out(function, self.subject, unit, lambda steps: None, notes.append), notes

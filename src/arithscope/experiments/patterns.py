@@ -18,6 +18,7 @@ from arithscope.heuristics.matching import taken
 from arithscope.heuristics.variance import Spread
 from arithscope.progress import Advance, Progress
 from arithscope.prompts import Prompts, legal_prompts, square
+from arithscope.shortage import fitting
 from arithscope.subject.offload import fetched
 from arithscope.subject.subject import Subject
 from arithscope.subject.sweep import sweep_neurons
@@ -155,7 +156,7 @@ def promoted(subject: Subject, layer: int, neurons: NDArray[Any], *, advance: Ad
     """A unit: the logits of the numbers that the value vectors of some neurons of a layer have, [neurons, numbers]."""
     tokens, vectors, found = subject.encoder.answer_tokens, subject.value_vectors(layer), []
     with fetched(subject.unembedding):
-        for some in np.array_split(neurons, -(-len(neurons) // ROWS)):
+        for some in np.array_split(neurons, -(-len(neurons) // fitting(ROWS, 1))):
             lens = subject.logit_lens(vectors[torch.from_numpy(some).to(vectors.device, torch.long)])
             found.append(lens[:, tokens.to(lens.device)].cpu().numpy())
     return np.concatenate(found)
@@ -182,7 +183,7 @@ def told(
         found = [*(spread.told_by(x) for x in codes.values()), spread.correlation(codes["result"], written)]
         return [x.cpu() for x in found]
 
-    pieces = np.array_split(np.arange(len(activations)), -(-len(activations) // ROWS))
+    pieces = np.array_split(np.arange(len(activations)), -(-len(activations) // fitting(ROWS, 1)))
     with workers() as pool:
         each = map if subject.device.type == "cuda" else pool.map
         found = zip((*codes, "alignment"), zip(*each(look, pieces), strict=True), strict=True)

@@ -19,6 +19,7 @@ from arithscope.experiments.samples import SampleSizes, batches, probe_split
 from arithscope.measures import bootstrap_mean
 from arithscope.progress import Advance, Progress
 from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.shortage import fitting
 from arithscope.subject.edits import capturing
 from arithscope.subject.memory import storage
 from arithscope.subject.subject import Subject
@@ -125,7 +126,7 @@ def _layers_together(subject: Subject, prompts: int, layers: Sequence[int]) -> l
     s = subject.sizes
     states = prompts * s.width * subject.model.dtype.itemsize
     probe = s.width * subject.limit * 4 * 4  # weights, their gradient, and Adam's two moments
-    size = max(1, storage(subject) // (states + probe))
+    size = fitting(min(storage(subject), len(layers) * (states + probe)), states + probe)
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 

@@ -18,6 +18,7 @@ from arithscope.explorer.tables import HeuristicTable, NeuronTable
 from arithscope.prompts import square
 from arithscope.runs.run import Run, distinct_names
 from arithscope.runs.side_by_side import compare
+from arithscope.shortage import enough_memory
 from arithscope.subject.subject import Subject
 
 MOST_SUBJECTS = 2  # models in memory
@@ -97,7 +98,8 @@ class Shelf:
             self._loaded.move_to_end(key)
             while len(self._loaded) > MOST_SUBJECTS:
                 self._loaded.popitem(last=False)[1].release()
-            yield run.subject
+            with enough_memory(f"the subject of {run.path}, or for a pass of it"):
+                yield run.subject
 
     @cached_property
     def comparison(self) -> Any:

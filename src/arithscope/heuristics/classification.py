@@ -30,6 +30,7 @@ from arithscope.heuristics.matching import is_match, order, overlaps, taken
 from arithscope.heuristics.multi_result import how_many_sets
 from arithscope.heuristics.tails import evidence as one_evidence
 from arithscope.prompts import random_source
+from arithscope.shortage import fitting
 from arithscope.threads import workers
 
 CPU_CELLS, GPU_CELLS = 2**20, 2**25  # that are worked on at a time: orders of the prompts × prompts, or × entries
@@ -155,7 +156,7 @@ def match(
 
 
 def rows_at_a_time(catalogue: Catalogue) -> int:
-    return max(1, (GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS) // catalogue.width)
+    return fitting(GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS, catalogue.width)
 
 
 def _matched(

@@ -18,7 +18,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.compare import Comparison
 from arithscope.experiments.result import AVERAGE
 from arithscope.figures.comparison import PANELS
-from arithscope.files import new_folder, write_json
+from arithscope.files import new_folder, write_json, writing
 from arithscope.progress import Progress
 from arithscope.report.plates import save_figure
 from arithscope.report.terminal import experiment_table, shown
@@ -34,7 +34,7 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
         raise UserError(f"{out} exists and holds no comparison; choose another --out.")
     found = compare([Run(path) for path in paths])
     todo = [panels for panels in PANELS if panels.shown(found)]
-    try:
+    with writing(out, "choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(out) as folder, progress.task("compare", len(todo)) as advance:
             found.table.to_parquet(folder / "table.parquet", index=False)
@@ -43,8 +43,6 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
                 save_figure(folder, panels.name, panels.draw(found), panels.title, panels.caption)
                 advance(1)
             write_json(folder / INDEX, {"runs": dict(zip(found.runs, map(str, paths), strict=True))})
-    except OSError as error:
-        raise UserError(f"Cannot write to {out} ({error.strerror}); choose another --out.") from None
     return found
 
 

@@ -1,8 +1,9 @@
 """Figures of a run, as PNG and SVG in its folder.
 
 figures/NAME.png, figures/NAME.svg
-figures/index.json       of each figure its title, its caption, the keys of the stages it was drawn from, and where its body
-                         is: it begins below the title and ends above the caption (as shares of the height, from the top)
+figures/index.json       of each figure its title, its caption, the keys of the stages it was drawn from, the checksums of its
+                         files, and where its body is: it begins below the title and ends above the caption (as shares of
+                         the height, from the top)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 
 from arithscope.figures.gallery import PLATES, Plate
 from arithscope.figures.style import STYLE, finish
-from arithscope.files import new_file, write_json
+from arithscope.files import checksum, is_whole, new_file, sealed, write_json
 from arithscope.progress import Progress
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
@@ -54,7 +55,13 @@ def plate_drawn(run: RunFolder, plate: Plate) -> dict[str, Any]:
     title = f"{plate.title} · {run.manifest['subject']['name']}"
     figure = plate.draw(*(run.read(name, _KINDS[name]) for name in plate.needs))
     body = save_figure(folder, plate.name, figure, title, plate.caption)
-    return {"title": plate.title, "caption": plate.caption, "drawn_from": drawn_from_now(plate, run), "body": body}
+    said = {
+        "title": plate.title,
+        "caption": plate.caption,
+        "drawn_from": drawn_from_now(plate, run),
+        "body": list(body),
+    }
+    return sealed({**said, "files": _checksums(folder, plate)})
 
 
 def write_index(run: Path, entries: dict[str, dict[str, Any]]) -> None:
@@ -98,13 +105,21 @@ def drawn_from_now(plate: Plate, run: RunFolder) -> dict[str, str | None]:
 
 
 def _is_drawn(folder: Path, index: dict[str, Any], plate: Plate, run: RunFolder) -> bool:
-    there = all((folder / f"{plate.name}.{ending}").exists() for ending in ("png", "svg"))
-    entry = index.get(plate.name, {})
-    return there and "body" in entry and entry.get("drawn_from") == drawn_from_now(plate, run)
+    entry = index.get(plate.name)
+    if not isinstance(entry, dict) or not is_whole(entry) or entry.get("drawn_from") != drawn_from_now(plate, run):
+        return False
+    try:
+        return "body" in entry and entry.get("files") == _checksums(folder, plate)
+    except OSError:
+        return False
+
+
+def _checksums(folder: Path, plate: Plate) -> dict[str, str]:
+    return {name: checksum(folder / name) for name in (f"{plate.name}.png", f"{plate.name}.svg")}
 
 
 def _index(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / "index.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}  # then everything is drawn anew

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from arithscope.figures.gallery import PLATES
+from arithscope.files import locked, writing
 from arithscope.progress import Progress
 from arithscope.report.plates import draw_plates, drawn_from_now, plate_drawn, plates_to_draw, write_index
-from arithscope.store import RunFolder, locked
+from arithscope.store import RunFolder
 
 MOST = 3  # processes; each takes half a gigabyte of memory
 NICE = 19
@@ -74,7 +75,7 @@ class _Studio:
         if self._run is None:
             return
         left = [future for future in self._handed.values() if not future.done()]
-        with locked(self._run.path):
+        with locked(self._run.path), writing(self._run.path):
             if left:
                 with progress.task("figures", len(left)) as advance:
                     for name in self._taken_back():

@@ -18,7 +18,7 @@ from arithscope.runs.results import Results
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.subject.subject import Subject
-from arithscope.work import HERE
+from arithscope.work import Here
 
 _STAGES = {stage.name: stage for stage in STAGES if not stage.asked}
 
@@ -87,8 +87,8 @@ class Lab(Results):
         if stage not in self._results:
             chosen = _STAGES[stage]
             needs = {name: self.result(name) for name in chosen.needs}
-            settings = _Sized(self.settings, self.sizes)
-            self._results[stage] = chosen.compute(self.subject, settings, needs, self.progress, HERE)
+            settings, work = _Sized(self.settings, self.sizes), Here(self.progress.note)
+            self._results[stage] = chosen.compute(self.subject, settings, needs, self.progress, work)
         return self._results[stage]
 
     @cached_property

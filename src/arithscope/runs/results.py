@@ -27,6 +27,7 @@ from arithscope.experiments.topk import TopK
 from arithscope.experiments.training import Training
 from arithscope.prompts import OPERATORS, Prompts, parse_prompt
 from arithscope.runs.neuron import Neuron, NeuronFinder
+from arithscope.shortage import enough_memory
 from arithscope.subject.subject import Subject
 
 
@@ -88,7 +89,8 @@ class Results(ABC):
         operator = OPERATORS[int(asked.operator[0])]
         if operator not in self.classify.operators:
             raise UserError(f"The run found no neurons for {operator}, so there is nothing to explain a prompt with.")
-        return explain(self.subject, self.classify, asked, criterion, self.seed)
+        with enough_memory("explaining a prompt"):
+            return explain(self.subject, self.classify, asked, criterion, self.seed)
 
     @property
     def means(self) -> MeanActivations:

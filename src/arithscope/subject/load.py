@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from arithscope.errors import UserError
 from arithscope.prompts import Template
+from arithscope.shortage import enough_memory, is_shortage
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.embedded import FOLDER, checkpoint_folder, embedded_names
 from arithscope.subject.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
@@ -67,7 +68,11 @@ class _Place:
 
 def load(subject: str, template: Template | None = None, options: LoadOptions | None = None) -> Subject:
     """Load a subject, check that its family is supported and that it replays exactly."""
-    options = options or LoadOptions()
+    with enough_memory(f"loading {subject}"):
+        return _load(subject, template, options or LoadOptions())
+
+
+def _load(subject: str, template: Template | None, options: LoadOptions) -> Subject:
     device = pick_device(options.device)
     if options.dtype not in ("auto", *DTYPES):
         raise UserError(f"There is no dtype {options.dtype!r}; choose from auto, {', '.join(DTYPES)}.")
@@ -144,9 +149,9 @@ def _attempt(place: _Place, what: str, function: Any, *args: Any, **kwargs: Any)
     """Call the library, and turn whatever it raises on bad files into one sentence."""
     try:
         return function(*args, **kwargs)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        if is_shortage(error):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         if not place.local:
             raise UserError(
@@ -217,12 +222,7 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
             f"The weights of {place.name} are incomplete: {absent[0]} and {len(absent) - 1} more are missing."
         )
     if options.device_map is None and options.quantize is None:
-        try:
-            model = model.to(device)
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"{place.name} does not fit into the memory of {device}; use --device-map auto or --dtype bfloat16."
-            ) from None
+        model = model.to(device)
     return model
 
 

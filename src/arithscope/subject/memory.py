@@ -5,6 +5,7 @@ from __future__ import annotations
 import psutil
 import torch
 
+from arithscope.shortage import fitting
 from arithscope.subject.subject import Site, Subject
 
 CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are long full …
@@ -71,7 +72,7 @@ def rows_that_fit(subject: Subject, tail: int, length: int, per_row: int = 0, pa
     """Rows of one pass, or of each of several at once, over `tail` of `length` positions; `per_row` adds bytes for what the
     caller keeps per row."""
     row = row_bytes(subject, tail, length) + per_row
-    return max(1, budget(subject, row, passes) // row)
+    return fitting(budget(subject, row, passes), row)
 
 
 def component_bytes(subject: Subject, site: Site) -> int:

@@ -68,7 +68,7 @@ def soundness(subject: Subject, noise: float | None = None) -> Iterator[Check]:
                 return  # nothing can be compared with logits that are no numbers
 
 
-def unsound(subject: Subject, *, advance: Advance) -> list[tuple[str, str]]:
+def self_check(subject: Subject, *, advance: Advance) -> list[tuple[str, str]]:
     """A unit: the names of failed checks, and why they failed."""
     return [(check.name, check.wrong) for check in soundness(subject) if check.wrong]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.files import new_file, new_folder, write_text
+from arithscope.files import LOCK, locked, new_file, new_folder, write_text, writing
 from arithscope.measures import log_probability
 from arithscope.progress import Progress
 from arithscope.prompts import Prompts, Template, random_source, sample
@@ -32,14 +32,26 @@ SAMPLE = 2000  # prompts per operator, seen and unseen each, in such a look
 ROWS = 16384  # prompts in one pass when measuring
 FINISHED = "README.md"  # the model card is written last
 RESUME = "resume.safetensors"
+RECIPE = "recipe.toml"
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
     """Train as the recipe says, or go on with a training that was stopped, and return the finished subject's folder."""
     recipe = read_recipe(recipe_path)
-    _claim(out, recipe_path.read_text(encoding="utf-8"))
-    if (out / FINISHED).exists():
-        return out
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        text = recipe_path.read_text(encoding="utf-8")
+        _refuse_others(out, text)
+        with locked(out):
+            if not (out / RECIPE).exists():
+                write_text(out / RECIPE, text)
+            if not (out / FINISHED).exists():
+                _train(recipe, out, device, progress)
+            (out / RESUME).unlink(missing_ok=True)
+    return out
+
+
+def _train(recipe: Recipe, out: Path, device: torch.device, progress: Progress) -> None:
     tokenizer = number_tokenizer(recipe.data.numbers)
     encoder = PromptEncoder(tokenizer, Template())
     model = fresh_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
@@ -68,8 +80,6 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
 
     _save_subject(out, model, tokenizer)
     write_text(out / FINISHED, measured_card(recipe, model, encoder))
-    (out / RESUME).unlink(missing_ok=True)
-    return out
 
 
 def measured_card(recipe: Recipe, model: torch.nn.Module, encoder: PromptEncoder) -> str:
@@ -94,20 +104,13 @@ def _fast_matrix_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _claim(out: Path, recipe_text: str) -> None:
-    """Take a folder for this recipe, or refuse one that holds something else."""
-    kept = out / "recipe.toml"
-    try:
-        if kept.exists():
-            if kept.read_text(encoding="utf-8") != recipe_text:
-                raise UserError(f"{out} holds a training of another recipe; choose another --out.")
-        elif out.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is not empty and holds no training; choose another --out.")
-        else:
-            out.mkdir(parents=True, exist_ok=True)
-            write_text(kept, recipe_text)
-    except OSError as error:
-        raise UserError(f"Cannot write to {out} ({error.strerror}); choose another --out.") from None
+def _refuse_others(out: Path, recipe_text: str) -> None:
+    """A folder that holds something else than a training of this recipe is left alone."""
+    if (out / RECIPE).exists():
+        if (out / RECIPE).read_text(encoding="utf-8") != recipe_text:
+            raise UserError(f"{out} holds a training of another recipe; choose another --out.")
+    elif {entry.name for entry in out.iterdir()} - {LOCK, f".{RECIPE}.tmp"}:
+        raise UserError(f"{out} is not empty and holds no training; choose another --out.")
 
 
 def _optimizer(model: torch.nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
@@ -204,9 +207,12 @@ def _resume(out: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     path = out / RESUME
     if not path.exists():
         return 0
-    with safe_open(path, "pt") as file:
-        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a mapping)
-        step = int(file.metadata()["step"])
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a mapping)
+            step = int(file.metadata()["step"])
+    except (OSError, SafetensorError):
+        return 0  # damaged: from the beginning
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])

@@ -1,0 +1,335 @@
+"""Faults on purpose, at every point at which something on disk changes, and what is left then.
+
+A command is run again and again, each time in a process in which the n-th such point fails: it dies there without any
+clean-up, or the system refuses; until there is no n-th point. Then the command is run undisturbed. Each process is a fork of one
+that has imported everything and loaded the subject, as that takes far longer than the rest.
+
+    python -m tests.faults SPECIFICATION.json      prints a line of JSON for each case
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+KILL = "killed"
+# When the disk is full, that lasts, but what needs no room goes on; a folder that is read-only takes nothing; an error of the
+# device comes once.
+REFUSALS = {"disk full": errno.ENOSPC, "read-only": errno.EROFS, "input/output error": errno.EIO}
+FAULTS = (KILL, *REFUSALS)
+NEEDS_ROOM = ("open", "close", "mkdir", "safetensors")
+DIED = 9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault: where it struck, how the command ended and what it said; and of the command afterwards whether it came to
+    the same as an undisturbed one, without computing again what was complete when the fault struck."""
+
+    fault: str
+    number: int
+    point: str
+    code: int
+    said: str
+    whole: bool
+    leftovers: list[str]
+    code_after: int
+    said_after: str
+    same_after: bool
+    kept: bool
+
+    @property
+    def reason(self) -> str:
+        return os.strerror(REFUSALS[self.fault])
+
+    @property
+    def refused_with_a_sentence(self) -> bool:
+        lines = [line for line in self.said.splitlines() if line.startswith("arithscope: ")]
+        told = len(lines) == 1 and lines[0] == self.said.rstrip("\n").splitlines()[-1] and self.reason in lines[0]
+        return self.code == 2 and told and "Traceback" not in self.said
+
+    @property
+    def survived(self) -> bool:
+        ended = self.code == DIED if self.fault == KILL else self.code == 0 or self.refused_with_a_sentence
+        return ended and self.whole and self.code_after == 0 and self.same_after and self.kept
+
+
+class Points:
+    """Counts, in this process, whatever changes below a folder, and strikes at the n-th."""
+
+    def __init__(self, root: Path, at: int, fault: str, note: Path):
+        self.root, self.at, self.fault, self.note = str(root), at, fault, note
+        self.count = 0
+
+    def strike(self, kind: str, path: Any, half: Callable[[], None] = lambda: None) -> None:
+        """Called before a change; `half` makes half of it."""
+        if not os.path.abspath(os.fsdecode(path)).startswith(self.root):
+            return
+        self.count += 1
+        if self.count < self.at:
+            return
+        lasts = self.fault == "read-only" or (self.fault == "disk full" and kind in NEEDS_ROOM)
+        if self.count > self.at and not lasts:
+            return
+        if self.count == self.at:
+            descriptor = os.open(self.note, os.O_WRONLY | os.O_CREAT)
+            os.write(descriptor, f"{kind} {os.path.relpath(os.fsdecode(path), self.root)}".encode())
+            os.close(descriptor)
+        half()
+        if self.fault == KILL:
+            os._exit(DIED)
+        number = REFUSALS[self.fault]
+        raise OSError(number, os.strerror(number), os.fsdecode(path))
+
+
+class _File:
+    """A file being written, of which half is there if closing it fails."""
+
+    def __init__(self, file: Any, path: Any, points: Points):
+        self._file, self._path, self._points = file, path, points
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "fileno":  # some libraries would write past this object
+            raise AttributeError(name)
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.close()
+            self._points.strike("close", self._path, lambda: halve(self._path))
+
+
+def halve(path: Any) -> None:
+    with real_open(path, "r+b") as file:
+        file.truncate(os.fstat(file.fileno()).st_size // 2)
+
+
+real_open = builtins.open
+
+
+def install(points: Points) -> None:
+    """From now on, for as long as this process lives."""
+    import safetensors.numpy
+    import safetensors.torch
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, int) or not set(mode) & set("wax+"):
+            return real_open(file, mode, *args, **kwargs)
+        points.strike("open", file)
+        found = real_open(file, mode, *args, **kwargs)
+        ours = os.path.abspath(os.fsdecode(file)).startswith(points.root) and not str(file).endswith(".lock")
+        return _File(found, file, points) if ours else found
+
+    builtins.open = io.open = opened  # type: ignore[assignment]
+
+    def watched(name: str, path_of: Callable[..., Any]) -> None:
+        original = getattr(os, name)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            points.strike(name, path_of(*args, **kwargs))
+            return original(*args, **kwargs)
+
+        setattr(os, name, function)
+
+    def first(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> Any:
+        return path if dir_fd is None else os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), os.fsdecode(path))
+
+    for name in ("mkdir", "unlink", "remove", "rmdir"):
+        watched(name, first)
+    for name in ("replace", "rename"):
+        watched(name, lambda source, target, **_: target)
+    watched("fsync", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    for module in (safetensors.numpy, safetensors.torch):
+        real: Any = module.serialize_file
+
+        def serialized(tensors: Any, path: Any, *args: Any, real: Any = real, **kwargs: Any) -> None:
+            def half() -> None:
+                real(tensors, path, *args, **kwargs)
+                halve(path)
+
+            try:
+                points.strike("safetensors", path, half)
+            except OSError as error:  # as the library tells it
+                raise safetensors.SafetensorError(f"I/O error: {error.strerror} (os error {error.errno})") from None
+            real(tensors, path, *args, **kwargs)
+
+        module.serialize_file = serialized  # type: ignore[attr-defined]
+
+
+def forked(arguments: Sequence[str], errors: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """Run a command in a fork of this process. Returns its exit code; `errors` gets what it says on stderr."""
+    from arithscope.cli import main
+
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        prepare()
+        main(list(arguments))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+    raise AssertionError
+
+
+def cases(
+    arguments: Sequence[str], scratch: Path, faults: Sequence[str], before: Path | None, every: int
+) -> Iterator[Case]:
+    """Each fault at every point of a command, or every so many; OUT in its arguments stands for the folder that is watched,
+    which begins as a copy of `before`, if there is such."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    errors, note = scratch / "errors.txt", scratch / "struck.txt"
+
+    def fresh(name: str) -> tuple[Path, list[str]]:
+        folder = scratch / name / "out"
+        folder.parent.mkdir()
+        if before is not None:
+            subprocess.run(["cp", "-a", str(before), str(folder)], check=True)
+        return folder, [str(folder) if a == "OUT" else a for a in arguments]
+
+    folder, command = fresh("undisturbed")
+    if forked(command, errors) != 0:
+        raise RuntimeError(f"the command fails undisturbed: {errors.read_text()}")
+    wanted = snapshot(folder)
+    for fault in faults:
+        for number in count(1, every):
+            folder, command = fresh(f"{fault.replace('/', ' ')} {number}")
+            points = Points(folder, number, fault, note)
+            note.unlink(missing_ok=True)
+            code = forked(command, errors, lambda points=points: install(points))  # type: ignore[misc]
+            if not note.exists():
+                if code != 0:
+                    raise RuntimeError(f"the command fails without a fault: {errors.read_text()}")
+                break
+            said, complete = errors.read_text(), records(folder)
+            whole = all(is_complete(folder / name) for name in complete)
+            left = sorted(p.name for p in folder.rglob(".*") if p.suffix in (".tmp", ".old")) if folder.exists() else []
+            after = forked(command, errors)
+            kept = {name: records(folder).get(name) for name in complete} == complete
+            same = after == 0 and snapshot(folder) == wanted
+            subprocess.run(["rm", "-rf", str(folder.parent)], check=True)
+            yield Case(
+                fault, number, note.read_text(), code, said, whole, left, after, errors.read_text(), same, kept
+            )
+
+
+def records(folder: Path) -> dict[str, bytes]:
+    """The records of all stages that are in place, as they are."""
+    return {str(p.parent.relative_to(folder)): p.read_bytes() for p in folder.rglob("[!.]*/stage.json")}
+
+
+def is_complete(stage: Path) -> bool:
+    files = json.loads((stage / "stage.json").read_text())["files"]
+    return all(hashlib.sha256((stage / name).read_bytes()).hexdigest() == digest for name, digest in files.items())
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """Every file that a command leaves, by name, but for dates and seconds."""
+    return {str(p.relative_to(folder)): _content(p) for p in sorted(folder.rglob("*")) if not p.is_dir()}
+
+
+def _content(path: Path) -> Any:
+    if path.name in ("stage.json", "manifest.json"):
+        return _without_times(json.loads(path.read_text()))
+    if path.suffix == ".jsonl":
+        return [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+    return "there" if path.name == "report.html" else hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        timed = ("created", "finished", "seconds", "checksum", "started")
+        return {name: _without_times(x) for name, x in value.items() if name not in timed}
+    return value
+
+
+def stored(folder: Path) -> Any:
+    """Every stage's checksums and summary, and the statuses of all."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/stage.json"))}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    status = {name: entry["status"] for name, entry in manifest["stages"].items()}
+    summary = json.loads((folder / "summary.json").read_text())
+    return {name: (r["files"], r["summary"], r["key"]) for name, r in found.items()}, status, summary
+
+
+def at_every_point(
+    arguments: Sequence[str | Path],
+    scratch: Path,
+    faults: Sequence[str] = FAULTS,
+    subjects: Sequence[str | Path] = (),
+    before: Path | None = None,
+    every: int = 1,
+) -> list[Case]:
+    """All cases, from a process of its own with one thread; subjects are loaded once, there."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    asked = {
+        "arguments": [str(a) for a in arguments],
+        "scratch": str(scratch / "cases"),
+        "faults": list(faults),
+        "subjects": [str(s) for s in subjects],
+        "before": None if before is None else str(before),
+        "every": every,
+    }
+    specification = scratch / "specification.json"
+    specification.write_text(json.dumps(asked))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", str(specification)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    return [Case(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def main(specification: Path) -> None:
+    import transformers.models.gpt2.modeling_gpt2
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import arithscope.checkpoints
+    import arithscope.report.comparison
+    import arithscope.report.page
+    import arithscope.report.plates
+    import arithscope.report.terminal
+    import arithscope.training.loop  # noqa: F401
+    from arithscope.cluster import driver
+    from arithscope.subject.load import load
+
+    asked = json.loads(specification.read_text())
+    loaded = {name: load(name) for name in asked["subjects"]}
+    driver.load = lambda name, *how: loaded.get(name) or load(name, *how)  # type: ignore[assignment]
+    before = None if asked["before"] is None else Path(asked["before"])
+    for case in cases(asked["arguments"], Path(asked["scratch"]), asked["faults"], before, asked["every"]):
+        print(json.dumps(asdict(case)), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

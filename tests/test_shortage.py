@@ -1,0 +1,238 @@
+"""Out of memory: passes become smaller until they fit, the numbers stay the same, and what never fits is told in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from arithscope import shortage
+from arithscope.errors import UserError
+from arithscope.progress import Silent
+from arithscope.shortage import enough_memory, fitting, is_shortage
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder
+from arithscope.study import run
+from arithscope.subject.load import load
+from arithscope.subject.memory import rows_that_fit
+from arithscope.subject.subject import Subject
+from arithscope.work import Here, carry_out
+from tests.conftest import Smaller, torch_threads
+from tests.hand_built import copy_and_add
+
+
+@pytest.fixture(autouse=True)
+def as_if_never_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "_pieces", shortage._Pieces())
+
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    MemoryError("Unable to allocate 7.45 GiB for an array"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000 bytes."),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: str(e)[:30])
+def test_what_is_a_shortage(error: Exception) -> None:
+    assert is_shortage(error)
+    hidden = RuntimeError("capture failed")
+    hidden.__context__ = error
+    assert is_shortage(hidden)
+    told = UserError("There is no such thing.")
+    told.__context__ = error
+    assert not is_shortage(told)
+    with pytest.raises(UserError, match=r"too little memory for a cake; use --dtype"), enough_memory("a cake"):
+        raise error
+
+
+def test_what_is_none() -> None:
+    for error in (RuntimeError("shapes do not match"), ValueError("out of memory"), KeyboardInterrupt(), None):
+        assert not is_shortage(error)
+    with pytest.raises(ValueError, match="nothing"), enough_memory("a cake"):
+        raise ValueError("nothing to do with it")
+
+
+def test_a_real_allocation_that_cannot_be() -> None:
+    for allocate in (lambda: torch.empty(2**58, dtype=torch.uint8), lambda: np.empty(2**62, dtype=np.uint8)):
+        with pytest.raises(UserError, match="too little memory"), enough_memory("all of it"):
+            allocate()
+
+
+def in_pieces(subject: Any, rows: int, fits: int, *, advance: Any) -> list[int]:
+    """A unit of so many rows, of which so many fit into memory at a time."""
+    size, found = fitting(1000, 1), []
+    for start in range(0, rows, size):
+        some = list(range(start, min(start + size, rows)))
+        if len(some) > fits and start + size >= min(rows, 2 * size):  # not at once: some steps are counted by then
+            raise torch.OutOfMemoryError("out of memory")
+        found += some
+        advance(len(some))
+    return found
+
+
+def test_pieces_are_halved_until_they_fit() -> None:
+    steps: list[int] = []
+    notes: list[str] = []
+    assert carry_out(in_pieces, None, (3000, 130), steps.append, notes.append) == (list(range(3000)), 3000)
+    assert sum(steps) == 3000  # none is told twice
+    assert min(steps) > 0
+    assert notes == ["in_pieces: memory was short, so passes are half as large from now on"] * 3
+    assert fitting(1000, 1) == 125  # also for what comes next
+    notes.clear()
+    assert Here(notes.append).map(in_pieces, None, [(300, 130), (200, 60)], steps.append)[1] == list(range(200))
+    assert len(notes) == 2
+
+
+def test_what_never_fits_is_told() -> None:
+    notes: list[str] = []
+    with pytest.raises(UserError, match="too little memory for a single row of in_pieces; use --dtype"):
+        carry_out(in_pieces, None, (5, 0), lambda n: None, notes.append)
+    assert len(notes) == 9  # behind 1000, 500, …, 3; with 1 there is nothing to halve
+
+
+def unsized(subject: Any, failures: list[int], *, advance: Any) -> str:
+    failures[0] -= 1
+    if failures[0] >= 0:
+        raise MemoryError
+    return "done"
+
+
+def test_what_has_no_pieces_is_tried_once_more() -> None:
+    """Other memory may have been given back by then."""
+    assert carry_out(unsized, None, ([1],), lambda n: None, lambda text: None) == ("done", 0)
+    with pytest.raises(UserError, match="too little memory"):
+        carry_out(unsized, None, ([2],), lambda n: None, lambda text: None)
+
+
+class Holding:
+    alive = 0
+
+    def __init__(self) -> None:
+        Holding.alive += 1
+
+    def __del__(self) -> None:
+        Holding.alive -= 1
+
+
+def holds_much(subject: Any, before: list[int], *, advance: Any) -> None:
+    before.append(Holding.alive)
+    much = Holding()
+    if len(before) < 3 and fitting(100, 1) and much:
+        raise torch.OutOfMemoryError("out of memory")
+
+
+def test_nothing_of_the_failed_pass_is_held() -> None:
+    before: list[int] = []
+    carry_out(holds_much, None, (before,), lambda n: None, lambda text: None)
+    assert before == [0, 0, 0]
+
+
+@contextmanager
+def memory_for(rows: int, struck: list[int]) -> Iterator[None]:
+    """A device on which a pass of more rows than that fails where its logits are computed."""
+    original = Subject.unembed
+
+    def unembed(self: Subject, hidden: torch.Tensor) -> torch.Tensor:
+        if len(hidden) > rows:
+            struck.append(len(hidden))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, hidden)
+
+    Subject.unembed = unembed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Subject.unembed = original  # type: ignore[method-assign]
+
+
+def assert_same(found: Any, wanted: Any, where: str) -> None:
+    """Of results the fields, of tables the columns, and so on; numbers but for rounding."""
+    if isinstance(wanted, pd.DataFrame):
+        pd.testing.assert_frame_equal(found, wanted, rtol=1e-3, atol=1e-5)
+    elif isinstance(wanted, np.ndarray):
+        assert found.shape == wanted.shape, where
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5, err_msg=where)
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), where
+        for name in wanted:
+            assert_same(found[name], wanted[name], f"{where} {name}")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, rel=1e-3, abs=1e-5, nan_ok=True), where
+    else:
+        assert found == wanted, where
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_stage_with_little_memory(tmp_path: Path, threads: int) -> None:
+    """Also where passes run in threads of their own."""
+    asked = Smaller(("+",), 12, topk=8, neurons="atp")
+    progress, struck = Noting(), list[int]()
+    with torch_threads(threads):
+        run(copy_and_add(), asked, tmp_path / "much", None, Silent())
+        with memory_for(100, struck):
+            run(copy_and_add(), asked, tmp_path / "little", None, progress, work=Here(progress.note))
+    assert struck
+    assert any("half as large" in note for note in progress.notes)
+    much, little = RunFolder(tmp_path / "much"), RunFolder(tmp_path / "little")
+    for stage in STAGES:
+        if not stage.asked:
+            found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))
+            assert_same(found, wanted, stage.name)
+
+
+def test_a_model_that_never_fits(tmp_path: Path) -> None:
+    asked = Smaller(("+",), 12)
+    with memory_for(0, []), pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"):
+        run(copy_and_add(), asked, tmp_path / "run", ["means"], Silent())
+    assert RunFolder(tmp_path / "run").manifest["stages"]["means"] == {"status": "failed", "reason": "UserError"}
+    run(copy_and_add(), asked, tmp_path / "run", ["means"], Silent())  # on a larger device, say
+    assert RunFolder(tmp_path / "run").is_done("means")
+
+
+def test_loading_a_model_that_does_not_fit(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.test_cli import complaint
+
+    with memory_for(0, []):
+        assert "too little memory for loading" in complaint(capsys, "doctor", saved_model)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes are estimated to take next to nothing, and a process may use little of the GPU: the first ones are too large."""
+    from arithscope.subject import memory
+
+    asked = Smaller(("+",), 200, topk=8, neurons="atp")
+    run(load("tiny-llama"), asked, tmp_path / "much", ["circuit"], Silent())
+    monkeypatch.setattr(memory, "row_bytes", lambda *_: 64)
+    progress, subject = Noting(), load("tiny-llama")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**28) / total)
+    try:
+        assert rows_that_fit(subject, 1, 1) > 10_000
+        run(subject, asked, tmp_path / "little", ["circuit"], progress, work=Here(progress.note))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert any("half as large" in note for note in progress.notes)
+    much, little = RunFolder(tmp_path / "much"), RunFolder(tmp_path / "little")
+    for stage in STAGES:
+        if stage.name in ("means", "accuracy", "localize", "circuit"):
+            found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))
+            assert_same(found, wanted, stage.name)
