@@ -84,6 +84,15 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert said.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_extras_that_messages_name_bring_the_packages_they_name() -> None:
+    source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "src" / "arithscope").rglob("*.py"))
+    told = re.findall(r"needs the packages? ([a-z ]+); run: pip install 'arithscope\[(\w+)\]'", source)
+    assert len(told) == source.count("pip install 'arithscope[") >= 4
+    for packages, extra in told:
+        brought = {re.split(r"\W", need)[0] for need in PROJECT["optional-dependencies"][extra]}
+        assert set(packages.split(" and ")) <= brought
+
+
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     source = build(ROOT, tmp_path / "sdist", "-t", "sdist")
     with tarfile.open(source) as archive:
