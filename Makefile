@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # together, as they may share a study that takes half a minute.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: run test test-all check format bench tables clean
+.PHONY: run test test-all check format bench tables wheel clean
 
 run: $(INSTALLED)
 	$(BIN)/arithscope run
@@ -36,8 +36,12 @@ tables: $(INSTALLED)
 	$(BIN)/python -m benchmarks.goals
 	$(BIN)/python -m benchmarks.tables
 
+# The wheel and the source archive, in dist/.
+wheel: $(INSTALLED)
+	$(BIN)/python -m hatchling build
+
 clean:
-	rm -rf $(VENV) runs trained
+	rm -rf $(VENV) runs trained dist build
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import arithscope
@@ -49,6 +51,14 @@ def modules() -> list[Path]:
 
 def test_every_module_has_a_level() -> None:
     assert {room(p) for p in modules()} == set(LEVEL)
+
+
+def test_the_page_lists_them_from_the_ground_up() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"`(\w+)/?`", row) for row in re.findall(r"^\| (`.*?) \|", page, re.M)]
+    assert sorted(name for row in rows for name in row) == sorted(LEVEL.keys() - {"__main__", "__init__"})
+    levels = [[LEVEL[name] for name in row] for row in rows]
+    assert all(max(below) <= min(above) for below, above in pairwise(levels))
 
 
 def test_imports_point_downwards() -> None:

@@ -38,6 +38,10 @@ from arithscope.subject.twins import passes_at_once
 from arithscope.work import Work
 
 
+def _no_memory(subject: Subject, settings: Settings) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Stage:
     """One experiment in a study.
@@ -53,7 +57,7 @@ class Stage:
     needs: tuple[str, ...]
     reads: tuple[str, ...]
     compute: Callable[[Subject, Any, dict[str, Any], Progress, Work], Result]
-    memory: Callable[[Subject, Settings], int]
+    memory: Callable[[Subject, Settings], int] = _no_memory
     asked: bool = False
 
 
@@ -202,10 +206,6 @@ def _knockout_memory(subject: Subject, settings: Settings) -> int:
     s, sizes = subject.sizes, settings.sizes
     masks = len(PROMPT_COUNTS) * sizes.prompt_knockout * s.layers * s.neurons
     return _replay_memory(subject, settings) + 2 * max(masks, MASK_BYTES)
-
-
-def _no_memory(subject: Subject, settings: Settings) -> int:
-    return 0
 
 
 STAGES: tuple[Stage, ...] = (

@@ -41,7 +41,14 @@ def places(subject: Subject, of_layer: Callable[[int], Place], rest: Place) -> d
     base = layers.rpartition(".")[0]
     ends = [f"{base}.{name}" for name, _ in subject.model.get_submodule(base).named_children()]
     where = {f"{layers}.{i}": of_layer(i) for i in range(subject.sizes.layers)}
-    return {**{name: rest for name in (*ends, "lm_head") if name != layers}, **where}
+    return {**{name: rest for name in (*ends, head(subject)) if name != layers}, **where}
+
+
+def head(subject: Subject) -> str:
+    """Its name, which for one family depends on the version of transformers."""
+    last = subject.model.get_output_embeddings()
+    [name] = [name for name, module in subject.model.named_modules() if module is last]
+    return name
 
 
 def dispatched(subject: Subject, where: dict[str, Place], main: str | torch.device) -> Subject:

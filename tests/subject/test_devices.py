@@ -22,6 +22,7 @@ from tests.subject.spread import (
     assert_alike,
     assert_same,
     dispatched,
+    head,
     passes,
     places,
     plain,
@@ -59,7 +60,7 @@ def spread(name: str, how: str) -> Subject:
     subject = load(name, options=LoadOptions(device="cpu"))
     if how == SEVERAL_GPUS:  # the final norm is elsewhere than the last layer, and than the head
         where = places(subject, lambda i: SECOND if i % 2 == 0 else GPU, GPU)
-        where |= {subject.architecture.final_norm: SECOND, "lm_head": THIRD}
+        where |= {subject.architecture.final_norm: SECOND, head(subject): THIRD}
     elif how == CPU_AND_GPU:
         where = places(subject, lambda i: GPU if i % 2 else "cpu", "cpu")
     else:

@@ -12,7 +12,7 @@ from arithscope.study import describe_subject, run
 from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.subject import Subject
 from tests.conftest import Smaller
-from tests.subject.spread import EVERYTHING, Place, assert_alike, assert_same, dispatched, places, plain, wanted
+from tests.subject.spread import EVERYTHING, Place, assert_alike, assert_same, dispatched, head, places, plain, wanted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 NAMES = ("tiny-llama", "tiny-pythia", "tiny-gptj")
@@ -28,7 +28,7 @@ RUN_BY_BOTH = "layers run by CPU and GPU"  # which no map of the library says, b
 
 def spread(name: str, how: str) -> Subject:
     if how == RUN_BY_BOTH:
-        where = places(plain(name), lambda i: "cpu" if i % 2 else 0, "cpu") | {"lm_head": 0}
+        where = places(plain(name), lambda i: "cpu" if i % 2 else 0, "cpu") | {head(plain(name)): 0}
         return dispatched(load(name, options=LoadOptions(device="cpu")), where, "cpu")
     layers, rest = WAYS[how]
     where = places(plain(name), lambda i: layers[i % len(layers)], rest)

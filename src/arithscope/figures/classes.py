@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, RAW, Classify
-from arithscope.figures.patterns import KIND_ORDER, PLACE_ORDER
+from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classify
+from arithscope.figures.patterns import rank
 from arithscope.figures.style import SIGNS, errors, new_figure, styled
 from arithscope.heuristics.kinds import kind_name
 
-ORDER = (ANY, *KIND_ORDER, *PLACE_ORDER)
 CRITERION_COLOURS = {RAW: "#BBBBBB", CALIBRATED: "#0072B2"}
 
 
@@ -43,7 +42,7 @@ def kinds_by_layer(classify: Classify) -> Figure:
     operators = classify.operators
     figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)
     shares = classify.shares[classify.shares.layer != ALL_LAYERS]
-    kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: [ORDER.index(part) for part in k])
+    kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: ([*map(rank, k)], k))
     names = [kind_name(kind, on) for kind, on in kinds]
     layers = sorted(int(layer) for layer in shares.layer.unique())
     image = None

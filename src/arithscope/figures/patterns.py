@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import ANY, Classify
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
 from arithscope.figures.style import SIGNS, grid_shape, hide_unused, new_figure, styled
@@ -28,8 +28,7 @@ VISIBLE_SHARE = 0.02  # of all prompts, in a picture of a set
 ENLARGED = 30  # numbers
 EXAMPLES = 6  # neurons of an operator
 HEURISTICS = 4  # of a neuron that are named
-KIND_ORDER = ["range", "modulo", "pattern", "identical", "multi-result"]
-PLACE_ORDER = ["op1", "op2", "result", "op1, op2"]
+_ORDER = [ANY, "range", "modulo", "pattern", "identical", "multi-result", "op1", "op2", "result", "op1, op2"]
 MAP = "viridis"
 
 
@@ -67,8 +66,12 @@ def _best_of_each_kind(classify: Classify) -> pd.DataFrame:
     main = found.groupby(["operator", "layer", "neuron"]).beyond.transform("max") == found.beyond
     found = found.assign(main=main, small=found.chance <= LARGEST_SHARE)
     best = found.sort_values(["small", "main", "added"], ascending=False, kind="stable")
-    order = {name: i for i, name in enumerate([*KIND_ORDER, *PLACE_ORDER])}
-    return best.drop_duplicates(["kind", "on"]).sort_values(["kind", "on"], key=lambda c: c.map(order), kind="stable")
+    return best.drop_duplicates(["kind", "on"]).sort_values(["kind", "on"], key=lambda c: c.map(rank), kind="stable")
+
+
+def rank(name: str) -> int:
+    """Where a kind of heuristic, or what it is about, comes among its like; kinds that were added come last."""
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _worth_showing(classify: Classify) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.kinds import BOTH, Bools, Heuristic, Identical, Ints, Modulo, Range, numbers_of
+from arithscope.heuristics.kinds import BOTH, Bools, Heuristic, Ints, Modulo, Range, Rule, numbers_of
 from arithscope.heuristics.tails import evidences
 from arithscope.heuristics.vocabulary import vocabulary
 from arithscope.prompts import Prompts, legal_prompts, random_source
@@ -196,10 +196,10 @@ def _cells(value: Ints, cut: Ints, size: int, cuts: int) -> Ints:
 
 def _looks_at(heuristic: Heuristic) -> str:
     """The name of the variable that a heuristic depends on."""
-    if isinstance(heuristic, Identical):
-        return str(heuristic)
     if heuristic.on != BOTH:
         return heuristic.on
+    if isinstance(heuristic, Rule):
+        return str(heuristic)
     return f"{BOTH} mod {heuristic.divisor}" if isinstance(heuristic, Modulo) else f"{BOTH} in ranges"
 
 
@@ -212,10 +212,10 @@ def _coded(prompts: Prompts, heuristics: Sequence[Heuristic]) -> tuple[Ints, Boo
 def _labels(prompts: Prompts, heuristics: Sequence[Heuristic]) -> Ints:
     """Numbers, not yet consecutive, that tell apart what the heuristics (all of one variable) tell apart."""
     first = heuristics[0]
-    if isinstance(first, Identical):
-        return (prompts.op1 == prompts.op2).astype(np.int64)
     if first.on != BOTH:
         return numbers_of(prompts, first.on)
+    if isinstance(first, Rule):
+        return first.holds(prompts).astype(np.int64)
     if isinstance(first, Modulo):
         a, b = prompts.op1 % first.divisor, prompts.op2 % first.divisor
         return np.where(a == b, a, first.divisor)

@@ -101,11 +101,24 @@ class Pattern(_OnNumbers):
         return fits
 
 
-@dataclass(frozen=True)
-class Identical:
-    kind: ClassVar[str] = "identical"
+class Rule:
+    """A rule of a kind of its own, one of `RULES`: a frozen dataclass with a kind, a text (`str`) that no other heuristic
+    has, and `holds`. It is about both operands together, or about what `on` says and nothing else."""
+
+    kind: ClassVar[str]
     on: ClassVar[str] = BOTH
-    direct: ClassVar[bool] = False
+
+    @property
+    def direct(self) -> bool:
+        return self.on == RESULT
+
+    def holds(self, prompts: Prompts) -> Bools:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Identical(Rule):
+    kind: ClassVar[str] = "identical"
 
     def __str__(self) -> str:
         return "op1 = op2"
@@ -136,7 +149,8 @@ class MultiResult:
         return self.admits(prompts.answer)
 
 
-Heuristic = Range | Modulo | Pattern | Identical | MultiResult
+Heuristic = Range | Modulo | Pattern | MultiResult | Rule
+RULES: list[Rule] = [Identical()]  # tried on the neurons of every operator that they say something of
 
 
 def kind_name(kind: str, on: str) -> str:
@@ -155,10 +169,11 @@ def parse(text: str) -> Heuristic:
         return Modulo(found[1], int(found[2]), int(found[3]))
     if found := re.fullmatch(r"(op1|op2|result) ~ ([0-9.]{3})", text):
         return Pattern(found[1], found[2])
-    if text == str(Identical()):
-        return Identical()
     if found := re.fullmatch(rf"result in \{{({_NUMBER}(?:, {_NUMBER}){{1,3}})\}}", text):
         return MultiResult(tuple(int(n) for n in found[1].split(", ")))
+    for rule in RULES:
+        if text == str(rule):
+            return rule
     raise ValueError(f"{text!r} is not a heuristic; examples are 'op1 in [100, 200]' and 'result mod 5 = 2'")
 
 

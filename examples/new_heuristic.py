@@ -1,0 +1,33 @@
+"""A kind of heuristic of one's own, hidden in the noise of one neuron in twenty, and found again by classification."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arithscope.heuristics.catalogue import catalogue
+from arithscope.heuristics.classification import Neurons, classify
+from arithscope.heuristics.kinds import RULES, Bools, Rule
+from arithscope.prompts import Prompts, square
+
+
+@dataclass(frozen=True)
+class Carry(Rule):
+    kind: ClassVar[str] = "carry"
+
+    def __str__(self) -> str:
+        return "op1, op2 carry"
+
+    def holds(self, prompts: Prompts) -> Bools:
+        return prompts.op1 % 10 + prompts.op2 % 10 >= 10
+
+
+RULES.append(Carry())
+
+prompts = square("+", max_operand=40)
+activations = np.random.default_rng(0).standard_normal((20, len(prompts)))
+activations[7] += 4 * Carry().holds(prompts)
+neurons = Neurons(activations.astype(np.float16), logits=np.ones((20, 100), dtype=np.float32))
+sets = catalogue("+", max_operand=40, limit=100)
+found = classify(neurons, sets, draws=20, seed=0, names=[f"n{i}" for i in range(20)], advance=lambda done: None)
+print(found.matches.query("calibrated")[["row", "heuristic", "score", "chance", "fdr"]])

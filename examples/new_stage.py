@@ -1,0 +1,36 @@
+"""A stage of one's own: does a model give a+b and b+a the same answer? It is stored, resumed and summed up like any other."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import arithscope
+from arithscope.experiments.result import Result, by_operator, table_of
+from arithscope.measures import bootstrap_mean
+from arithscope.progress import Silent
+from arithscope.prompts import random_source
+from arithscope.stages import STAGES, Stage
+from arithscope.study import run
+
+
+@dataclass(frozen=True, repr=False)
+class Commutes(Result):
+    table: pd.DataFrame  # operator, measure, value, low, high, n
+
+    def summary(self) -> dict[str, Any]:
+        return by_operator(self.table)
+
+
+def commutes(subject: Any, settings: Any, results: dict[str, Any], progress: Any, work: Any) -> Commutes:
+    rows = results["accuracy"].prompts.query("operator == '+'")
+    pairs = rows.merge(rows, left_on=["op1", "op2"], right_on=["op2", "op1"]).query("op1_x < op2_x")
+    same = bootstrap_mean(pairs.predicted_x == pairs.predicted_y, random_source(settings.seed, "commutes"))
+    return Commutes(table_of({"+": {"same_answer": same}}))
+
+
+stage = Stage("commutes", Commutes, needs=("accuracy",), reads=("seed",), compute=commutes)
+subject, settings = arithscope.load("tiny-gptj"), arithscope.Settings(("+",), max_operand=30)
+folder = run(subject, settings, Path("runs/commutes"), ["commutes"], Silent(), known=[*STAGES, stage])
+print(folder.read("commutes", Commutes).table)
