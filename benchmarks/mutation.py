@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import gc
 import importlib
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -49,6 +51,7 @@ TESTS = {
     ],
     "subject/replay.py": ["tests/subject/test_replay.py", "tests/subject/test_sweep.py"],
 }
+SAYS = 9  # the file descriptor at which a mutant says what killed it; pytest has its own use for the others
 MEMORY = 8 * 2**30  # bytes, of one mutant
 
 SWAPS: dict[type, list[type]] = {
@@ -229,7 +232,7 @@ class Lines:
 
 
 class Limits:
-    """A pytest plugin that ends the process by SIGALRM where a test takes much longer than it did."""
+    """A pytest plugin that ends the process by SIGALRM where a test takes much longer than it did, and where one fails."""
 
     def __init__(self, usual: dict[str, float]):
         self.usual = usual
@@ -238,6 +241,11 @@ class Limits:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         signal.setitimer(signal.ITIMER_REAL, 10 + 5 * self.usual[nodeid])
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            os.write(SAYS, f"{report.nodeid}: {report.longrepr.reprcrash.message.splitlines()[0][:200]}".encode())
+            os._exit(1)
+
 
 def run_tests(tests: Sequence[str], plugin: Any) -> int:
     import pytest
@@ -245,7 +253,8 @@ def run_tests(tests: Sequence[str], plugin: Any) -> int:
 
     settings.register_profile("mutation", derandomize=True, max_examples=25, deadline=None, database=None)
     settings.load_profile("mutation")
-    options = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    unused = ("cacheprovider", "xdist", "unraisableexception", "threadexception", "faulthandler", "warnings")
+    options = ["-x", "-q", "--assert=plain", *(f"-pno:{name}" for name in unused)]
     return int(pytest.main([*options, *tests], plugins=[plugin]))
 
 
@@ -283,6 +292,7 @@ def forked(work: Callable[[], int], log: Path) -> int:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+            os.dup2(file.fileno(), SAYS)
         code = work()
         sys.stdout.flush()
     finally:
@@ -336,6 +346,7 @@ def main() -> None:
         return
     done = {r["id"] for r in known}
     todo = [(module, m) for module, some in every.items() for m in some if m.id not in done and asked.only in m.id]
+    random.Random(0).shuffle(todo)  # so that those run in a limited time are a fair sample
     with tempfile.TemporaryDirectory() as name:
         run(todo, asked.processes, began + asked.seconds, Path(name), asked.out)
 
@@ -360,7 +371,8 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
                 importlib.import_module(library)
     if threading.active_count() > 1:
         sys.exit("a library has started a thread, so this process cannot be forked")
-    print(f"{len(todo)} mutants, {len(usual)} tests")
+    gc.freeze()
+    print(f"{len(todo)} mutants, {len(usual)} tests", flush=True)
 
     def jobs() -> Iterator[tuple[Mutant, Callable[[], int]]]:
         for module, m in todo:
@@ -376,8 +388,7 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
         for m, status, said in side_by_side(jobs(), processes, folder):
             late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
             end = "survived" if status == 0 else "timed out" if late else "killed"
-            by = next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), said[-200:])
-            row = {"id": m.id, "line": m.lines.start, "end": end, "by": "" if end == "survived" else by}
+            row = {"id": m.id, "line": m.lines.start, "end": end, "by": said[-300:] if end == "killed" else ""}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
 
