@@ -129,8 +129,9 @@ def _places(above: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[ast.AST, ...], s
 
 
 def _left_alone(node: ast.AST) -> bool:
-    """Docstrings, imports, aliases of types (named like classes), `__repr__`."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
+    """Docstrings, imports, aliases of types (named like classes), `__repr__`, and `strict=True` of zip, which no right program
+    can be told by."""
+    if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
@@ -171,7 +172,7 @@ def _variants(node: ast.AST, above: Sequence[ast.AST]) -> Iterator[Any]:
                     yield ast.Call(func, args[:i] + args[i + 1 :], keywords)
                 if i + 1 < len(args) and ast.unparse(func).split(".")[-1] not in SYMMETRIC:
                     yield ast.Call(func, [*args[:i], args[i + 1], args[i], *args[i + 2 :]], keywords)
-            for i in range(len(keywords)):
+            for i in (i for i, k in enumerate(keywords) if k.arg != "strict"):
                 yield ast.Call(func, args, keywords[:i] + keywords[i + 1 :])
         case ast.Slice(lower=lower, upper=upper, step=step):
             for parts in ((None, upper, step), (lower, None, step), (lower, upper, None)):
