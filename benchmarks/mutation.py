@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import SourceFileLoader
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ TESTS = {
     "subject/replay.py": ["tests/subject/test_replay.py", "tests/subject/test_sweep.py"],
 }
 SAYS = 9  # the file descriptor at which a mutant says what killed it; pytest has its own use for the others
+LONGEST = 15.0  # seconds of tests for one mutant, the quickest first; what slower ones would notice is not counted
 MEMORY = 8 * 2**30  # bytes, of one mutant
 
 SWAPS: dict[type, list[type]] = {
@@ -225,22 +227,26 @@ class Lines:
         self.collected, self.now = self.now, set()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self.tests[nodeid] = (time.perf_counter() - self.began, sorted(self.now | self.collected))
+        self.tests[nodeid] = (time.process_time() - self.began, sorted(self.now | self.collected))
 
     def pytest_runtest_logstart(self) -> None:
         self.now.clear()
-        self.began = time.perf_counter()
+        self.began = time.process_time()
 
 
 class Limits:
-    """A pytest plugin that ends the process by SIGALRM where a test takes much longer than it did, and where one fails."""
+    """A pytest plugin that ends the process by a signal where a test takes far more time than it did, and where one fails."""
 
     def __init__(self, usual: dict[str, float]):
         self.usual = usual
-        signal.setitimer(signal.ITIMER_REAL, 90)
+        self.limit(10)
+
+    def limit(self, seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 5 + 5 * seconds)  # of processor time, whatever else the machine does
+        signal.setitimer(signal.ITIMER_REAL, 60 + 20 * seconds)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 10 + 5 * self.usual[nodeid])
+        self.limit(self.usual[nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -254,7 +260,7 @@ def run_tests(tests: Sequence[str], plugin: Any) -> int:
 
     settings.register_profile("mutation", derandomize=True, max_examples=25, deadline=None, database=None)
     settings.load_profile("mutation")
-    unused = ("cacheprovider", "xdist", "unraisableexception", "threadexception", "faulthandler", "warnings")
+    unused = ("cacheprovider", "xdist", "unraisableexception", "threadexception", "faulthandler")
     options = ["-x", "-q", "--assert=plain", *(f"-pno:{name}" for name in unused)]
     return int(pytest.main([*options, *tests], plugins=[plugin]))
 
@@ -383,11 +389,17 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
             chosen = {test for line in m.lines for test in ran.get((name, line), ())}
             if not m.narrow:
                 chosen = {test for test in usual if test.split("::")[0] in TESTS[module]}
-            yield m, partial(mutated, m, sorted(chosen, key=lambda t: usual[t]), usual) if chosen else lambda: 0
+            quickest = sorted(chosen, key=lambda test: usual[test])
+            within = [
+                test
+                for test, so_far in zip(quickest, accumulate(map(usual.get, quickest)), strict=True)
+                if so_far <= LONGEST
+            ]
+            yield m, partial(mutated, m, within or quickest[:1], usual) if chosen else lambda: 0
 
     with out.open("a") as file:
         for m, status, said in side_by_side(jobs(), processes, folder):
-            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
             end = "survived" if status == 0 else "timed out" if late else "killed"
             row = {"id": m.id, "line": m.lines.start, "end": end, "by": said[-300:] if end == "killed" else ""}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
