@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from math import comb
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,8 @@ def test_effect_stays_finite_where_probabilities_underflow() -> None:
     assert float(value) == pytest.approx(0.5 * (np.e - 1), rel=1e-4)
     certain = torch.tensor([[0.0, -200.0, -200.0]])
     opposite = torch.tensor([[-200.0, 0.0, -200.0]])
-    assert 1e30 < float(effect(certain, opposite, torch.tensor([0]), torch.tensor([1]))) < 1e36
+    cut_off = float(effect(certain, opposite, torch.tensor([0]), torch.tensor([1])))
+    assert cut_off == pytest.approx(np.exp(80.0), rel=1e-5)
 
 
 @given(seeds)
@@ -140,6 +143,13 @@ def test_faithfulness_by_hand() -> None:
     assert ratio.n == 3
 
 
+def test_faithfulness_where_the_way_is_short_or_leads_down() -> None:
+    """A way of SMALLEST_SPAN, 0.001, is just long enough, one half as long is not; a model below nothing has a way too."""
+    empty, model = np.array([0.0, 0.0, 0.5]), np.array([1e-3, 5e-4, 0.0])
+    [mean] = faithfulness(np.array([[5e-4, 0.0, 0.25]]), empty, model, np.random.default_rng(0))
+    assert (mean.value, mean.n) == (pytest.approx(0.5), 2)
+
+
 @given(seeds)
 def test_faithfulness_of_nothing_and_of_everything(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -168,6 +178,30 @@ def test_log_probability() -> None:
     assert torch.allclose(log_probability(logits, tokens), want)
 
 
+def test_where_there_is_a_kernel_for_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers from its sums; it is for float32, and has no gradient."""
+    before, after = random_logits(0, 3, 7).float(), random_logits(1, 2, 3, 7).float()
+    r, r2 = torch.tensor([1, 6, 0]), torch.tensor([2, 0, 5])
+    plain, probability = effects(before, after, r, r2), log_probability(after, r)
+    asked: list[torch.Size] = []
+
+    def sums(logits: torch.Tensor) -> torch.Tensor:
+        asked.append(logits.shape)
+        return torch.stack([logits.logsumexp(-1), logits.mean(-1)])
+
+    monkeypatch.setattr("arithscope.measures.runs_kernels", lambda device: device == torch.device("cpu"))
+    monkeypatch.setitem(sys.modules, "arithscope.fused_sums", SimpleNamespace(sums=sums))
+    again = effects(before, after, r, r2)
+    assert asked == [before.shape, after.shape]
+    for measure in EFFECTS:
+        assert torch.allclose(again[measure], plain[measure], rtol=1e-4)
+    assert torch.allclose(log_probability(after, r), probability)
+    assert len(asked) == 3
+    log_probability(after.double(), r)
+    log_probability(after.clone().requires_grad_(), r).sum().backward()
+    assert len(asked) == 3
+
+
 def test_interval_of_a_share_is_the_binomial_one() -> None:
     values = np.repeat([0, 1], [300, 700])
     mean = bootstrap_mean(values, random=np.random.default_rng(0))
@@ -175,6 +209,22 @@ def test_interval_of_a_share_is_the_binomial_one() -> None:
     assert (mean.value, mean.n) == (0.7, 1000)
     assert mean.low == pytest.approx(0.7 - half, abs=0.004)
     assert mean.high == pytest.approx(0.7 + half, abs=0.004)
+
+
+def test_the_interval_is_that_of_the_resampled_means() -> None:
+    for values in (np.repeat([0, 1], [30, 70]), np.random.default_rng(1).exponential(1.0, 30)):
+        mean = bootstrap_mean(values, np.random.default_rng(0))
+        want = np.quantile(resampled_means(values, np.random.default_rng(0)), [0.025, 0.975])
+        assert [mean.low, mean.high] == pytest.approx(want.tolist())
+
+
+@pytest.mark.parametrize("at", [0, 1, 19])
+def test_every_value_is_drawn_as_often_as_any_other(at: int) -> None:
+    x = np.arange(20) / 1000
+    x[at] = 20.0  # so that the mean of a resample is about the number of times it was drawn
+    times = resampled_means(x, np.random.default_rng(0)).round()
+    shares = [float(np.mean(times == k)) for k in range(3)]
+    assert shares == pytest.approx([comb(20, k) * 0.05**k * 0.95 ** (20 - k) for k in range(3)], abs=0.05)
 
 
 def test_both_ways_of_resampling_agree() -> None:
@@ -231,13 +281,25 @@ def test_ratios_of_means_against_a_loop() -> None:
         assert [found[i].low, found[i].high] == pytest.approx(np.quantile(resampled, [0.025, 0.975]))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_ratios_where_a_resample_may_have_nothing_below() -> None:
+    """0 ÷ 0 has no quantiles; the ratio of all, and other rows, have theirs."""
+    above, below = np.array([[1.0, 0.0, 2.0], [1.0, 1.0, 2.0]]), np.array([[2.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    some, sound = bootstrap_ratios(above, below, np.random.default_rng(0))
+    assert some.value == pytest.approx(1.0)
+    assert np.isnan([some.low, some.high]).all()
+    assert (sound.value, sound.low, sound.high) == pytest.approx((4 / 3, 1.0, 2.0))
+
+
 def test_average_of_means() -> None:
     missing = Mean(np.nan, np.nan, np.nan, 0)
     mean = average([Mean(0.4, 0.1, 0.8, 10), Mean(0.6, 0.2, 0.9, 20), missing])
     assert (mean.value, mean.n) == (pytest.approx(0.5), 30)
     assert mean.low == pytest.approx(0.5 - 0.25)  # √(.3² + .4²) / 2
     assert mean.high == pytest.approx(0.5 + 0.25)
-    assert np.isnan(average([missing]).value)
+    for nothing in (average([missing]), average([])):
+        assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
+        assert nothing.n == 0
 
 
 def test_average_agrees_with_resampling_everything() -> None:
@@ -276,9 +338,9 @@ def test_sign_test_by_enumeration(values: list[int]) -> None:
     assert found.p == pytest.approx(sum(c for c in chances if c <= chances[above] * (1 + 1e-9)) if n else 1)
 
 
-def likelihood(b: Any, x: Any, y: Any) -> float:
+def likelihood(b: Any, x: Any, y: Any, weights: Any = 1) -> float:
     z = b[0] + standardised(x) @ b[1:]
-    return float(np.sum(np.logaddexp(0, z) - y * z) + RIDGE / 2 * len(y) * np.sum(b[1:] ** 2))
+    return float(np.sum(weights * (np.logaddexp(0, z) - y * z)) + RIDGE / 2 * len(y) * np.sum(b[1:] ** 2))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -304,8 +366,40 @@ def test_logistic_where_one_feature_tells_everything() -> None:
     assert 2 < found.coefficients[0].value < 50
     assert found.coefficients[0].low > 1
     assert found.coefficients[1].value == 0
-    nothing = logistic(x, np.ones(40, dtype=bool), np.random.default_rng(0))
-    assert np.isnan(nothing.auc.value)
+    for outcome in (np.ones(40, dtype=bool), np.zeros(40, dtype=bool)):
+        nothing = logistic(x, outcome, np.random.default_rng(0))
+        assert len(nothing.coefficients) == 2
+        for mean in (nothing.intercept, *nothing.coefficients, nothing.auc):
+            assert np.isnan([mean.value, mean.low, mean.high]).all()
+            assert mean.n == 40
+
+
+@pytest.mark.parametrize("rare", [True, False])
+def test_logistic_intervals_against_a_general_optimiser(rare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every resample fitted anew. The rarer outcome occurs once, so many resamples lack it and are left out."""
+    monkeypatch.setattr("arithscope.measures.RESAMPLES", 40)
+    x = np.random.default_rng(2).normal(size=(9, 1)).round(1)
+    x[8] = x[7]  # a tie
+    y = (np.arange(9) == 8) == rare
+    found = logistic(x, y, np.random.default_rng(1))
+    fits = []
+    for w in np.random.default_rng(1).multinomial(9, np.full(9, 1 / 9), size=40):
+        ones, zeros = (np.repeat(np.arange(9), w * c) for c in (y, ~y))
+        if len(ones) and len(zeros):
+            fit = minimize(likelihood, np.zeros(2), (x, y.astype(float), w), tol=1e-12).x
+            pairs = [np.sign(fit[1] * (x[i, 0] - x[j, 0])) / 2 + 0.5 for i in ones for j in zeros]
+            fits.append([*fit, np.mean(pairs)])
+    assert 15 < len(fits) < 35
+    for i, mean in enumerate((found.intercept, *found.coefficients, found.auc)):
+        assert mean.n == 9
+        assert [mean.low, mean.high] == pytest.approx(
+            np.quantile(fits, [0.025, 0.975], axis=0)[:, i].tolist(), abs=1e-4
+        )
+
+
+def test_standardised_by_hand() -> None:
+    x = np.array([[0.1, 10.0, 4.0], [0.3, 10.0, 12.0]])
+    assert standardised(x) == pytest.approx(np.array([[-1.0, 0.0, -1.0], [1.0, 0.0, 1.0]]))
 
 
 def test_intervals_of_coefficients_cover() -> None:

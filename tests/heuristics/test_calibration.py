@@ -17,12 +17,15 @@ from arithscope.heuristics.calibration import (
     direct,
     false_discovery_rate,
     gathered_products,
+    indirect_null,
     rolled_products,
 )
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.kinds import Heuristic, parse
 from arithscope.heuristics.matching import order
+from arithscope.heuristics.multi_result import multi_results, ranks_by_result
 from arithscope.heuristics.one_operand import DRAWS, permutations, remaining, takes_both
+from arithscope.heuristics.tails import evidences
 from arithscope.prompts import OPERATORS
 from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
@@ -185,3 +188,85 @@ def test_products_with_activations_that_are_moved_round(neurons: int, prompts: i
     expected = torch.stack([activations[i].roll(shift) * logits[i] for i, shift in which])
     for way in (rolled_products, gathered_products):
         assert torch.equal(way(activations, logits, which), expected)
+
+
+def test_beyond_by_hand() -> None:
+    """8 of 10 where 2 are expected: 8·log 4 + 2·log ¼, in powers of ten; nothing for what is expected, or less."""
+    overlap, size = torch.tensor([8, 10, 2, 1, 10]), torch.tensor([10, 10, 10, 10, 10])
+    found = beyond(overlap, size, torch.tensor([2.0, 2.0, 2.0, 2.0, 12.0])).tolist()
+    assert found == pytest.approx([6 * np.log10(4), 10 * np.log10(5), 0, 0, 0])
+    # What is expected of all others may be nothing at all, or everything.
+    assert beyond(torch.tensor([1]), torch.tensor([1]), torch.tensor([0.0])).tolist() == pytest.approx([300])
+
+
+@operators
+def test_the_null_of_indirect_heuristics_by_hand(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders one by one, forwards and backwards, with plain counting; the same whatever the number at a time."""
+    monkeypatch.setattr("arithscope.heuristics.calibration.INDIRECT_DRAWS", 7)
+    sets = catalogue(operator, 12, LIMIT, both_operands=True)
+    members = np.stack([h.holds(sets.prompts) for h in sets.indirect.heuristics])
+    random, want = np.random.default_rng(5), []
+    for _ in range(7):
+        ranked = random.permutation(len(sets))
+        counts = [max(m[ranked[: m.sum()]].sum(), m[ranked[::-1][: m.sum()]].sum()) for m in members]
+        want.append(max(evidences(len(sets), int(m.sum()))[x] for m, x in zip(members, counts, strict=True)))
+    for rows in (3, 7, 100):
+        found = indirect_null(sets, np.random.default_rng(5), rows)
+        assert found.tolist() == pytest.approx(want)
+
+
+def test_several_results_are_calibrated_like_the_rest() -> None:
+    """The sets of a neuron's own order and of every permutation, each counted in all orders of that neuron, by hand."""
+    sets, draws = catalogue("/", 11, LIMIT), 4
+    random = np.random.default_rng(4)
+    answers = sets.answers.numpy()
+    liked = np.isin(answers, (1, 3)) * 2.0
+    activations = torch.from_numpy(liked + random.standard_normal((3, len(sets)))).float()
+    logits = torch.from_numpy(liked + random.standard_normal((3, len(sets)))).float()
+    shifts = random.integers(1, len(sets), (3, draws))
+    found = direct(activations, logits, sets, shifts, rows=4)
+    assert found.several is not None
+    several, own = found.several
+    for neuron in range(3):
+        moved = [activations[neuron].roll(int(s)) * logits[neuron] for s in (0, *shifts[neuron])]
+        ordered = order(torch.stack(moved))
+        every = multi_results(ordered, ranks_by_result(ordered, sets), sets)
+        results = answers[ordered.numpy()]
+        catalogued = direct(activations[[neuron]], logits[[neuron]], sets, shifts[[neuron]], rows=1)
+        for i in range(draws + 1):
+            assert bool(every.found[i])
+            chosen, k = every.heuristic(i, sets).results, int(every.size[i])
+            counts = np.isin(results[:, :k], chosen).sum(1)
+            expected = (counts.sum() - counts[i] + k * k / len(sets) + 0.5) / (draws + 1)
+            above = float(beyond(torch.tensor(counts[i]), torch.tensor(k), torch.tensor(expected)))
+            if i == 0:
+                assert several.heuristic(neuron, sets).results == chosen
+                numbers = [float(x[neuron, 0]) for x in (own.size, own.overlap, own.expected, own.beyond)]
+                assert numbers == pytest.approx([k, counts[0], expected, above])
+            else:
+                assert float(found.null[neuron, i - 1]) >= above - 1e-9
+        assert torch.equal(catalogued.null[0], found.null[neuron])
+
+
+def test_takes_both_by_hand() -> None:
+    """Clearly beyond either: with less than one chance in a thousand, half a prompt counted in over DRAWS permutations."""
+    size = torch.tensor([20])
+
+    def both(overlap: int, *left: float) -> bool:
+        return bool(takes_both(torch.tensor([overlap]), size, torch.tensor(left)[:, None])[0])
+
+    def enough(left: float) -> int:
+        """The smallest overlap whose Chernoff bound is 0.001, from the formula."""
+        mean = left + 0.5 / 4
+        bounds = [
+            x * np.log10(x / mean) + (20 - x) * np.log10(max(20 - x, 1e-9) / (20 - mean)) if x > mean else 0.0
+            for x in range(21)
+        ]
+        return next(x for x, bound in enumerate(bounds) if bound >= 3)
+
+    for left in (0.0, 1.0, 4.0):
+        least = enough(left)
+        assert both(least, left, left)
+        assert both(least, left, 0.0)
+        assert not both(least - 1, left, 0.0)
+        assert not both(least - 1, 0.0, left)

@@ -16,6 +16,7 @@ from arithscope.heuristics.kinds import (
     MultiResult,
     Pattern,
     Range,
+    kind_name,
     parse,
 )
 from arithscope.heuristics.vocabulary import vocabulary
@@ -97,3 +98,33 @@ def test_the_vocabulary_is_the_papers() -> None:
     assert set(more) - set(texts["+"]) == {
         t.replace("op1 ", "op1, op2 ", 1) for t in texts["+"] if "op1 in" in t or "op1 mod" in t
     }
+
+
+def test_names_of_kinds() -> None:
+    assert kind_name("range", "op1") == "range of op1"
+    assert kind_name("modulo", "result") == "modulo of result"
+    assert kind_name("pattern", "op2") == "pattern of op2"
+    assert [kind_name(h.kind, h.on) for h in (Identical(), MultiResult((1, 2)))] == ["identical", "multi-result"]
+
+
+def test_what_is_no_heuristic() -> None:
+    with pytest.raises(ValueError, match="op1, op2, result or both operands, not 'op3'"):
+        Range("op3", 1, 2)
+    for template, on in (("12", "op1"), ("1234", "op1"), ("...", "op1"), ("a12", "op1"), ("1..", "op1, op2")):
+        with pytest.raises(ValueError, match="no pattern"):
+            Pattern(on, template)
+    for results in ((1,), (1, 1), (1, 2, 3, 4, 5)):
+        with pytest.raises(ValueError, match="two to four"):
+            MultiResult(results)
+    assert MultiResult((4, 1, 3, 2)).results == (1, 2, 3, 4)
+    assert Pattern("op1", ".1.").admits(np.array([-990, 10, 12, 110, 1010, 100])).tolist() == [
+        False, True, True, True, False, False
+    ]  # fmt: skip
+
+
+def test_direct_or_indirect() -> None:
+    for text, direct in (
+        ("op1 in [1, 2]", False), ("op2 mod 2 = 1", False), ("result ~ 1..", True), ("op1 = op2", False),
+        ("result in {1, 2}", True), ("op1, op2 mod 2 = 1", False),
+    ):  # fmt: skip
+        assert parse(text).direct is direct

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import log10
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Neurons, classify
-from arithscope.heuristics.kinds import MultiResult
+from arithscope.heuristics.classification import Matched, Neurons, calibrate, classify, tries
+from arithscope.heuristics.kinds import MultiResult, parse
 from arithscope.heuristics.matching import is_match, order, overlaps
 from arithscope.heuristics.multi_result import _information, grid, multi_results, occurrences, ranks_by_result
 from arithscope.heuristics.vocabulary import vocabulary
@@ -222,3 +225,122 @@ def test_scores_and_chances() -> None:
     assert negative.sign.tolist() == [-1]
     same = found.best[(found.best.row == 6) & (found.best.kind == "identical")]
     assert same.score.iloc[0] == 1
+
+
+@pytest.mark.parametrize("operator", ["+", "/"])
+def test_the_tables_against_sets(operator: str) -> None:
+    """Every pair in the tables recounted one by one, and no pair missing."""
+    sets, prompts = CATALOGUES[operator], pairs_of(CATALOGUES[operator])
+    tie_order = {p: i for i, p in enumerate(prompts)}
+    logits = np.random.default_rng(1).standard_normal((7, 130)).astype(np.float32)
+    neurons, done = Neurons(patterns(sets), logits), []
+    found = classify(neurons, sets, 3, 0, list("abcdefg"), done.append)
+    assert sum(done) == 7
+    activations, on_answer = neurons.on_prompts(range(7), sets)
+    up, down = (overlaps(order(x), sets.indirect) for x in (activations, -activations))
+    promoted = overlaps(order(activations * on_answer), sets.direct)
+    for table in (found.matches, found.best):
+        assert table.row.is_monotonic_increasing
+        for pair in table.iloc[:: max(1, len(table) // 150)].itertuples():
+            h, row = parse(pair.heuristic), pair.row
+            assert (pair.kind, pair.on, pair.direct) == (h.kind, h.on, h.direct)
+            value = {
+                (a, b): float(np.float32(neurons.activations[row, a, b]))
+                * (logits[row, brute.answer(operator, a, b)] if h.direct else np.float32(1))
+                for a, b in prompts
+            }
+            want = brute.overlap(pair.heuristic, operator, value, tie_order, both_signs=not h.direct)
+            assert (pair.overlap, pair.size) == want
+            assert pair.evidence == pytest.approx(_evidence(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6)
+            if h.direct:
+                assert pair.sign == 1
+            else:
+                at = sets.indirect.column[h]
+                assert pair.sign == (-1 if down[row, at] > up[row, at] else 1)
+                assert pair.expected == pytest.approx(pair.size / len(sets))
+                assert pair.beyond == pytest.approx(pair.evidence)
+    several = {(pair.row, pair.heuristic) for pair in found.matches.itertuples() if pair.kind == "multi-result"}
+    want_matches = {
+        (row, str(h))
+        for side, counted in ((sets.indirect, torch.maximum(up, down)), (sets.direct, promoted))
+        for row in range(7)
+        for h, x, k in zip(side.heuristics, counted[row].tolist(), side.sizes.tolist(), strict=True)
+        if 10 * x >= 6 * k
+    }
+    assert set(found.matches[["row", "heuristic"]].itertuples(index=False, name=None)) - several == want_matches
+    assert len(found.matches) == len(want_matches) + len(several)
+    assert bool(several) is (operator == "/")
+    # Of each kind there is one, about each number: the furthest beyond expectation.
+    kinds = {(h.kind, h.on) for side in (sets.indirect, sets.direct) for h in side.heuristics}
+    best = found.best[found.best.kind != "multi-result"]
+    assert sorted(best[["row", "kind", "on"]].itertuples(index=False, name=None)) == sorted(
+        (row, *kind) for row in range(7) for kind in kinds
+    )
+    most = found.matches.groupby(["row", "kind", "on"]).beyond.max()
+    own = found.best.set_index(["row", "kind", "on"]).beyond
+    assert (own[most.index] >= most).all()
+    assert (found.neurons.row == np.arange(7)).all()
+
+
+def _evidence(total: int, k: int, x: int) -> float:
+    p = brute.tail(total, k, x)
+    return log10(p.denominator) - log10(p.numerator)
+
+
+def test_p_and_rates_by_hand() -> None:
+    """Two neurons with a pair of either class each; p is twice the chance in the null of the pair's own class."""
+    best = pd.DataFrame(
+        {
+            "row": [0, 0, 1, 1],
+            "direct": [False, True, False, True],
+            "beyond": [8.5, 3.0, 2.5, 15.5],
+            "overlap": [5, 6, 3, 3],
+            "size": [10, 10, 10, 5],
+        }
+    )
+    null = np.array([[11.0, 12.0], [13.0, 14.0]])
+    found = calibrate(Matched(best, best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
+    # Indirect: 1 of 9 nulls is at least 8.5, 7 are at least 2.5. Direct: all 4 are above 3; none reaches 15.5, so that the
+    # sum of 1000 probabilities is the bound.
+    p = [2 * 2 / 10, 1.0, 1.0, 2 * 1000 * 10**-15.5]
+    assert found.matches.p.tolist() == pytest.approx(p)
+    assert found.best.p.tolist() == pytest.approx([p[0], p[3]])
+    assert found.neurons.row.tolist() == [0, 1]
+    assert found.neurons.p.tolist() == pytest.approx([p[0], p[3]])
+    assert found.neurons.fdr.tolist() == pytest.approx([0.4, 2 * p[3]])
+    assert found.matches.fdr.tolist() == pytest.approx([0.4, 1.0, 1.0, 2 * p[3]])
+    assert found.matches.calibrated.tolist() == [False, False, False, True]
+
+
+def test_how_many_heuristics_are_tried() -> None:
+    """Either sign of indirect ones; of 12 results there are C(12, 2) + C(12, 3) + C(12, 4) sets."""
+    assert tries(SMALL) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)
+    sums = CATALOGUES["+"]
+    assert tries(sums) == (2 * len(sums.indirect.heuristics), len(sums.direct.heuristics))
+
+
+def test_the_grid_of_foremost_prompts() -> None:
+    assert grid(2) == [2]
+    assert grid(10) == [2, 3, 4, 6, 9, 10]
+    assert grid(20) == [2, 3, 4, 6, 9, 13, 19, 20]
+
+
+@operators
+def test_what_a_catalogue_says_of_itself(operator: str) -> None:
+    sets = CATALOGUES[operator]
+    answers = [brute.answer(operator, *p) for p in pairs_of(sets)]
+    assert sets.answers.tolist() == answers
+    assert sets.results.tolist() == sorted(set(answers))
+    assert sets.result_sizes.tolist() == [answers.count(r) for r in sorted(set(answers))]
+    assert sets.cells.tolist() == [a * (MAX_OPERAND + 1) + b for a, b in pairs_of(sets)]
+    largest = max(int(side.sizes.max()) for side in (sets.indirect, sets.direct))
+    assert sets.depth == (len(sets) if operator == "/" else largest)
+    variables = [v for side in (sets.indirect, sets.direct) for v in side.variables]
+    assert sets.width == max(len(sets), *(int(v.holds.sum()) for v in variables))
+    for side in (sets.indirect, sets.direct):
+        assert [side.column[h] for h in side.heuristics] == list(range(len(side.heuristics)))
+        assert side.chance.tolist() == pytest.approx([k * k / len(sets) for k in side.sizes.tolist()])
+        kinds = [[(h.kind, h.on) for h in side.heuristics[a:b]] for a, b in side.kinds]
+        assert all(len(set(group)) == 1 for group in kinds)
+        assert sum(map(len, kinds)) == len(side.heuristics)
+        assert len({group[0] for group in kinds}) == len(kinds)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from arithscope.errors import UserError
 from arithscope.prompts import random_source, sample, square
 from arithscope.subject.edits import Edit, capturing, edit, editing
-from arithscope.subject.replay import Tape, check_replay, record, replay, replay_neurons
+from arithscope.subject.replay import PrefixCache, Tape, check_replay, record, replay, replay_neurons
 from arithscope.subject.subject import Site, Subject
 from tests.families import FAMILY_AND_ATTENTION, small
 
@@ -218,3 +219,122 @@ def test_edits_outside_the_tape_or_of_unequal_variants_are_refused() -> None:
     three = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:3], positions=subject.positions.last)
     with pytest.raises(ValueError, match="number of variants"):
         replay(tape, [two, three], edited_logits)
+
+
+def test_a_position_outside_the_prompt_is_refused() -> None:
+    subject = small("llama", "sdpa")
+    ids = some_ids(subject)
+    length = ids.shape[1]
+    for first in (-1, length):
+        with pytest.raises(ValueError, match="outside the prompt"):
+            record(subject, ids, first)
+    for first in (0, length - 1):
+        tape = record(subject, ids, first)
+        assert (tape.first, tape.length, tape.tail, tape.batch) == (first, length, length - first, len(ids))
+        assert worst(tape.logits, subject.logits(ids)) < TOLERANCE
+
+
+def test_there_must_be_something_to_replay() -> None:
+    subject = small("llama", "sdpa")
+    tape = record(subject, some_ids(subject), subject.positions.last, neurons=[0])
+    with pytest.raises(ValueError, match="number of variants"):
+        replay(tape, [], edited_logits)
+    with pytest.raises(ValueError, match="nothing to replay"):
+        replay_neurons(tape, 0, torch.tensor([], dtype=torch.long), torch.zeros(0, 1), edited_logits)
+
+
+def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = small("llama", "sdpa")
+    ids = some_ids(subject, 3)
+    tape = record(subject, ids, subject.positions.op2, neurons=[0])
+    sizes: list[int] = []
+
+    def reduce(base: Tensor, edited: Tensor) -> Tensor:
+        sizes.append(len(edited))
+        return edited[..., 0]
+
+    def sizes_of(variants: int, chunk: int | None) -> list[int]:
+        sizes.clear()
+        replay_neurons(tape, 0, torch.arange(variants), torch.zeros(variants, 1), reduce, tape.first, chunk)
+        return list(sizes)
+
+    assert sizes_of(10, 6) == [5, 5]
+    assert sizes_of(7, 3) == [3, 3, 1]
+    assert sizes_of(4, 4) == [4]
+    # By default: 3 prompts for each variant, and for the unedited one that leads every chunk.
+    for rows, want in ((2, [1, 1, 1]), (8, [1, 1, 1]), (9, [2, 1]), (12, [3])):
+
+        def fitting(*asked: object, rows: int = rows) -> int:
+            assert asked == (subject, ids.shape[1] - tape.first, ids.shape[1])
+            return rows
+
+        monkeypatch.setattr("arithscope.subject.replay.rows_that_fit", fitting)
+        assert sizes_of(3, None) == want
+
+
+def test_the_cache_of_a_prefix() -> None:
+    """Row v·B + b has prefix b, in front of its own keys and values; nothing is stored."""
+    generator = torch.Generator().manual_seed(0)
+    prefix = [tuple(torch.randn(2, 3, 4, 5, generator=generator) for _ in range(2)) for _ in range(2)]
+    for rows in (2, 6):
+        new = [torch.randn(rows, 3, 1, 5, generator=generator) for _ in range(2)]
+        for layer in (0, 1):
+            cache = PrefixCache(prefix, False)
+            for _ in range(2):
+                for old, own, both in zip(prefix[layer], new, cache.update(*new, layer), strict=True):
+                    assert both.shape == (rows, 3, 5, 5)
+                    for row in range(rows):
+                        assert torch.equal(both[row], torch.cat([old[row % 2], own[row]], dim=1))
+            assert cache.get_seq_length(layer) == cache.get_seq_length() == 4
+        for cache in (PrefixCache(prefix, True), PrefixCache([], False)):
+            assert all(a is b for a, b in zip(cache.update(*new, 0), new, strict=True))
+        assert cache.get_seq_length() == 0
+
+
+def test_recording_and_replaying_leave_no_hooks_behind() -> None:
+    subject = small("llama", "sdpa")
+    ids = some_ids(subject)
+    tape = record(subject, ids, subject.positions.last)
+    with pytest.raises(RuntimeError):
+        record(subject, torch.full_like(ids, -1).float(), subject.positions.last)
+    replay(tape, [edit(subject, Site.HEADS, 0, [0], positions=subject.positions.last)], edited_logits)
+    for module in subject.model.modules():
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "allowed"),
+    [(torch.float32, "", 1e-3), (torch.bfloat16, "", 0.15), (torch.float32, "4bit", 0.15)],
+)
+def test_what_check_replay_measures_and_refuses(
+    dtype: torch.dtype, quantization: str, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replays whose logits are wrong by a known amount, for one prompt and at one position."""
+    subject = small("llama", "sdpa", dtype)
+    ids = some_ids(subject)
+    own = subject.logits(ids)
+    wrong = torch.zeros_like(own)
+    wrong[1, :] = 0.5 * own.std(-1).mean()
+    wrong[1, ::4] = own.std(-1).mean()  # root mean square: √(¾·¼ + ¼·1) of the spread
+    where = sorted({0, *subject.positions.named().values()})
+    monkeypatch.setattr(Subject, "quantization", quantization)
+
+    def check(share: float, which: int) -> float:
+        calls = iter(range(len(where)))
+        monkeypatch.setattr(Subject, "unembed", lambda *_: own + wrong * (share if next(calls) == which else share / 9))
+        return check_replay(subject, ids)
+
+    root = float((wrong[1] / own.std(-1).mean()).square().mean().sqrt())
+    for which in range(len(where)):
+        share = 0.95 * allowed / root
+        assert check(share, which) == pytest.approx(share * root, rel=1e-3)
+        with pytest.raises(UserError, match=r"small llama differs .* by .* of their spread"):
+            check(1.05 * allowed / root, which)
+    with pytest.raises(UserError, match="by nan"):
+        check(float("nan"), 0)
+    # Where all logits are equal there is no spread to compare with.
+    own = torch.zeros_like(own)
+    monkeypatch.setattr(Subject, "logits", lambda *_: own)
+    wrong = torch.ones_like(own)
+    assert check(5e-4, 0) == pytest.approx(5e-4)
