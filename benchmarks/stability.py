@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from benchmarks.record import Table, record, record_option
 
 from arithscope.experiments.stability import CHOICES, HALVES, SEEDS, Stability
 from arithscope.store import RunFolder
-from benchmarks.record import Table, record, record_option
 
 
 def tables(found: Stability) -> dict[str, Table]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from benchmarks.stability import tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from arithscope.experiments.stability import Repeat, Stability, stability
 from arithscope.figures.stability import repeated_numbers
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.report.findings.stability import repeated
-from tests.figures.test_figures import drawn, texts
+from tests.figures.test_figures import drawn
 
 NONE: dict[str, Any] = {"raw": {}, "calibrated": {}}
 
@@ -144,11 +145,19 @@ def test_finding_and_figure(found: Stability) -> None:
     assert told.numbers["first answer layer"] == {"+": "4; halves 4; seeds 5, 4"}
     figure = drawn(repeated_numbers(found))
     [panel] = figure.axes
-    names = [text for text in texts(figure) if text]
-    assert {"accuracy", "faithfulness of the circuit", "top neurons", "halves", "seeds"} <= set(names)
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    assert names[:3] == ["accuracy", "faithfulness of the circuit", "correlation of neurons' effects"]
+    assert "top neurons" in names
     assert "heads in the circuit" not in names  # no share
     dots = [tuple(x) for line in panel.lines if line.get_color() == "#0072B2" for x in [line.get_xdata()]]
     assert dots[:2] == [(0.88, 0.92), (0.7,)]
+
+
+def test_recorded_tables(found: Stability) -> None:
+    made = tables(found)
+    numbers = {(row[0], row[1]): row[2:] for row in made["numbers"].rows}
+    assert numbers["faithfulness of the circuit", "+"] == [0.8, 0.79, 0.81, 0.7, None, 0.8, 0.85, 0.1]
+    assert ["heads_iou", "+", None, round((1 / 3 + 1 + 1 / 3) / 3, 4)] in made["choices"].rows
 
 
 def test_each_row_has_a_name_of_its_own() -> None:
