@@ -70,7 +70,7 @@ def large_run(source: Run, folder: Path) -> None:
     effects = grid.assign(method="exact", value=values, low=values - 1, high=values + 1, n=50, median=values, std=1.0)
     c = source.classify
     results = {
-        "neurons": Neurons(effects, source.neurons.agreement, LAYERS.start),
+        "neurons": Neurons(effects, source.neurons.agreement, source.neurons.halves, LAYERS.start),
         "classify": Classify(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
         "patterns": Patterns(patterns, np.zeros((0, 1, 1), np.float16), np.zeros((0, 1), np.float32)),
     }

@@ -75,7 +75,7 @@ class Smaller(Settings):
     """Samples so small that all stages take seconds; what they find is not to be trusted."""
 
     @property
-    def sizes(self) -> SampleSizes:
+    def whole_sizes(self) -> SampleSizes:
         return SMALL_SAMPLES
 
 

@@ -23,7 +23,8 @@ LEVELS: list[set[str]] = [
     {"stages"},
     {"store"},
     {"study", "cluster"},
-    {"checkpoints", "runs"},
+    {"checkpoints", "repeats"},
+    {"runs"},
     {"doctor", "bench", "report", "explorer"},
     {"options", "cli_bench", "cli", "__main__", "__init__"},
 ]

@@ -55,7 +55,7 @@ def test_same_numbers_in_another_folder(tmp_path: Path) -> None:
 
 
 def test_chosen_stages() -> None:
-    assert [s.name for s in chosen_stages(None)] == [s.name for s in STAGES if s.name != "training"]
+    assert [s.name for s in chosen_stages(None)] == [s.name for s in STAGES if s.name not in ("training", "stability")]
     assert [s.name for s in chosen_stages(["means"])] == ["means"]
     assert [s.name for s in chosen_stages(["circuit"])] == ["means", "accuracy", "localize", "circuit"]
     for bad in (["nothing"], []):
@@ -113,12 +113,12 @@ def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
     subject = small("llama", "sdpa")
 
     def changed(before: Settings, **settings: Any) -> set[str]:
-        a, b = (study._keys(subject, s, STAGES, {}) for s in (before, replace(before, **settings)))
+        a, b = (study.keys_of(subject, s, STAGES, {}) for s in (before, replace(before, **settings)))
         return {name for name in a if a[name] != b[name]}
 
-    behind_classes = {"knockout", "prompt_knockout", "failures", "bag", "training"}
+    behind_classes = {"knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
     behind_topk = {"topk", "patterns", "classify", "overlap"} | behind_classes
-    assert changed(SMALL, knockout_at="all") == {"knockout", "prompt_knockout", "training"}
+    assert changed(SMALL, knockout_at="all") == {"knockout", "prompt_knockout", "training", "stability"}
     assert changed(SMALL, both_operands=True) == {"classify"} | behind_classes
     assert changed(SMALL, topk=7) == changed(SMALL, rank="mean+std") == behind_topk
     assert changed(SMALL, effect="log_ratio") == {"circuit", "heads", "mlp0"} | behind_topk

@@ -115,6 +115,7 @@ def run(
     from arithscope.checkpoints import follow
     from arithscope.cluster.driver import working
     from arithscope.progress import for_console
+    from arithscope.repeats import asks_for_repeats, repeat
     from arithscope.report.studio import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.weak import weaknesses
@@ -135,21 +136,25 @@ def run(
         knockout_at=knockout_at,
     )
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    followed = _checkpoints(subject, checkpoints, names)
+    followed, repeated = _checkpoints(subject, checkpoints, names), asks_for_repeats(settings, names)
     if followed and names is not None:
         names.append("training")
     names = [stage.name for stage in study.chosen_stages(names) if not stage.asked]
     how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
     progress = for_console(Console(stderr=True))
 
-    with drawing(progress) as draw, working(cluster, *how, progress) as (work, load):
-        loaded = load(subject)
-        print(loaded, *([] if work.where is None else [f"studied by {work.where}"]))
-        folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw, work=work)
-        if followed:
-            folder = follow(
-                loaded, followed, lambda name: load(f"{subject}@{name}"), settings, folder, progress, draw, work
-            )
+    with working(cluster, *how, progress) as (work, load):
+        with drawing(progress) as draw:
+            loaded = load(subject)
+            print(loaded, *([] if work.where is None else [f"studied by {work.where}"]))
+            folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw, work=work)
+            if followed:
+                folder = follow(
+                    loaded, followed, lambda name: load(f"{subject}@{name}"), settings, folder, progress, draw, work
+                )
+        if repeated:
+            _write_report(folder, progress)  # repeating takes longest: whoever stops it has a report already
+            folder = repeat(loaded, settings, folder, progress, work)
     for table in summary_tables(folder.summary):
         Console().print(table)
     for weak in weaknesses(folder):

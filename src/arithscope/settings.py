@@ -22,7 +22,8 @@ class Settings:
     neurons: how the effects of single neurons are found. rank: by what of their effects over prompts neurons are ranked.
     topk: how many neurons of each MLP are kept, of all operators or of each; None: as few as do as well as all.
     both_operands: whether heuristics about both operands at once (`op1, op2 mod 2 = 0`) are tried too.
-    knockout_at: whether neurons are silenced at the last position or at all."""
+    knockout_at: whether neurons are silenced at the last position or at all.
+    half: 1 or 2 to draw all samples, half as large, from that half of the legal prompts; 0: from all."""
 
     operators: tuple[str, ...] = OPERATORS
     max_operand: int = 300
@@ -36,6 +37,7 @@ class Settings:
     topk: int | Mapping[str, int] | None = None
     both_operands: bool = False
     knockout_at: str = LAST
+    half: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(OPERATORS[i] for i in operator_indices(self.operators)))
@@ -48,6 +50,8 @@ class Settings:
             raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
         if self.seed < 0:
             raise UserError(f"--seed {self.seed} is negative; use 0 or more.")
+        if self.half not in (0, 1, 2):
+            raise UserError(f"There is no half {self.half!r} of the prompts; use 1 or 2, or 0 for all of them.")
         if self.fixed_k is not None and min(self.fixed_k.values(), default=1) < 1:
             raise UserError(f"--topk {self.topk} keeps no neuron; use at least 1.")
 
@@ -59,6 +63,11 @@ class Settings:
 
     @property
     def sizes(self) -> SampleSizes:
+        return self.whole_sizes.halved() if self.half else self.whole_sizes
+
+    @property
+    def whole_sizes(self) -> SampleSizes:
+        """Of samples from all prompts."""
         return PRESETS[self.preset]
 
     @property

@@ -25,6 +25,7 @@ from arithscope.experiments.probe import Probe, probe
 from arithscope.experiments.prompt_knockout import COUNTS as PROMPT_COUNTS
 from arithscope.experiments.prompt_knockout import PromptKnockout, prompt_knockout
 from arithscope.experiments.result import Result
+from arithscope.experiments.stability import WHOLE, Stability, repeat_from, stability
 from arithscope.experiments.topk import TopK, neuron_counts, topk
 from arithscope.experiments.training import LAST, Checkpoint, Training, training
 from arithscope.heuristics.classification import CPU_CELLS, GPU_CELLS
@@ -62,7 +63,7 @@ class Stage:
 
 
 def _accuracy(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Accuracy:
-    return accuracy_from(results["means"], settings.operators, subject.limit, settings.seed)
+    return accuracy_from(results["means"], settings.operators, subject.limit, settings.seed, settings.half)
 
 
 def _means(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> MeanActivations:
@@ -148,6 +149,11 @@ def _training(subject: Subject, settings: Any, results: dict[str, Any], progress
     return training([*earlier, last], keys, settings.seed)
 
 
+def _stability(subject: Subject, settings: Any, results: dict[str, Any], progress: Progress, work: Work) -> Stability:
+    whole = repeat_from(WHOLE, {name: results[name] for name in COMPARED}, settings.effect)
+    return stability([whole, *results[REPEATS]])
+
+
 def _sweep_memory(subject: Subject, settings: Settings) -> int:
     prompts = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
     row = row_bytes(subject, subject.encoder.length, subject.encoder.length)
@@ -208,9 +214,26 @@ def _knockout_memory(subject: Subject, settings: Settings) -> int:
     return _replay_memory(subject, settings) + 2 * max(masks, MASK_BYTES)
 
 
+# The stages with key numbers or choices, which are compared with those of repetitions; but for these and what they need, a
+# repetition has none.
+COMPARED = (
+    "accuracy",
+    "circuit",
+    "probe",
+    "neurons",
+    "topk",
+    "classify",
+    "overlap",
+    "knockout",
+    "prompt_knockout",
+    "failures",
+    "bag",
+)
+_OF_REPEATS = (*COMPARED, "localize", "patterns")
+
 STAGES: tuple[Stage, ...] = (
     Stage("means", MeanActivations, (), ("max_operand",), _means, _sweep_memory),
-    Stage("accuracy", Accuracy, ("means",), ("operators", "seed"), _accuracy, _no_memory),
+    Stage("accuracy", Accuracy, ("means",), ("operators", "seed", "half"), _accuracy, _no_memory),
     Stage("localize", Localize, ("accuracy",), ("sizes", "seed"), _localize, _replay_memory),
     Stage(
         "circuit",
@@ -271,6 +294,7 @@ STAGES: tuple[Stage, ...] = (
         _no_memory,
         asked=True,
     ),
+    Stage("stability", Stability, COMPARED, ("effect",), _stability, _no_memory, asked=True),
 )
 
 # What is given to the stages of an earlier checkpoint: the final one's circuit, first answer layer and classification.
@@ -281,3 +305,7 @@ CHECKPOINT_STAGES = tuple(
     for stage in STAGES
     if stage.name in _OF_CHECKPOINTS
 )
+
+# What is given to the stage that compares: repetitions of the study. To these mean activations are given, the same in all.
+REPEATS = "repeats"
+REPEAT_STAGES = tuple(stage for stage in STAGES if stage.name in _OF_REPEATS)

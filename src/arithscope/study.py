@@ -85,7 +85,7 @@ def run(
     refuse_unsound(subject, settings, progress, work)
     configuration = {**asdict(settings), **_template(subject)}
     kept = [stage for stage in known if stage in todo or not stage.asked or (out / stage.name).exists()]
-    with claim(out, described, configuration, _keys(subject, settings, kept, given)) as folder:
+    with claim(out, described, configuration, keys_of(subject, settings, kept, given)) as folder:
         results: dict[str, Any] = {name: it.result for name, it in given.items()}
         for stage in todo:
             if folder.is_done(stage.name):
@@ -170,7 +170,9 @@ def _template(subject: Subject) -> dict[str, str]:
     return {"template": subject.encoder.template.text, "prefix": subject.encoder.template.prefix}
 
 
-def _keys(subject: Subject, settings: Settings, stages: Sequence[Stage], given: Mapping[str, Given]) -> dict[str, str]:
+def keys_of(
+    subject: Subject, settings: Settings, stages: Sequence[Stage], given: Mapping[str, Given]
+) -> dict[str, str]:
     """For each stage a hash of all its inputs: subject, version, the settings it reads, and the stages it needs."""
     keys: dict[str, str] = {}
     elsewhere = {name: it.key for name, it in given.items()}

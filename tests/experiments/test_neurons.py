@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.experiments.neurons import RECALLED, Neurons, neurons, share_of
+from arithscope.experiments.neurons import EXACT, RECALLED, SPLITS, Neurons, neuron_effects, neurons, share_of
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.experiments.screens import BEST, estimated_effects
 from arithscope.measures import EFFECTS
 from arithscope.progress import Silent
+from arithscope.prompts import random_source
 from tests.experiments import plain
 from tests.families import small
 
@@ -128,6 +130,65 @@ def test_a_screen_picks_neurons_to_measure_exactly() -> None:
     assert result.agreement.empty
 
 
+def rank_of(value: float, values: list[float]) -> float:
+    """From 1 on; equal values share the mean of their places."""
+    return sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2
+
+
+@pytest.mark.parametrize("method", ["exact", "relp", "screen"])
+def test_halves_of_the_prompts_against_python(method: str) -> None:
+    """The effects of each neuron prompt by prompt, of the kind that the result has of it, and ranks counted one by one."""
+    subject, result = small("llama", "sdpa"), found("llama", method, "+-")
+    layers = range(FIRST, subject.sizes.layers)
+    everything = np.tile(np.arange(subject.sizes.neurons), (len(layers), 1))
+    for operator, split in splits(plain.pretended(subject, "+-", 9), SIZES, 0).items():
+        arguments = subject, split.discovery, split.others, layers
+        exact = neuron_effects(*arguments, everything, subject.positions.last, advance=lambda n: None)
+        guessed = estimated_effects(*arguments, BEST if method == "screen" else "relp", advance=lambda n: None)
+        random = random_source(0, "split half", operator)
+        orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
+        for i, measure in enumerate(EFFECTS):
+            kinds = result.effects[(result.effects.operator == operator) & (result.effects.measure == measure)]
+            is_exact = kinds.set_index(["layer", "neuron"]).method.eq(EXACT)
+            by_neuron = {
+                (layer, n): [float(x) for x in (exact if is_exact[layer, n] else guessed)[layer - FIRST, n, :, i]]
+                for layer, n in is_exact.index
+            }
+            correlations, recalls = [], []
+            for order in orders:
+                halves = [
+                    {key: sum(values[p] for p in half) / len(half) for key, values in by_neuron.items()}
+                    for half in (order[:1].tolist(), order[1:].tolist())
+                ]
+                ranks = [[rank_of(v, list(half.values())) for v in half.values()] for half in halves]
+                correlations.append(np.corrcoef(ranks)[0, 1])
+                k = share_of(subject.sizes.neurons, 5)
+                best = [
+                    {key for layer in layers for key in sorted((x for x in half if x[0] == layer), key=half.get)[-k:]}
+                    for half in halves
+                ]
+                recalls.append(len(best[0] & best[1]) / len(best[0]))
+            [row] = result.halves[(result.halves.operator == operator) & (result.halves.measure == measure)].to_dict(
+                "records"
+            )
+            assert row["rank_correlation"] == pytest.approx(np.mean(correlations), abs=1e-4)
+            assert row["recall_5"] == pytest.approx(np.mean(recalls))
+            if measure == "probability":
+                summary = result.summary()[operator]
+                assert summary["split_half"] == row["rank_correlation"]
+                assert summary["split_half_recall_of_best_5_percent"] == row["recall_5"]
+
+
+def test_one_prompt_has_no_halves() -> None:
+    subject = small("llama", "sdpa")
+    sizes = replace(SIZES, discovery=1)
+    accuracy = plain.pretended(subject, "+", 9)
+    result = neurons(subject, accuracy, first_answer_layer(FIRST), sizes, 0, "atp", None, Silent())
+    assert len(result.halves) == len(EFFECTS)
+    assert result.halves.rank_correlation.isna().all()
+    assert np.isnan(result.summary()["+"]["split_half"])
+
+
 @given(st.data())
 def test_ranking_against_python(data: st.DataObject) -> None:
     """Few distinct values, so that there are ties."""
@@ -148,7 +209,7 @@ def test_ranking_against_python(data: st.DataObject) -> None:
         for neuron in range(4)
     ]
     shuffled = data.draw(st.permutations(rows))
-    result = Neurons(pd.DataFrame(shuffled), pd.DataFrame(), 3)
+    result = Neurons(pd.DataFrame(shuffled), pd.DataFrame(), pd.DataFrame(), 3)
     for rank in ("mean", "mean+std"):
         wanted = sorted(
             (r for r in rows if (r["operator"], r["measure"]) == ("-", "logit")),

@@ -87,7 +87,7 @@ def big_heads(n: int) -> Heads:
     return Heads(pd.DataFrame(rows), patterns, pd.DataFrame(isolation), positions)
 
 
-@pytest.mark.parametrize("plate", [p for p in PLATES if p.name != "training"], ids=lambda p: p.name)
+@pytest.mark.parametrize("plate", [p for p in PLATES if p.name not in ("training", "stability")], ids=lambda p: p.name)
 def test_every_figure_of_a_real_run(plate: Plate, adder_results: dict[str, Any]) -> None:
     figure = drawn(plate.draw(*(adder_results[name] for name in plate.needs)))
     assert figure.axes

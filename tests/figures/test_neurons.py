@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from arithscope.experiments.neurons import RECALLED, Neurons
+from arithscope.experiments.neurons import AGREEMENT, HALVES, RECALLED, Neurons
 from arithscope.experiments.overlap import overlap
 from arithscope.figures.neurons import faithfulness_by_neurons, neuron_effects, neuron_overlap, screens_against_exact
 from tests.experiments.test_overlap import top_neurons
@@ -24,8 +24,8 @@ def many(operators: str, layers: int, neurons: int) -> Neurons:
     table = table.assign(
         measure="probability", method="atp", value=value, low=value, high=value, n=9, median=0.0, std=1.0
     )
-    columns = ["operator", "screen", "measure", "rank_correlation", *(f"recall_{p}" for p in RECALLED)]
-    return Neurons(table, pd.DataFrame(columns=columns), 5)
+    agreement, halves = (pd.DataFrame(columns=list(columns)) for columns in (AGREEMENT, HALVES))
+    return Neurons(table, agreement, halves, 5)
 
 
 def test_effects_are_sorted_within_their_layer() -> None:

@@ -148,7 +148,7 @@ def test_neurons_counts_what_is_clear() -> None:
         ]
     )
     nothing = pd.DataFrame(columns=list(AGREEMENT))
-    found = neurons.neuron_effects(Neurons(table, nothing, 3))
+    found = neurons.neuron_effects(Neurons(table, nothing, nothing, 3))
     assert found.says.startswith(
         "Of 4 neurons from layer 3 on, all measured exactly, 1 have a mean effect clearly above"
     )
@@ -157,7 +157,7 @@ def test_neurons_counts_what_is_clear() -> None:
         "+": "L3N0"
     }  # although its effect is not clear, and its interval says so
     assert found.numbers["its mean effect"] == {"+": mean(5.0, -1.0, 9.0)}
-    half = Neurons(table.assign(method=["exact", "exact", "atp", "atp"]), nothing, 3)
+    half = Neurons(table.assign(method=["exact", "exact", "atp", "atp"]), nothing, nothing, 3)
     assert "50% of them measured exactly, the others estimated" in neurons.neuron_effects(half).says
     assert neurons.screens_against_exact(half).says.startswith("Not compared")
 

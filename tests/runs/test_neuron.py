@@ -33,7 +33,8 @@ def effects(values: np.ndarray, exact: np.ndarray) -> Neurons:
         for i, o in enumerate("+-") for j, m in enumerate(EFFECTS) for k, layer in enumerate(LAYERS) for n in range(SIZE)
     ]  # fmt: skip
     table = pd.DataFrame(rows).sample(frac=1, random_state=0)
-    return Neurons(table.sort_values("measure", key=lambda m: m.map(EFFECTS.index), kind="stable"), pd.DataFrame(), 2)
+    table = table.sort_values("measure", key=lambda m: m.map(EFFECTS.index), kind="stable")
+    return Neurons(table, pd.DataFrame(), pd.DataFrame(), 2)
 
 
 @pytest.mark.parametrize("share_exact", [0.0, 0.5, 1.0])

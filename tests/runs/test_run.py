@@ -123,7 +123,7 @@ def test_stale_results_are_refused(small_run: Path, tmp_path: Path) -> None:
 
 def test_stages_that_are_not_there(small_run: Path, small_training_run: Path, tmp_path: Path) -> None:
     run = arithscope.open(small_run)
-    with pytest.raises(UserError, match=r"no stage 'lunch'; choose from means, accuracy, .*, training\.$"):
+    with pytest.raises(UserError, match=r"no stage 'lunch'; choose from means, accuracy, .*, training, stability\.$"):
         run.result("lunch")
     with pytest.raises(UserError, match=r"no complete stage 'training' \(it is not there\)"):
         _ = run.training

@@ -70,11 +70,24 @@ def accuracy(subject: Subject, prompts: Prompts, seed: int = 0, progress: Progre
     return _tabulated(prompts, answers.predicted, answers.p_answer, seed)
 
 
-def accuracy_from(means: MeanActivations, operators: Sequence[str], limit: int, seed: int) -> Accuracy:
-    """The same from the sweep that mean activations were taken from, which asked all of them."""
+def accuracy_from(means: MeanActivations, operators: Sequence[str], limit: int, seed: int, half: int = 0) -> Accuracy:
+    """The same from the sweep that mean activations were taken from, which asked all of them; of one half of the prompts, or
+    of all (0)."""
     prompts = square(means.operators, means.max_operand)
     kept = np.flatnonzero(prompts.legal(limit) & np.isin(prompts.operator, operator_indices(operators)))
+    if half:
+        kept = kept[in_half(prompts[kept], half, seed)]
     return _tabulated(prompts[kept], means.predicted[kept], means.p_answer[kept], seed)
+
+
+def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
+    """Which prompts are in the first or second half: those of each operator are halved at random."""
+    kept = np.zeros(len(prompts), dtype=bool)
+    for operator in np.unique(prompts.operator):
+        rows = np.flatnonzero(prompts.operator == operator)
+        order = random_source(seed, "half", OPERATORS[operator]).permutation(rows)
+        kept[order[: len(order) // 2] if half == 1 else order[len(order) // 2 :]] = True
+    return kept
 
 
 def _tabulated(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32], seed: int) -> Accuracy:

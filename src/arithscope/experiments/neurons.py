@@ -31,7 +31,10 @@ RANKS = ("mean", "mean+std")
 PICKED = 10  # per cent of each layer's neurons: those that `screen` measures exactly
 RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons: how many of the exact best a screen finds
 PROMPTS_IN_UNIT = 64  # recording them costs as much as a few hundred neurons, so better all of them
-AGREEMENT = ("operator", "screen", "measure", "rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
+SPLITS = 4  # ways of halving the prompts at random; what is shared is averaged over them
+_RANKS = ("rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
+AGREEMENT = ("operator", "screen", "measure", *_RANKS)
+HALVES = ("operator", "measure", *_RANKS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,10 +44,13 @@ class Neurons(Result):
     `exact`, or the screen that estimated them.
     agreement: of each screen with the exact effects of all neurons. rank_correlation is Spearman's, of mean effects; recall_k
     is the share of the exact best k % of each layer that is among the screen's best k %. Empty unless all effects are
-    exact: on the neurons alone that a screen itself picked, a comparison says nothing of what it missed."""
+    exact: on the neurons alone that a screen itself picked, a comparison says nothing of what it missed.
+    halves: the same agreement, but of the mean effects on one half of the prompts with those on the other, over all neurons
+    and however the effects of each were found; mean over a few ways of halving. NaN with fewer than two prompts."""
 
     effects: pd.DataFrame  # operator, layer, neuron, measure, method, value, low, high, n, median, std
     agreement: pd.DataFrame  # operator, screen, measure, rank_correlation, recall_1, recall_2, …
+    halves: pd.DataFrame  # operator, measure, rank_correlation, recall_1, recall_2, …
     first_layer: int
 
     @property
@@ -78,6 +84,11 @@ class Neurons(Result):
                 f"{row.screen}_rank_correlation": row.rank_correlation,
                 f"{row.screen}_recall_of_best_5_percent": row.recall_5,
             }
+        for row in self.halves[self.halves.measure == "probability"].itertuples():
+            out[str(row.operator)] |= {
+                "split_half": row.rank_correlation,
+                "split_half_recall_of_best_5_percent": row.recall_5,
+            }
         return out
 
     def _rows(self, operator: str, measure: str) -> pd.DataFrame:
@@ -105,7 +116,7 @@ def neurons(
     layers, size = range(probe.first_answer_layer, subject.sizes.layers), subject.sizes.neurons
     everything = np.tile(np.arange(size), (len(layers), 1))
     picked = share_of(size, PICKED)
-    tables, agreement = [], []
+    tables, agreement, halves = [], [], []
     passes = {EXACT: size * len(layers) + len(SCREENS), SCREEN: picked * len(layers) + 1}.get(method, 1)
     some = slice(0, sizes.neurons)
     pairs = {operator: (split.discovery[some], split.others[some]) for operator, split in samples.items()}
@@ -119,6 +130,7 @@ def neurons(
                 tables.append(_effect_table(operator, layers, EXACT, everything, exact[operator], random))
                 means = _means(exact[operator])
                 agreement += [row for s in SCREENS for row in _agreement(operator, s, means, estimated[s][operator])]
+                halves += _halves(operator, [exact[operator]], seed)
         elif picked_by is not None:
             estimates = _estimated(*given, BEST)
             by = EFFECTS.index(picked_by)
@@ -129,11 +141,13 @@ def neurons(
                 left = np.take_along_axis(estimates[operator], rest[..., None, None], axis=1)
                 tables.append(_effect_table(operator, layers, EXACT, strong, exact[operator], random))
                 tables.append(_effect_table(operator, layers, BEST, rest, left, random))
+                halves += _halves(operator, [exact[operator], left], seed)
         else:
             for operator, found in _estimated(*given, method).items():
                 tables.append(_effect_table(operator, layers, method, everything, found, sources[operator]))
-    effects = pd.concat(tables, ignore_index=True)
-    return Neurons(effects, pd.DataFrame(agreement, columns=list(AGREEMENT)), layers.start)
+                halves += _halves(operator, [found], seed)
+    effects, agreed = pd.concat(tables, ignore_index=True), pd.DataFrame(agreement, columns=list(AGREEMENT))
+    return Neurons(effects, agreed, pd.DataFrame(halves, columns=list(HALVES)), layers.start)
 
 
 Pairs = Mapping[str, tuple[Prompts, Prompts]]  # by operator, prompts and their counterfactuals
@@ -269,13 +283,36 @@ def _agreement(
     operator: str, screen: str, exact: NDArray[np.float64], estimates: NDArray[np.float64]
 ) -> list[dict[str, Any]]:
     """By each measure, over all neurons, how well mean estimates [layers, neurons, measures] agree with exact means."""
-    rows = []
-    for i, measure in enumerate(EFFECTS):
-        correlation, recalls = agreement_of_ranks(exact[..., i], estimates[..., i], RECALLED)
-        row: dict[str, Any] = {"operator": operator, "screen": screen, "measure": measure}
-        row |= {"rank_correlation": correlation} | {f"recall_{p}": r for p, r in zip(RECALLED, recalls, strict=True)}
-        rows.append(row)
-    return rows
+    return [
+        {"operator": operator, "screen": screen, "measure": measure, **_ranks(exact[..., i], estimates[..., i])}
+        for i, measure in enumerate(EFFECTS)
+    ]
+
+
+def _halves(operator: str, effects: Sequence[NDArray[np.float32]], seed: int) -> list[dict[str, Any]]:
+    """By each measure, how well mean effects on one half of the prompts agree with those on the other; from arrays [layers,
+    neurons, prompts, measures] that hold the neurons of a layer between them."""
+    n, random = effects[0].shape[2], random_source(seed, "split half", operator)
+    if n < 2:
+        return [{"operator": operator, "measure": measure} for measure in EFFECTS]
+    found: list[list[list[float]]] = [[] for _ in EFFECTS]
+    for _ in range(SPLITS):
+        order = random.permutation(n)
+        a, b = (
+            np.concatenate([_means(part[:, :, rows]) for part in effects], axis=1)
+            for rows in (order[: n // 2], order[n // 2 :])
+        )
+        for i, ranks in enumerate(found):
+            ranks.append(list(_ranks(a[..., i], b[..., i]).values()))
+    return [
+        {"operator": operator, "measure": measure, **dict(zip(_RANKS, np.mean(ranks, axis=0).tolist(), strict=True))}
+        for measure, ranks in zip(EFFECTS, found, strict=True)
+    ]
+
+
+def _ranks(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, float]:
+    correlation, recalls = agreement_of_ranks(a, b, RECALLED)
+    return dict(zip(_RANKS, (correlation, *recalls), strict=True))
 
 
 def agreement_of_ranks(

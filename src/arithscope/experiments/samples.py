@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,21 @@ class SampleSizes:
     knockout: int = 100  # held-out prompts that satisfy a heuristic, and as many that do not
     prompt_knockout: int = 50  # held-out prompts, each of which loses the neurons of its own heuristics
     failures: int = 50  # held-out prompts, and as many that the model gets wrong
+
+    def halved(self) -> SampleSizes:
+        """For samples from half of the prompts; random circuits and permutations stay as many."""
+        prompts = (
+            "discovery",
+            "evaluation",
+            "first_mlp",
+            "probe",
+            "neurons",
+            "knockout",
+            "prompt_knockout",
+            "failures",
+        )
+        sizes = {name: getattr(self, name) for name in prompts}
+        return replace(self, **{name: max(1, n // 2) for name, n in sizes.items() if n is not None})
 
 
 PRESETS = {

@@ -20,6 +20,7 @@ from arithscope.figures.mistakes import failure_contributions, worst_prompts
 from arithscope.figures.neurons import faithfulness_by_neurons, neuron_effects, neuron_overlap, screens_against_exact
 from arithscope.figures.patterns import example_neurons, heuristic_gallery, matching_walkthrough, unclassified_neurons
 from arithscope.figures.probes import probe_accuracy
+from arithscope.figures.stability import repeated_numbers
 
 
 @dataclass(frozen=True)
@@ -304,5 +305,16 @@ PLATES: tuple[Plate, ...] = (
         "those that share a pair with the final one. (c) Accuracy when each prompt loses neurons of its own heuristics. A "
         "checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % bootstrap intervals. "
         "(Paper: Section 5.)",
+    ),
+    Plate(
+        "stability",
+        ("stability",),
+        repeated_numbers,
+        "Key numbers, measured again",
+        "The run (black, with its 95 % interval), the same study on either half of the prompts with samples half as large "
+        "(blue), and with other seeds (orange). Above: those of the key numbers that are shares. Below: how far choices agree, "
+        "between the two halves and between seeds. Heads and neurons: intersection over union. Neurons that stay classified: "
+        "the share that are top neurons in the other too, with a match of the same kind. Circles of one colour that lie apart "
+        "mean that a number depends on the prompts that happened to be drawn. (Not in the paper.)",
     ),
 )

@@ -104,4 +104,11 @@ SECTIONS: tuple[Section, ...] = (
         "are studied in the same way and compared with the final one.",
         ("training",),
     ),
+    Section(
+        "stability",
+        "How stable it is",
+        "Would the same come out again? The whole study is repeated on either half of the prompts, with samples half as "
+        "large, and with other seeds, and every key number is compared.",
+        ("stability",),
+    ),
 )

@@ -23,6 +23,7 @@ from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.patterns import Patterns
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
+from arithscope.experiments.stability import Stability
 from arithscope.experiments.topk import TopK
 from arithscope.experiments.training import Training
 from arithscope.prompts import OPERATORS, Prompts, parse_prompt
@@ -159,3 +160,7 @@ class Results(ABC):
     @property
     def training(self) -> Training:
         return self.result("training")
+
+    @property
+    def stability(self) -> Stability:
+        return self.result("stability")

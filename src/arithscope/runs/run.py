@@ -17,11 +17,13 @@ from arithscope.experiments.explanation import Explanation
 from arithscope.experiments.result import MEAN, numbers_of
 from arithscope.progress import Progress, Silent
 from arithscope.prompts import Template
+from arithscope.repeats import asks_for_repeats, repeat
 from arithscope.runs.neuron import NeuronFinder
 from arithscope.runs.results import Results
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder, plain
+from arithscope.study import chosen_stages
 from arithscope.study import run as run_stages
 from arithscope.subject.load import QUANTIZATIONS, LoadOptions, load
 from arithscope.subject.subject import Subject
@@ -43,12 +45,17 @@ def run(
     **settings: Any,
 ) -> Run:
     """Study a subject into a run folder, as the command `arithscope run` does, but without figures. A folder with some of
-    the stages in it is completed. `cluster` is the address of a Ray cluster that does the work, or `local`. Settings are those
-    of `Settings`: `run(subject, "runs/mine", operators="+-")`."""
+    the stages in it is completed. With the preset `paper`, unless stages are named, the study is then repeated to see how
+    stable its numbers are. `cluster` is the address of a Ray cluster that does the work, or `local`. Settings are those of
+    `Settings`: `run(subject, "runs/mine", operators="+-")`."""
     asked, told = Settings(**settings), progress or Silent()
     with working(cluster, Template(), LoadOptions(), told) as (work, load_it):
         loaded = load_it(subject) if isinstance(subject, str) else subject
-        folder = run_stages(loaded, asked, _path(out), stages, told, work=work)
+        repeated = asks_for_repeats(asked, stages)
+        names = stages if not repeated else [stage.name for stage in chosen_stages(stages) if not stage.asked]
+        folder = run_stages(loaded, asked, _path(out), names, told, work=work)
+        if repeated:
+            folder = repeat(loaded, asked, folder, told, work=work)
     return Run(folder.path)
 
 

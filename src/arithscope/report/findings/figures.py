@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from arithscope.report.findings import circuit, neurons, proof
+from arithscope.report.findings import circuit, neurons, proof, stability
 from arithscope.report.findings.finding import Finding
 
 FINDINGS: dict[str, Callable[..., Finding]] = {
@@ -36,4 +36,5 @@ FINDINGS: dict[str, Callable[..., Finding]] = {
     "failure-contributions": proof.failure_contributions,
     "worst-prompts": proof.worst_prompts,
     "training": proof.training_curves,
+    "stability": stability.repeated,
 }

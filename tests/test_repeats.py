@@ -1,0 +1,212 @@
+"""A study repeated: on halves of the prompts and with another seed, stopped in between, and told in the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from arithscope import repeats, study
+from arithscope.errors import UserError
+from arithscope.experiments.result import AVERAGE
+from arithscope.experiments.samples import too_few
+from arithscope.experiments.stability import Stability
+from arithscope.progress import Advance, Silent
+from arithscope.repeats import asks_for_repeats, repeat, repetitions
+from arithscope.report import plates
+from arithscope.report.page import write_report
+from arithscope.settings import Settings
+from arithscope.stages import COMPARED
+from arithscope.store import RunFolder, RunWriter
+from tests.conftest import SMALL_SAMPLES, Smaller
+from tests.hand_built import MAX_OPERAND, copy_and_add
+from tests.test_cli import call
+
+ASKED = Smaller(("+",), MAX_OPERAND, topk=16, neurons="atp")
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopsAt(Silent):
+    """A run that is stopped when a stage begins for the n-th time."""
+
+    def __init__(self, stage: str, times: int):
+        self.stage, self.left = stage, times
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Advance]:
+        self.left -= name == self.stage
+        if self.left == 0:
+            raise Stopped
+        with super().task(name, total) as advance:
+            yield advance
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {f: f.stat().st_mtime_ns for f in folder.rglob("stage.json")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_other_seed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repeats, "OTHER_SEEDS", 1)
+        yield
+
+
+def whole(folder: Path) -> RunWriter:
+    return study.run(copy_and_add(), ASKED, folder, COMPARED, Silent())
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in the midst of its second repetition, and went on; what was done by then was not done again."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    final = whole(out)
+    assert not (out / "repeats").exists()
+    with pytest.raises(Stopped):
+        repeat(copy_and_add(), ASKED, final, StopsAt("neurons", 2))
+    before = times(out)
+    assert out / "repeats" / "half-1" / "bag" / "stage.json" in before
+    assert not (out / "repeats" / "half-1" / "patterns").exists()
+    assert out / "repeats" / "half-2" / "probe" / "stage.json" in before
+    assert not (out / "stability").exists()
+    repeat(copy_and_add(), ASKED, final, Silent())
+    after = times(out)
+    assert {f: after[f] for f in before} == before
+    return out
+
+
+def test_every_number_is_that_of_its_run(repeated: Path) -> None:
+    found = RunFolder(repeated).read("stability", Stability)
+    assert found.runs == ["all", "half-1", "half-2", "seed-1"]
+    folders = {name: repeated if name == "all" else repeated / "repeats" / name for name in found.runs}
+    summaries = {name: json.loads((folder / "summary.json").read_text()) for name, folder in folders.items()}
+    for row in found.values.to_dict("records"):
+        said = summaries[row["run"]][row["experiment"]]
+        operator = row["operator"] if row["operator"] in said or row["experiment"] != "probe" else "all"
+        entry = said[operator][row["measure"]]
+        assert row["value"] == (entry["value"] if isinstance(entry, dict) else entry)
+    assert {"accuracy", "circuit", "probe", "topk", "classify", "bag"} <= set(found.values.experiment)
+    assert set(found.values.operator) == {"+", AVERAGE}
+    summary = json.loads((repeated / "summary.json").read_text())["stability"]["+"]
+    assert -1 <= summary["halves_neuron_correlation"] < 1
+    assert json.loads((repeated / "manifest.json").read_text())["stages"]["stability"]["status"] == "done"
+
+
+def test_samples_lie_within_their_half(repeated: Path) -> None:
+    asked = []
+    for half in ("half-1", "half-2"):
+        folder = repeated / "repeats" / half
+        legal = pd.read_parquet(folder / "accuracy" / "prompts.parquet")
+        mine = set(zip(legal.op1, legal.op2, strict=True))
+        drawn = pd.read_parquet(folder / "localize" / "prompts.parquet")
+        assert len(drawn) == SMALL_SAMPLES.discovery // 2
+        for op1, op2 in (("op1", "op2"), ("other_op1", "other_op2")):
+            assert set(zip(drawn[op1], drawn[op2], strict=True)) <= mine
+        asked.append(mine)
+    everything = pd.read_parquet(repeated / "accuracy" / "prompts.parquet")
+    assert not asked[0] & asked[1]
+    assert asked[0] | asked[1] == set(zip(everything.op1, everything.op2, strict=True))
+
+
+def test_mean_activations_are_not_taken_again(repeated: Path) -> None:
+    assert not list((repeated / "repeats").glob("*/means"))
+    assert not list((repeated / "repeats").glob("*/figures"))
+
+
+def test_once_compared_nothing_is_looked_at_again(repeated: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(repeated, tmp_path / "run"))
+    shutil.rmtree(out / "repeats")
+    progress = Noting()
+    repeat(copy_and_add(), ASKED, whole(out), progress)
+    assert progress.noted == ["stability: nothing has changed, so it is not run again"]
+    assert not (out / "repeats").exists()
+
+
+def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Path(shutil.copytree(repeated, tmp_path / "run"))
+    for folder in ("stability", "repeats/half-2"):
+        shutil.rmtree(out / folder)
+    final, run = whole(out), study.run
+
+    def never_right(subject: Any, settings: Settings, folder: Path, stages: Any, *rest: Any, **more: Any) -> RunWriter:
+        found = run(subject, settings, folder, ["accuracy"] if settings.half == 2 else stages, *rest, **more)
+        if settings.half == 2:
+            raise too_few()
+        return found
+
+    monkeypatch.setattr(study, "run", never_right)
+    progress = Noting()
+    repeat(copy_and_add(), ASKED, final, progress)
+    assert any("half-2 has next to no prompt" in text for text in progress.noted)
+    table = RunFolder(out).read("stability", Stability).table.set_index(["experiment", "measure", "operator"])
+    assert table.loc[("accuracy", "accuracy", "+")].notna().all()
+    assert pd.isna(table.loc[("circuit", "faithfulness", "+")].half_2)
+    assert pd.notna(table.loc[("circuit", "faithfulness", "+")].half_1)
+
+
+def test_the_report_tells(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Path(shutil.copytree(repeated, tmp_path / "run"))
+    monkeypatch.setattr(plates, "PLATES", tuple(p for p in plates.PLATES if p.name == "stability"))
+    plates.draw_plates(RunFolder(out), Silent())
+    page = write_report(RunFolder(out)).read_text()
+    section = page[page.index("<h2>10. How stable it is") :]
+    assert "Repeated 3 times, the share or faithfulness that moves most is" in section
+    assert "heads in the circuit" in section
+    assert 'alt="Key numbers, measured again"' in section
+
+
+def test_when_it_is_asked_for() -> None:
+    quick, paper = Settings(), Settings(preset="paper")
+    assert not asks_for_repeats(quick, None)
+    assert asks_for_repeats(paper, None)
+    assert not asks_for_repeats(paper, ["circuit"])
+    assert asks_for_repeats(quick, ["stability"])
+    assert {name: (s.half, s.seed) for name, s in repetitions(Settings(seed=3)).items()} == {
+        "half-1": (1, 3),
+        "half-2": (2, 3),
+        "seed-4": (0, 4),
+    }
+    with pytest.raises(UserError, match="no half 3"):
+        Settings(half=3)
+
+
+@pytest.mark.slow
+def test_from_the_command_line(saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is there before the study is repeated; stopped then, the same command goes on."""
+    monkeypatch.setattr(plates, "PLATES", tuple(p for p in plates.PLATES if p.name in ("accuracy", "stability")))
+    out = tmp_path / "run"
+    asked = ("run", saved_adder, "--max-operand", "9", "--operators", "+", "--neurons", "atp", "--out", out)
+    asked = (*asked, "--stages", "stability")
+    run = study.run
+
+    def stopped(subject: Any, settings: Settings, *rest: Any, **more: Any) -> RunWriter:
+        if settings.half == 2:
+            assert "How stable it is" in (out / "report.html").read_text()
+            raise KeyboardInterrupt
+        return run(subject, settings, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "run", stopped)
+        assert call(*asked) == 130
+    before = times(out)
+    assert call(*asked) == 0
+    assert {f: times(out)[f] for f in before} == before
+    assert "Repeated 3 times" in (out / "report.html").read_text()
+    assert not (out / "mlp0").exists()
