@@ -221,6 +221,11 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
         raise UserError(
             f"The weights of {place.name} are incomplete: {absent[0]} and {len(absent) - 1} more are missing."
         )
+    if all(p.is_meta for p in model.parameters()) and not any(hasattr(m, "_hf_hook") for m in model.modules()):
+        raise UserError(
+            "This version of transformers cannot leave all of a model on disk; put a part of it on cpu in the device map, or "
+            "install transformers 5.15 or newer."
+        )
     if options.device_map is None and options.quantize is None:
         model = model.to(device)
     return model
