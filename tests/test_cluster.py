@@ -33,8 +33,8 @@ from arithscope.work import HERE
 from tests import units
 from tests.conftest import Smaller
 from tests.families import small
-from tests.hand_built import copy_and_add
 from tests.faults import stored
+from tests.hand_built import copy_and_add
 
 STORE = 80 * 2**20  # bytes of shared memory that each node gets
 ASKED = Smaller(("+",), 12)

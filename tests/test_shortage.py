@@ -199,7 +199,10 @@ def test_every_stage_with_little_memory(tmp_path: Path, threads: int) -> None:
 
 def test_a_model_that_never_fits(tmp_path: Path) -> None:
     asked = Smaller(("+",), 12)
-    with memory_for(0, []), pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"):
+    with (
+        memory_for(0, []),
+        pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"),
+    ):
         run(copy_and_add(), asked, tmp_path / "run", ["means"], Silent())
     assert RunFolder(tmp_path / "run").manifest["stages"]["means"] == {"status": "failed", "reason": "UserError"}
     run(copy_and_add(), asked, tmp_path / "run", ["means"], Silent())  # on a larger device, say

@@ -24,8 +24,8 @@ from arithscope.prompts import Prompts
 from arithscope.study import run
 from arithscope.work import HERE, blocks
 from tests.conftest import Smaller
-from tests.hand_built import copy_and_add
 from tests.faults import stored
+from tests.hand_built import copy_and_add
 from tests.units import Counting, fails, product
 
 NUMBERS = np.arange(5)
