@@ -181,7 +181,7 @@ class Noting(Silent):
         self.notes.append(text)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Each with memory for a third of the rows that it would have taken; also where passes run in threads of their own."""
     asked, subject, short = Smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
