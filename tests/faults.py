@@ -1,8 +1,8 @@
 """Faults on purpose, at every point at which something on disk changes, and what is left then.
 
 A command is run again and again, each time in a process in which the n-th such point fails: it dies there without any
-clean-up, or the system refuses; until there is no n-th point. Then the command is run undisturbed. Each process is a fork of one
-that has imported everything and loaded the subject, as that takes far longer than the rest.
+clean-up, or is stopped, or the system refuses; until there is no n-th point. Then the command is run undisturbed. Each
+process is a fork of one that has imported everything and loaded the subject, as that takes far longer than the rest.
 
     python -m tests.faults SPECIFICATION.json      prints a line of JSON for each case
 """
@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -28,7 +29,12 @@ KILL = "killed"
 # When the disk is full, that lasts, but what needs no room goes on; a folder that is read-only takes nothing; an error of the
 # device comes once.
 REFUSALS = {"disk full": errno.ENOSPC, "read-only": errno.EROFS, "input/output error": errno.EIO}
-FAULTS = (KILL, *REFUSALS)
+SIGNALS = {
+    "Ctrl-C": signal.SIGINT,
+    "two Ctrl-C": signal.SIGINT,
+    "SIGTERM": signal.SIGTERM,
+}  # the second at the next point
+FAULTS = (KILL, *REFUSALS, *SIGNALS)
 NEEDS_ROOM = ("open", "close", "mkdir", "safetensors")
 DIED = 9
 
@@ -61,8 +67,18 @@ class Case:
         return self.code == 2 and told and "Traceback" not in self.said
 
     @property
+    def stopped_with_a_sentence(self) -> bool:
+        told = self.said.endswith("Stopped; the same command goes on from here.\n")
+        return self.code == 128 + SIGNALS[self.fault] and told and "Traceback" not in self.said
+
+    @property
     def survived(self) -> bool:
-        ended = self.code == DIED if self.fault == KILL else self.code == 0 or self.refused_with_a_sentence
+        if self.fault == KILL:
+            ended = self.code == DIED
+        elif self.fault in SIGNALS:
+            ended = self.stopped_with_a_sentence
+        else:
+            ended = self.code == 0 or self.refused_with_a_sentence
         return ended and self.whole and self.code_after == 0 and self.same_after and self.kept
 
 
@@ -81,7 +97,8 @@ class Points:
         if self.count < self.at:
             return
         lasts = self.fault == "read-only" or (self.fault == "disk full" and kind in NEEDS_ROOM)
-        if self.count > self.at and not lasts:
+        again = self.fault == "two Ctrl-C" and self.count == self.at + 1
+        if self.count > self.at and not lasts and not again:
             return
         if self.count == self.at:
             descriptor = os.open(self.note, os.O_WRONLY | os.O_CREAT)
@@ -90,6 +107,9 @@ class Points:
         half()
         if self.fault == KILL:
             os._exit(DIED)
+        if self.fault in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[self.fault])
+            return  # not reached, as the signal raises
         number = REFUSALS[self.fault]
         raise OSError(number, os.strerror(number), os.fsdecode(path))
 
@@ -234,9 +254,7 @@ def cases(
             kept = {name: records(folder).get(name) for name in complete} == complete
             same = after == 0 and snapshot(folder) == wanted
             subprocess.run(["rm", "-rf", str(folder.parent)], check=True)
-            yield Case(
-                fault, number, note.read_text(), code, said, whole, left, after, errors.read_text(), same, kept
-            )
+            yield Case(fault, number, note.read_text(), code, said, whole, left, after, errors.read_text(), same, kept)
 
 
 def records(folder: Path) -> dict[str, bytes]:

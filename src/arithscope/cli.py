@@ -28,7 +28,7 @@ from arithscope.options import (
     TrustRemoteCode,
     how_to_load,
 )
-from arithscope.stopping import stoppable
+from arithscope.stopping import INTERRUPTED, stoppable
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
@@ -372,6 +372,8 @@ def main(arguments: list[str] | None = None) -> None:
     with stoppable() as stop:
         try:
             code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
+            if code == INTERRUPTED:  # which Typer may have made of it
+                code = stop.told()
         except KeyboardInterrupt:
             code = stop.told()
         except Exception as error:

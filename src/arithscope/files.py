@@ -45,7 +45,7 @@ def _reason(error: Exception) -> str | None:
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes that ask for the same from writing to a folder. It ends with the process, however that ends."""
     with writing(path, "choose another folder"):
-        lock = open(path / LOCK, "w")  # noqa: SIM115 (held until the writing ends)
+        lock = open(path / LOCK, "a")  # noqa: SIM115 (held until the writing ends)
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,7 +67,7 @@ def _train(recipe: Recipe, out: Path, device: torch.device, progress: Progress) 
     with progress.task(f"training {recipe.name}", steps) as advance, _fast_matrix_products():
         advance(done)
         for step in range(done, steps + 1):
-            if step in look_at:
+            if step in look_at and not log.has(step):
                 spent = {"step": step, "loss": loss.item(), "seconds": round(time.monotonic() - started, 1)}
                 log.add({**spent, **_measure(model, encoder, looks)})
             if step in checkpoints:
@@ -226,13 +226,16 @@ def _resume(out: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
 
 
 class _Log:
-    """training_log.jsonl: one row a look, in order of steps. What a stopped training logged from the step on at which it
-    is taken up again is forgotten."""
+    """training_log.jsonl: one row a look, in order of steps. What a stopped training logged behind the step at which it is
+    taken up again is forgotten."""
 
     def __init__(self, path: Path, done: int):
         self.path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["step"] < done]
+        self.rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["step"] <= done]
+
+    def has(self, step: int) -> bool:
+        return any(row["step"] == step for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()})

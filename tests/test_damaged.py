@@ -1,0 +1,232 @@
+"""Files of a run that are damaged in any way: noticed, and made again by a run; told by what only reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from arithscope import parts
+from arithscope.errors import UserError
+from arithscope.files import is_whole, sealed
+from arithscope.progress import Silent
+from arithscope.prompts import OPERATORS
+from arithscope.report.page import write_report
+from arithscope.report.plates import draw_plates, plates_to_draw
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder
+from arithscope.study import run
+from arithscope.subject.load import load
+from arithscope.work import HERE
+from tests.conftest import Smaller
+from tests.families import small
+from tests.faults import records, snapshot
+from tests.test_cli import complaint
+from tests.units import Counting
+
+KINDS = {stage.name: stage.result for stage in STAGES}
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 2
+    path.write_bytes(content)
+
+
+def _removed(path: Path) -> None:
+    path.unlink()
+
+
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _a_link_to_nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "nowhere")
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "emptied": _emptied,
+    "halved": _halved,
+    "one bit": _one_bit,
+    "removed": _removed,
+    "a folder": _a_folder,
+    "a link to nowhere": _a_link_to_nowhere,
+}
+ASKED = Settings(("+",), 3)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages of a small random model."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_stage_is_computed_again(finished: Path, tmp_path: Path, damage: str) -> None:
+    """It and no other."""
+    files = sorted(p.relative_to(finished) for p in finished.glob("*/*") if p.is_file())
+    assert len(files) == 5
+    for file in files:
+        folder = Path(shutil.copytree(finished, tmp_path / str(file).replace("/", "-")))
+        before, [stage] = records(folder), file.parent.parts
+        DAMAGES[damage](folder / file)
+        with pytest.raises(UserError, match=f"no complete stage '{stage}'"):
+            RunFolder(folder).read(stage, KINDS[stage])
+        run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+        assert snapshot(folder) == snapshot(finished), file
+        assert {name for name, record in records(folder).items() if record != before.get(name)} <= {stage}
+
+
+def test_whatever_is_in_the_place_of_a_stage(finished: Path, tmp_path: Path) -> None:
+    for name, damage in (("file", Path.touch), ("link", lambda p: p.symlink_to(tmp_path / "nowhere"))):
+        folder = Path(shutil.copytree(finished, tmp_path / name))
+        shutil.rmtree(folder / "accuracy")
+        damage(folder / "accuracy")
+        run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+        assert snapshot(folder) == snapshot(finished)
+
+
+def test_every_file_of_every_stage_is_guarded(small_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small_run, tmp_path / "run"))
+    files = [p for p in sorted(folder.glob("[!.]*/*")) if p.is_file() and (p.parent / "stage.json").exists()]
+    assert len({p.parent for p in files}) == len([s for s in STAGES if not s.asked])
+    whole = tmp_path / "whole"
+    for path in files:
+        stage = path.parent.name
+        path.rename(whole)
+        for damage in DAMAGES.values():
+            shutil.copyfile(whole, path)
+            damage(path)
+            assert not RunFolder(folder).has(stage), (path, damage)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        whole.rename(path)
+        assert RunFolder(folder).has(stage)
+
+
+@pytest.mark.slow
+def test_each_stage_of_a_whole_run_is_computed_again(small_run: Path, tmp_path: Path) -> None:
+    """Alone: those that need it still have what it was, as it comes to the same."""
+    folder, subject = Path(shutil.copytree(small_run, tmp_path / "run")), load("tiny-llama")
+    asked, wanted = Smaller(("+", "-"), 40, topk=16, neurons="atp"), snapshot(small_run)
+    for i, stage in enumerate(s for s in STAGES if not s.asked):
+        before = records(folder)
+        files = sorted(p for p in (folder / stage.name).iterdir())
+        list(DAMAGES.values())[i % len(DAMAGES)](files[i % len(files)])
+        run(subject, asked, folder, None, Silent())
+        assert snapshot(folder) == wanted, stage.name
+        assert {name for name, record in records(folder).items() if record != before.get(name)} <= {stage.name}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_parts_are_done_again(finished: Path, tmp_path: Path, damage: str) -> None:
+    subject, folder = small("llama", "sdpa"), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(subject, ASKED, folder, ["accuracy"], Silent(), work=Counting(HERE, 2))
+    first, second = sorted((folder / parts.FOLDER).rglob("*.safetensors"))
+    DAMAGES[damage](first)
+    assert parts.read_part(first) is None
+    assert parts.read_part(second) is not None
+    work = Counting(HERE)
+    run(subject, ASKED, folder, ["accuracy"], Silent(), work=work)
+    assert work.units == len(OPERATORS) - 1
+    assert snapshot(folder) == snapshot(finished)
+
+
+@pytest.mark.parametrize("damage", ["emptied", "halved", "a folder"])
+def test_a_damaged_manifest(finished: Path, tmp_path: Path, damage: str) -> None:
+    """Refused, as it may be of another subject; without it the stages are taken up again."""
+    folder, path = Path(shutil.copytree(finished, tmp_path / "run")), tmp_path / "run" / "manifest.json"
+    DAMAGES[damage](path)
+    for attempt in (lambda: RunFolder(folder), lambda: run(small("llama", "sdpa"), ASKED, folder, None, Silent())):
+        with pytest.raises(
+            UserError, match=r"manifest.json cannot be read \(.*\); remove that file and run the same command"
+        ):
+            attempt()
+    path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(UserError, match=r"no run at .*: manifest.json is missing"):
+        RunFolder(folder)
+    before = records(folder)
+    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    assert snapshot(folder) == snapshot(finished)
+    assert records(folder) == before
+
+
+@pytest.mark.parametrize("damage", ["emptied", "halved", "one bit", "removed", "a link to nowhere"])
+def test_a_damaged_summary(finished: Path, tmp_path: Path, damage: str) -> None:
+    """It is only there for other programs: what reads a run here takes the numbers from the stages' own records."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    DAMAGES[damage](folder / "summary.json")
+    assert (
+        RunFolder(folder).summary == RunFolder(finished).summary == json.loads((finished / "summary.json").read_text())
+    )
+    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    assert snapshot(folder) == snapshot(finished)
+
+
+def test_a_changed_number_in_a_record_is_noticed(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    path = folder / "accuracy" / "stage.json"
+    record = json.loads(path.read_text())
+    assert is_whole(record)
+    assert is_whole(sealed({"a": [1, 0.1, None, "ü"]}))
+    record["summary"]["+"]["accuracy"]["n"] += 1
+    path.write_text(json.dumps(record))
+    assert not RunFolder(folder).has("accuracy")
+    with pytest.raises(UserError, match="no complete stage 'accuracy'"):
+        _ = RunFolder(folder).summary
+
+
+@pytest.fixture(scope="module")
+def illustrated(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(shutil.copytree(finished, tmp_path_factory.mktemp("runs") / "illustrated"))
+    draw_plates(RunFolder(folder), Silent())
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_figures_are_drawn_again(illustrated: Path, tmp_path: Path, damage: str) -> None:
+    wanted = snapshot(illustrated)
+    figures = sorted(p.name for p in (illustrated / "figures").iterdir())
+    assert len(figures) == 3
+    for i, name in enumerate(figures):
+        folder = Path(shutil.copytree(illustrated, tmp_path / str(i)))
+        assert not plates_to_draw(RunFolder(folder))
+        DAMAGES[damage](folder / "figures" / name)
+        assert plates_to_draw(RunFolder(folder)), name
+        if damage != "a folder":  # which is told: it is not for us to remove
+            draw_plates(RunFolder(folder), Silent())
+            assert snapshot(folder) == wanted, name
+        write_report(RunFolder(folder))
+
+
+def test_what_reads_a_damaged_run_tells(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(small_run, tmp_path / "run"))
+    patterns, accuracy = folder / "patterns" / "arrays.safetensors", folder / "accuracy" / "stage.json"
+    _one_bit(patterns)
+    _halved(folder / "classify" / "matches.parquet")
+    top = RunFolder(folder).read("topk", KINDS["topk"]).top.iloc[0]
+    assert "no complete stage 'classify'" in complaint(capsys, "explain", folder, "1+1=")
+    said = complaint(capsys, "neuron", folder, str(top.layer), str(top.neuron))
+    assert "no complete stage 'patterns'; run it again" in said
+    _halved(accuracy)
+    assert "stage.json cannot be read" in complaint(capsys, "compare", folder, small_run, "--out", tmp_path / "c")
+    _emptied(folder / "manifest.json")
+    for command in (("explain", folder, "1+1="), ("report", folder), ("explore", folder, "--no-browser")):
+        assert "manifest.json cannot be read" in complaint(capsys, *command)
