@@ -456,24 +456,25 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
 
 
 def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> None:
-    """The scores of all modules, whose mutants must all have been run."""
+    """Record the score of each module: of the mutants that were run and are not equivalent, the share that was noticed."""
     from benchmarks.record import Table, record
 
-    equivalent = tomllib.loads(EQUIVALENT.read_text())["mutants"] if EQUIVALENT.exists() else {}
-    missing = [m.id for some in every.values() for m in some if m.id not in ends]
-    if missing:
-        sys.exit(f"{len(missing)} mutants have not been run; the first is {missing[0]}")
+    listed = [text for group in tomllib.loads(EQUIVALENT.read_text())["same"] for text in group["mutants"]]
+    wrong = {*listed} - {m.id for some in every.values() for m in some if ends.get(m.id, "survived") == "survived"}
+    if wrong:
+        sys.exit(f"{EQUIVALENT.name} lists mutants that do not exist or that a test notices: {sorted(wrong)}")
     rows, survived = [], []
     for module, some in every.items():
-        count = Counter("equivalent" if ends[m.id] == "survived" and m.id in equivalent else ends[m.id] for m in some)
-        killed = count["killed"] + count["timed out"]
-        score = killed / (len(some) - count["equivalent"])
+        count = Counter("equivalent" if m.id in listed else ends[m.id] for m in some if m.id in ends)
+        noticed, tried = count["killed"] + count["timed out"], count.total()
+        score = f"{noticed / (tried - count['equivalent']):.1%}"
         rows.append(
-            [module, len(some), count["killed"], count["timed out"], count["equivalent"], count["survived"], score]
+            [module, len(some), tried, noticed, count["timed out"], count["equivalent"], count["survived"], score]
         )
-        survived += [[m.id, m.lines.start] for m in some if ends[m.id] == "survived" and m.id not in equivalent]
-    columns = ["module", "mutants", "killed", "timed out", "equivalent", "survived", "score"]
-    record(name, {"scores": Table(columns, rows), "survived": Table(["mutant", "line"], survived)})
+        survived += [[m.id] for m in some if ends.get(m.id) == "survived" and m.id not in listed]
+    columns = ["module", "mutants", "run", "noticed", "of them too slow", "equivalent", "survived", "score"]
+    notes = [f"tests of at most {LONGEST:.0f} seconds for a mutant", "where not all were run, a random sample"]
+    record(name, {"scores": Table(columns, rows), "survived": Table(["mutant"], survived)}, notes)
 
 
 if __name__ == "__main__":
