@@ -19,6 +19,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import os
 import random
@@ -29,6 +30,7 @@ import tempfile
 import threading
 import time
 import tomllib
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from functools import partial
 from importlib.machinery import SourceFileLoader
 from itertools import accumulate
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -53,7 +56,8 @@ TESTS = {
     "subject/replay.py": ["tests/subject/test_replay.py", "tests/subject/test_sweep.py"],
 }
 SAYS = 9  # the file descriptor at which a mutant says what killed it; pytest has its own use for the others
-LONGEST = 15.0  # seconds of tests for one mutant, the quickest first; what slower ones would notice is not counted
+OURS = ("arithscope", "tests")
+LONGEST = 6.0  # seconds of tests for one mutant, the quickest first; what slower ones would notice is not counted
 MEMORY = 8 * 2**30  # bytes, of one mutant
 
 SWAPS: dict[type, list[type]] = {
@@ -261,7 +265,7 @@ def run_tests(tests: Sequence[str], plugin: Any) -> int:
     settings.register_profile("mutation", derandomize=True, max_examples=25, deadline=None, database=None)
     settings.load_profile("mutation")
     unused = ("cacheprovider", "xdist", "unraisableexception", "threadexception", "faulthandler")
-    options = ["-x", "-q", "--assert=plain", *(f"-pno:{name}" for name in unused)]
+    options = ["-x", "-q", "-s", "--assert=plain", *(f"-pno:{name}" for name in unused)]
     return int(pytest.main([*options, *tests], plugins=[plugin]))
 
 
@@ -272,21 +276,55 @@ def traced(file: str, paths: Sequence[Path], out: Path) -> int:
     sys.settrace(lines.trace)
     code = run_tests([file], lines)
     sys.settrace(None)
-    libraries = [
-        name for name in sys.modules if name.split(".")[0] not in ("arithscope", "tests", "benchmarks", "__main__")
-    ]
-    out.write_text(json.dumps({"tests": lines.tests, "libraries": libraries}))
+    libraries = [name for name in sys.modules if name.split(".")[0] not in (*OURS, "benchmarks", "__main__")]
+    report = {"tests": lines.tests, "collected": sorted(lines.collected), "libraries": libraries}
+    out.write_text(json.dumps(report))
     return code
 
 
-def mutated(mutant: Mutant, tests: Sequence[str], usual: dict[str, float]) -> int:
+class Session:
+    """A pytest plugin that, once all tests are collected, does other work with them than to run them."""
+
+    def __init__(self, work: Callable[[dict[str, Any]], None]):
+        self.work = work
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.work({item.nodeid: item for item in session.items})
+        return True
+
+
+def mutated(mutant: Mutant, tests: Sequence[Any], usual: dict[str, float]) -> int:
+    """Run collected tests, or, given their names only, import the package and collect them anew."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     mutant.change()
     ours = f"arithscope.{mutant.path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}"
     code = compile(ast.fix_missing_locations(mutant.tree), str(mutant.path), "exec")
-    theirs = SourceFileLoader.get_code
-    SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
-    return run_tests(tests, Limits(usual))
+    if isinstance(tests[0], str):
+        for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+            del sys.modules[name]
+        theirs = SourceFileLoader.get_code
+        SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
+        return run_tests(tests, Limits(usual))
+    changed = ModuleType(ours)
+    exec(code, vars(changed))
+    put_in_place(sys.modules[ours], changed)
+    config = tests[0].config
+    config.pluginmanager.register(Limits(usual))
+    for test, following in zip(tests, [*tests[1:], None], strict=True):
+        config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+    return 0
+
+
+def put_in_place(old: Any, new: Any) -> None:
+    """Gives the functions of a module or class the code of another's, so that whoever refers to them has the new ones."""
+    for name, theirs in vars(new).items():
+        ours = vars(old).get(name)
+        if isinstance(theirs, type) and theirs.__module__ == new.__name__ and isinstance(new, ModuleType):
+            put_in_place(ours, theirs)
+            continue
+        a, b = (inspect.unwrap(getattr(x, "__func__", None) or getattr(x, "fget", None) or x) for x in (ours, theirs))
+        if isinstance(b, FunctionType) and a is not b and isinstance(a, FunctionType):
+            a.__code__, a.__defaults__, a.__kwdefaults__ = b.__code__, b.__defaults__, b.__kwdefaults__
 
 
 def forked(work: Callable[[], int], log: Path) -> int:
@@ -302,8 +340,9 @@ def forked(work: Callable[[], int], log: Path) -> int:
             os.dup2(file.fileno(), SAYS)
         code = work()
         sys.stdout.flush()
-    finally:
-        os._exit(code)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
 
 
 def side_by_side(
@@ -363,6 +402,7 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
     paths = sorted({m.path for _, m in todo})
     usual: dict[str, float] = {}
     ran: dict[tuple[str, int], set[str]] = {}
+    collecting: set[tuple[str, int]] = set()
     reports = {file: folder / f"{i}.json" for i, file in enumerate(files)}
     tests = ((file, partial(traced, file, paths, report)) for file, report in reports.items())
     for file, status, said in side_by_side(tests, processes, folder):
@@ -373,15 +413,15 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
             usual[test] = seconds
             for name, line in lines:
                 ran.setdefault((name, line), set()).add(test)
+        collecting |= {(name, line) for name, line in report["collected"]}
         for library in report["libraries"]:
             with contextlib.suppress(ImportError):
                 importlib.import_module(library)
     if threading.active_count() > 1:
         sys.exit("a library has started a thread, so this process cannot be forked")
-    gc.freeze()
     print(f"{len(todo)} mutants, {len(usual)} tests", flush=True)
 
-    def jobs() -> Iterator[tuple[Mutant, Callable[[], int]]]:
+    def jobs(items: dict[str, Any]) -> Iterator[tuple[Mutant, Callable[[], int]]]:
         for module, m in todo:
             if time.monotonic() > until:
                 return
@@ -395,36 +435,46 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
                 for test, so_far in zip(quickest, accumulate(map(usual.get, quickest)), strict=True)
                 if so_far <= LONGEST
             ]
-            yield m, partial(mutated, m, within or quickest[:1], usual) if chosen else lambda: 0
+            tests: list[Any] = within or quickest[:1]
+            if m.narrow and not any((name, line) in collecting for line in m.lines):
+                tests = [items[test] for test in tests]
+            yield m, partial(mutated, m, tests, usual) if chosen else lambda: 0
 
-    with out.open("a") as file:
-        for m, status, said in side_by_side(jobs(), processes, folder):
-            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
-            end = "survived" if status == 0 else "timed out" if late else "killed"
-            row = {"id": m.id, "line": m.lines.start, "end": end, "by": said[-300:] if end == "killed" else ""}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
+    def work(items: dict[str, Any]) -> None:
+        gc.freeze()
+        with out.open("a") as file:
+            for m, status, said in side_by_side(jobs(items), processes, folder):
+                late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
+                if os.WIFEXITED(status) and os.WEXITSTATUS(status) > 2:
+                    sys.exit(f"The mutant could not be run: {m.id}\n{said}")
+                end = "survived" if status == 0 else "timed out" if late else "killed"
+                row = {"id": m.id, "line": m.lines.start, "end": end, "by": said[-300:] if end == "killed" else ""}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+
+    run_tests(sorted(files), Session(work))
 
 
 def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> None:
-    """The scores of all modules, whose mutants must all have been run."""
+    """Record the score of each module: of the mutants that were run and are not equivalent, the share that was noticed."""
     from benchmarks.record import Table, record
 
-    equivalent = tomllib.loads(EQUIVALENT.read_text())["mutants"] if EQUIVALENT.exists() else {}
-    missing = [m.id for some in every.values() for m in some if m.id not in ends]
-    if missing:
-        sys.exit(f"{len(missing)} mutants have not been run; the first is {missing[0]}")
+    listed = [text for group in tomllib.loads(EQUIVALENT.read_text())["same"] for text in group["mutants"]]
+    wrong = {*listed} - {m.id for some in every.values() for m in some if ends.get(m.id, "survived") == "survived"}
+    if wrong:
+        sys.exit(f"{EQUIVALENT.name} lists mutants that do not exist or that a test notices: {sorted(wrong)}")
     rows, survived = [], []
     for module, some in every.items():
-        count = Counter("equivalent" if ends[m.id] == "survived" and m.id in equivalent else ends[m.id] for m in some)
-        killed = count["killed"] + count["timed out"]
-        score = killed / (len(some) - count["equivalent"])
+        count = Counter("equivalent" if m.id in listed else ends[m.id] for m in some if m.id in ends)
+        noticed, tried = count["killed"] + count["timed out"], count.total()
+        score = f"{noticed / (tried - count['equivalent']):.1%}"
         rows.append(
-            [module, len(some), count["killed"], count["timed out"], count["equivalent"], count["survived"], score]
+            [module, len(some), tried, noticed, count["timed out"], count["equivalent"], count["survived"], score]
         )
-        survived += [[m.id, m.lines.start] for m in some if ends[m.id] == "survived" and m.id not in equivalent]
-    columns = ["module", "mutants", "killed", "timed out", "equivalent", "survived", "score"]
-    record(name, {"scores": Table(columns, rows), "survived": Table(["mutant", "line"], survived)})
+        survived += [[m.id] for m in some if ends.get(m.id) == "survived" and m.id not in listed]
+    columns = ["module", "mutants", "run", "noticed", "of them too slow", "equivalent", "survived", "score"]
+    notes = [f"tests of at most {LONGEST:.0f} seconds for a mutant", "where not all were run, a random sample"]
+    record(name, {"scores": Table(columns, rows), "survived": Table(["mutant"], survived)}, notes)
 
 
 if __name__ == "__main__":

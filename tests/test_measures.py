@@ -95,12 +95,12 @@ def test_log_ratio_effect_is_its_formula_and_antisymmetric(seed: int) -> None:
 
 
 def test_logit_effect_by_hand() -> None:
-    """Centred logits (3, −1, −2) → (1, 1, −2): r′ rises by 2 of size 1, r falls by 2 to a size of 1: ½ (2 + 2)."""
-    before, after = torch.tensor([[3.0, -1.0, -2.0]]), torch.tensor([[1.0, 1.0, -2.0]])
+    """Centred logits (4, −2, −2) → (2.5, 1, −3.5): r′ rises by 3 of size 2, r falls by 1.5 to a size of 2.5: ½ (1.5 + 0.6)."""
+    before, after = torch.tensor([[4.0, -2.0, -2.0]]), torch.tensor([[2.5, 1.0, -3.5]])
     answer, other = torch.tensor([0]), torch.tensor([1])
     for shift in (0.0, 5.0):
         found = effects(before + shift, after - shift, answer, other)["logit"]
-        assert float(found) == pytest.approx(2.0)
+        assert float(found) == pytest.approx(1.05)
 
 
 @given(seeds)
@@ -293,10 +293,10 @@ def test_ratios_where_a_resample_may_have_nothing_below() -> None:
 
 def test_average_of_means() -> None:
     missing = Mean(np.nan, np.nan, np.nan, 0)
-    mean = average([Mean(0.4, 0.1, 0.8, 10), Mean(0.6, 0.2, 0.9, 20), missing])
+    mean = average([Mean(0.4, 0.1, 0.9, 10), Mean(0.6, 0.2, 1.8, 20), missing])
     assert (mean.value, mean.n) == (pytest.approx(0.5), 30)
     assert mean.low == pytest.approx(0.5 - 0.25)  # √(.3² + .4²) / 2
-    assert mean.high == pytest.approx(0.5 + 0.25)
+    assert mean.high == pytest.approx(0.5 + 0.65)  # √(.5² + 1.2²) / 2
     for nothing in (average([missing]), average([])):
         assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
         assert nothing.n == 0

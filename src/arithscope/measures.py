@@ -351,7 +351,7 @@ def _newton(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.
 
 def _auc(values: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     """Of all pairs of a 1 and a 0, weighted, the share that is in order; ties count half."""
-    levels, which = np.unique(values, return_inverse=True)
-    ones, zeros = (np.bincount(which, weights * c, len(levels)) for c in (y, 1 - y))
+    which = np.unique(values, return_inverse=True)[1]
+    ones, zeros = (np.bincount(which, weights * c) for c in (y, 1 - y))
     below = np.cumsum(zeros) - zeros
     return float((ones * (below + zeros / 2)).sum() / (ones.sum() * zeros.sum()))
