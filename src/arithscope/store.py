@@ -207,6 +207,22 @@ def claim(
         yield RunWriter(path, keys)
 
 
+def damaged_files(stage: Path) -> list[str]:
+    """Which files of a stage's folder are missing, or are not those that were written."""
+    try:
+        files = _read_json(stage / "stage.json", "stage")["files"]
+        return [name for name, digest in files.items() if not _is_whole(stage / name, digest)]
+    except (UserError, KeyError, AttributeError):
+        return ["stage.json"]
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    try:
+        return _checksum(path) == digest
+    except OSError:
+        return False
+
+
 def mapped_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a safetensors file, mapped into memory: of a pattern among thousands only its own bytes are read.
 

@@ -73,7 +73,7 @@ def run(
     settings.check(subject)
     found_at = {"source": subject.identity.source, "limit": subject.limit, "device": work.where or device_name(subject)}
     described = {**describe_subject(subject), **found_at}
-    configuration = {**asdict(settings), **_template(subject)}
+    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_template(subject)}
     kept = [stage for stage in known if stage in todo or not stage.asked or (out / stage.name).exists()]
     with claim(out, described, configuration, _keys(subject, settings, kept, given)) as folder:
         results: dict[str, Any] = {name: it.result for name, it in given.items()}
