@@ -72,7 +72,7 @@ def test_rows_are_found_by_what_they_are_of() -> None:
 def test_whole_tables() -> None:
     for changed, said in (
         (TABLE, None),
-        (TABLE.iloc[::-1], "operator of row 0"),
+        (TABLE.iloc[::-1], "layer of row 0 (stored 0, now 1"),
         (TABLE.iloc[:2], "the number of rows of x (stored 3, now 2)"),
         (TABLE.drop(columns="right"), "the columns of x"),
         (TABLE.assign(value=[1.0, 2.0, np.nan]), "value of row 2"),

@@ -89,7 +89,7 @@ class Tally:
         if not len(a):
             return
         alike = (a == b) | (np.isnan(a) & np.isnan(b))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             apart = np.where(alike, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf))
             allowed = noise.relative * np.nan_to_num(np.abs(a), posinf=0.0) + noise.absolute + extra
             ratio = apart / allowed
@@ -124,14 +124,14 @@ class Tally:
         for column in (c for c in now.columns if c in stored):
             self._column(f"{what}, {column}", stored[column], now[column], noise, lambda i: f"row {i}")
 
-    def result(self, stored: Result, now: Result) -> None:
+    def result(self, stored: Result, now: Result, noise: Noise = EXACT) -> None:
         """A stage that was recomputed whole, field by field."""
         for each in fields(stored):  # type: ignore[arg-type]  # every result is a dataclass
             a, b = getattr(stored, each.name), getattr(now, each.name)
             if isinstance(a, pd.DataFrame):
-                self.table(each.name, a, b)
+                self.table(each.name, a, b, noise)
             elif isinstance(a, np.ndarray):
-                self.close(each.name, a, b, EXACT)
+                self.close(each.name, a, b, noise)
             else:
                 self.same(each.name, a, b)
 
