@@ -19,12 +19,14 @@ ALLOWED = "allowed"  # a column of a recomputed table: by how much more its numb
 @dataclass(frozen=True)
 class Noise:
     """How far two computations of the same number may be apart: relative · |number| + absolute. `tie`: two tokens whose
-    logits are closer, as a share of the largest one's distance from the mean, may change places."""
+    logits are closer, as a share of the largest one's distance from the mean, may change places. `prompt`: how far an effect on
+    one prompt may be off where activations are rounded on their way; of a mean over n prompts, 1/√n of it."""
 
     name: str
     relative: float
     absolute: float
     tie: float = 0.0
+    prompt: float = 0.0
 
     def times(self, factor: float) -> Noise:
         return replace(self, relative=self.relative * factor, absolute=self.absolute * factor)
@@ -36,8 +38,8 @@ EXACT = Noise("as it follows from what is stored", 1e-9, 1e-12)
 _NOISE = {
     "float64": Noise("float64 noise", 1e-6, 1e-8, 1e-9),
     "float32": Noise("float32 noise", 1e-3, 2e-5, 1e-4),
-    "float16": Noise("float16 noise", 5e-2, 1e-2, 1e-2),
-    "bfloat16": Noise("bfloat16 noise", 1e-1, 3e-2, 5e-2),
+    "float16": Noise("float16 noise", 5e-2, 1e-2, 1e-2, 0.05),
+    "bfloat16": Noise("bfloat16 noise", 1e-1, 3e-2, 5e-2, 0.4),
 }
 
 

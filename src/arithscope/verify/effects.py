@@ -70,8 +70,9 @@ def compare_effects(
         if spread:
             statistics["std"] = found[..., i].std(1, dtype=np.float64)
         on = [*which.columns, "measure"]
-        noise = _noise(tally.noise, measure)
-        tally.rows(f"effect by {measure}", stored, which.assign(measure=measure).join(statistics), on, noise)
+        noise, now = _noise(tally.noise, measure), which.assign(measure=measure).join(statistics)
+        now = now.assign(allowed=noise.prompt / found.shape[1] ** 0.5)
+        tally.rows(f"effect by {measure}", stored, now, on, noise)
 
 
 def _noise(noise: Noise, measure: str) -> Noise:

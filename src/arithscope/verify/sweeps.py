@@ -21,7 +21,7 @@ from arithscope.verify.inputs import Inputs, some_of
 
 PROMPTS = 200  # that are asked again
 WHOLE_SQUARE = 4000  # prompts: means over no more are taken anew over all of them
-STANDARD_ERRORS = 3.0  # that a mean over a sample may be away, over all components of a layer, at a position
+STANDARD_ERRORS = 5.0  # that a mean over a sample may be away, over all components of a layer, at a position
 PATTERN_NEURONS = 32
 SUMS = Noise("of sums over prompts", 1e-6, 1e-9)
 FLOAT16 = 2.0**-10  # of a pattern's activation: as they are stored

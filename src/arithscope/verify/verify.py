@@ -32,18 +32,20 @@ class Verdict:
 
 def check_files(run: Run) -> list[Verdict]:
     """Whether the files are as they were written, and manifest, summary and stages say the same."""
-    said, there = run.manifest["stages"], {stage.name for stage in STAGES if (run.path / stage.name).is_dir()}
+    said, known = run.manifest["stages"], {stage.name for stage in STAGES}
+    there = {name for name in known | set(said) if (run.path / name).is_dir()}
     done = {name for name, entry in said.items() if entry.get("status") == "done"}
     wrong = [f"the stage {name} is done, but not there" for name in sorted(done - there)]
     wrong += [f"the stage {name} is there, but not in the manifest" for name in sorted(there - set(said))]
+    wrong += [f"the stage {name} is of another version, and cannot be verified" for name in sorted(done - known)]
     records = {}
     for name in sorted(done & there):
         damaged = damaged_files(run.path / name)
         wrong += [f"{name}/{file} is not as it was written" for file in damaged]
         if "stage.json" not in damaged:
             record = json.loads((run.path / name / "stage.json").read_text(encoding="utf-8"))
-            records[name] = record["summary"]
-            if any(said[name].get(entry) != record[entry] for entry in ("finished", "seconds")):
+            records[name] = record.get("summary")
+            if any(said[name].get(entry) != record.get(entry) for entry in ("finished", "seconds")):
                 wrong.append(f"manifest and {name}/stage.json name different times")
     verdicts = [_verdict("files", wrong, f"of {len(done)} stages are as they were written")]
     tally = Tally(EXACT)
@@ -67,9 +69,7 @@ def check_subject(inputs: Inputs) -> list[Verdict]:
     if version != __version__:
         said = f"the run is of version {version}, and this is {__version__}: keys cannot be the same, while numbers may"
         return [*verdicts, Verdict("keys", True, f"not compared: {said}")]
-    given = inputs.given
-    kept = [stage for stage in inputs.stages if all(n in run.manifest["stages"] or n in given for n in stage.needs)]
-    keys = study._keys(subject, inputs.settings, kept, given)
+    keys = study._keys(subject, inputs.settings, inputs.stages, inputs.given)
     there = {name: run.folder.key(name) for name in run.stages}
     other = [f"{name} was computed from something else" for name, key in there.items() if key != keys.get(name)]
     return [*verdicts, _verdict("keys", other, f"of {len(there)} stages are those of the manifest's settings")]
