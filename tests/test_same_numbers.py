@@ -19,16 +19,27 @@ import pandas as pd
 import pytest
 
 from arithscope.cluster.driver import Cluster
+from arithscope.experiments.samples import SampleSizes
 from arithscope.progress import Silent
+from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
 from arithscope.study import run
 from arithscope.subject.load import LoadOptions, load
 from arithscope.verify.compare import Tally, noise_of
 from arithscope.work import HERE, Done, Work
-from tests.conftest import Smaller, torch_threads
+from tests.conftest import SMALL_SAMPLES, torch_threads
 
-ASKED = Smaller(("+",), 14, topk=8, neurons="atp")
+
+class Smallest(Settings):
+    """As quick as can be, with something to find in every stage."""
+
+    @property
+    def sizes(self) -> SampleSizes:
+        return replace(SMALL_SAMPLES, first_mlp=1, probe=40, draws=2, permutations=2, prompt_knockout=6, failures=10)
+
+
+ASKED = Smallest(("+",), 14, topk=8, neurons="atp")
 NOISE = noise_of("float32")
 
 
@@ -57,7 +68,7 @@ def little_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("arithscope.measures.BOOTSTRAP_ROWS", 7)
 
 
-def study(folder: Path, settings: Smaller = ASKED, work: Work = HERE) -> Path:
+def study(folder: Path, settings: Settings = ASKED, work: Work = HERE) -> Path:
     run(load("tiny-llama"), settings, folder, None, Silent(), work=work)
     return folder
 
