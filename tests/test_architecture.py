@@ -25,8 +25,8 @@ LEVELS: list[set[str]] = [
     {"study", "cluster"},
     {"checkpoints", "repeats"},
     {"runs"},
-    {"doctor", "bench", "report", "explorer"},
-    {"options", "cli_bench", "cli", "__main__", "__init__"},
+    {"doctor", "bench", "report", "explorer", "verify"},
+    {"options", "cli_bench", "cli_verify", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}

@@ -24,9 +24,11 @@ from arithscope.report.page import write_report
 from arithscope.settings import Settings
 from arithscope.stages import COMPARED
 from arithscope.store import RunFolder, RunWriter
+from arithscope.verify.verify import check_stage
 from tests.conftest import SMALL_SAMPLES, Smaller
 from tests.hand_built import MAX_OPERAND, copy_and_add
 from tests.test_cli import call
+from tests.verify.test_verify import BY_NAME, CHANGED, check_changed, inputs_of, rewrite, with_changes
 
 ASKED = Smaller(("+",), MAX_OPERAND, topk=16, neurons="atp")
 
@@ -185,6 +187,15 @@ def test_when_it_is_asked_for() -> None:
     }
     with pytest.raises(UserError, match="no half 3"):
         Settings(half=3)
+
+
+def test_verify_gathers_them_anew(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(repeated, tmp_path / "run"))
+    assert check_stage(inputs_of(folder, copy_and_add()), BY_NAME["stability"]).agrees
+    rewrite(folder, "stability", lambda result: with_changes(result, CHANGED["stability"]))
+    check_changed(folder, "stability", inputs_of(folder, copy_and_add()), monkeypatch)
+    with pytest.raises(UserError, match="is a repetition of the run in"):
+        inputs_of(folder / "repeats" / "half-1", copy_and_add())
 
 
 @pytest.mark.slow

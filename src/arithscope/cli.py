@@ -12,6 +12,7 @@ from rich.console import Console
 
 from arithscope import __version__
 from arithscope.cli_bench import bench
+from arithscope.cli_verify import verify
 from arithscope.errors import UserError
 from arithscope.options import (
     AllowPickle,
@@ -310,6 +311,7 @@ def doctor(
 
 
 app.command()(bench)
+app.command()(verify)
 
 
 @app.command()

@@ -24,7 +24,7 @@ STABILITY = "stability"
 THOROUGH = "paper"  # the preset that includes it
 OTHER_SEEDS = 2
 LARGE = "patterns"  # the stage of a repetition that is not kept: gigabytes that nothing reads any more
-_KINDS = {stage.name: stage.result for stage in REPEAT_STAGES}
+KINDS = {stage.name: stage.result for stage in REPEAT_STAGES}
 
 
 def asks_for_repeats(settings: Settings, stages: Sequence[str] | None) -> bool:
@@ -54,7 +54,7 @@ def repeat(subject: Subject, settings: Settings, final: RunWriter, progress: Pro
                 stages = ["accuracy"]
         shutil.rmtree(folder / LARGE, ignore_errors=True)
         run = RunFolder(folder)
-        found.append(repeat_from(name, {stage: run.read(stage, _KINDS[stage]) for stage in stages}, settings.effect))
+        found.append(repeat_from(name, {stage: run.read(stage, KINDS[stage]) for stage in stages}, settings.effect))
     together = {REPEATS: Given("", found)}
     return study.run(subject, settings, final.path, [STABILITY], progress, given=together, work=work)
 

@@ -212,6 +212,24 @@ def _holds_a_run(path: Path) -> bool:
     return not names or "manifest.json" in names or any((path / name / "stage.json").exists() for name in names)
 
 
+def damaged_files(stage: Path) -> list[str]:
+    """Which files of a stage's folder are missing, or are not those that were written."""
+    try:
+        record = _read_json(stage / "stage.json", "stage")
+        if not is_whole(record):
+            return ["stage.json"]
+        return [name for name, digest in record["files"].items() if not _has_digest(stage / name, digest)]
+    except (UserError, KeyError, AttributeError):
+        return ["stage.json"]
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    try:
+        return checksum(path) == digest
+    except OSError:
+        return False
+
+
 def mapped_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a safetensors file, mapped into memory: of a pattern among thousands only its own bytes are read.
 

@@ -83,7 +83,7 @@ def run(
     described = {**describe_subject(subject), **found_at}
     refuse_others(out, described)
     refuse_unsound(subject, settings, progress, work)
-    configuration = {**asdict(settings), **_template(subject)}
+    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_template(subject)}
     kept = [stage for stage in known if stage in todo or not stage.asked or (out / stage.name).exists()]
     with claim(out, described, configuration, keys_of(subject, settings, kept, given)) as folder:
         results: dict[str, Any] = {name: it.result for name, it in given.items()}

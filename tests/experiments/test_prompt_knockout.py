@@ -16,7 +16,7 @@ from arithscope.experiments.prompt_knockout import (
     REPORTED,
     UNASSOCIATED,
     WAYS,
-    _Silenced,
+    Silenced,
     chosen_first,
     counts,
     prompt_knockout,
@@ -62,9 +62,7 @@ def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest
         return seen[-1]
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.chosen_first", watched)
-    ways = [
-        _Silenced(*silenced_by_prompt(subject, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS
-    ]
+    ways = [Silenced(*silenced_by_prompt(subject, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS]
     positions = list(
         range(subject.positions.last if where == "last" else subject.positions.op1, subject.encoder.length)
     )

@@ -34,7 +34,7 @@ def test_nothing_to_warn_of() -> None:
     summary = {
         "accuracy": {"+": answered(), "mean": answered(1)},
         "circuit": {"+": good, "mean": good},
-        "neurons": {"+": {"split_half": 0.8}},
+        "neurons": {"+": {"split_half": 0.5}},
     }
     assert told(summary) == {}
     assert told({}) == {}

@@ -85,7 +85,9 @@ def bag(
             for m in MEASURES
         ]
         if final is not None:
-            present += [{"operator": operator, **row} for row in _present(classify, final, operator, sources[operator])]
+            present += [
+                {"operator": operator, **row} for row in present_rows(classify, final, operator, sources[operator])
+            ]
     return Bag(
         pd.DataFrame(curves, columns=["operator", "neurons", "kept", "measure", *MEAN]),
         pd.DataFrame(present, columns=["operator", "criterion", *MEAN]),
@@ -114,7 +116,9 @@ def pairs(classify: Classify, operator: str, criterion: str) -> set[tuple[int, i
     return set(zip(*(matches[name].tolist() for name in PAIR), strict=True))
 
 
-def _present(classify: Classify, final: Classify, operator: str, random: np.random.Generator) -> list[dict[str, Any]]:
+def present_rows(
+    classify: Classify, final: Classify, operator: str, random: np.random.Generator
+) -> list[dict[str, Any]]:
     rows = []
     for criterion in CRITERIA:
         here = pairs(classify, operator, criterion)

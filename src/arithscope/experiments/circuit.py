@@ -117,7 +117,7 @@ def circuit(
         ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
         chosen = smallest_on_plateau(ours)
         curves.append(curve_table(operator, counts, ours, theirs))
-        heads.append(_head_table(operator, rankings[operator], counts[chosen]))
+        heads.append(head_table(operator, rankings[operator], counts[chosen]))
         measured[operator] = beside_random(ours[chosen], theirs[chosen])
         left_out[operator] = len(samples[operator]) - ours[chosen]["faithfulness"].n
     curve, ranked = (pd.concat(tables, ignore_index=True) for tables in (curves, heads))
@@ -132,7 +132,7 @@ def head_counts(total: int) -> list[int]:
     return counts
 
 
-def _head_table(operator: str, ranking: pd.DataFrame, size: int) -> pd.DataFrame:
+def head_table(operator: str, ranking: pd.DataFrame, size: int) -> pd.DataFrame:
     columns = ["operator", "layer", "head", "position", "value", "low", "high", "n", "median"]
     table = ranking[columns].copy()
     table.insert(1, "rank", np.arange(len(table)))

@@ -95,7 +95,7 @@ def classify(
             together = _together([part for (of, _), part in zip(some, found, strict=True) if of == o])
             tables[o] = calibrate(together, null, (tried[0], tried[1]))
         own = [_of_rows(tables[o].matches, rows, patterns.rows(o)) for o, rows in some]
-        closer = [(words[o], seed, _columns(t), *x) for (o, _), t, x in zip(some, own, arrays, strict=True)]
+        closer = [(words[o], seed, columns_of(t), *x) for (o, _), t, x in zip(some, own, arrays, strict=True)]
         looked = iter(work.map(looked_closer, subject, closer, advance))
     results: dict[str, list[pd.DataFrame]] = {"matches": [], "best": [], "neurons": []}
     for o, table in tables.items():
@@ -109,7 +109,7 @@ def classify(
             known = mine.iloc[frame.row.to_numpy()].reset_index(drop=True)
             results[name].append(known.join(frame.drop(columns="row").reset_index(drop=True)))
     matches, best, described = (pd.concat(frames, ignore_index=True) for frames in results.values())
-    return Classify(matches, best, described, shares(described, matches, seed), _table(described, seed))
+    return Classify(matches, best, described, shares(described, matches, seed), summary_table(described, seed))
 
 
 def _blocks(rows: slice) -> Iterator[slice]:
@@ -146,7 +146,7 @@ def matched(
     sets = _sets(words, subject.device)
     with workers() as pool:
         found = match(Neurons(activations, logits), sets, draws, seed, names, pool, advance)
-    return _columns(found.matches), _columns(found.best), found.null
+    return columns_of(found.matches), columns_of(found.best), found.null
 
 
 def null_and_tries(
@@ -157,7 +157,7 @@ def null_and_tries(
     return null_of_indirect(sets, seed), *tries(sets)
 
 
-def _columns(table: pd.DataFrame) -> Columns:
+def columns_of(table: pd.DataFrame) -> Columns:
     return {str(n): x.to_numpy() if x.dtype.kind in "biuf" else [str(v) for v in x] for n, x in table.items()}
 
 
@@ -252,7 +252,7 @@ def shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def _table(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
+def summary_table(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
     columns = {
         "raw_share": "raw",
         "calibrated_share": "calibrated",

@@ -121,9 +121,9 @@ def heads(
     for operator in samples:
         for (layer, head), view in zip(chosen[operator], views[operator], strict=True):
             random, [whole] = random_source(seed, "heads", operator, layer, head), before[operator]
-            rows = _compare(scales[operator], whole, isolated.get(view, whole), random)
+            rows = isolation_rows(scales[operator], whole, isolated.get(view, whole), random)
             isolation.append(rows.assign(operator=operator, layer=layer, head=head))
-    roles = [_roles(subject, circuit, operator, patterns[operator]) for operator in samples]
+    roles = [roles_of(subject, circuit, operator, patterns[operator]) for operator in samples]
     columns = ["operator", "layer", "head", "when", "measure", "value", "low", "high", "n"]
     table = pd.concat(isolation, ignore_index=True)[columns] if isolation else pd.DataFrame(columns=columns)
     every = np.concatenate(list(patterns.values()))
@@ -147,7 +147,7 @@ def attention_patterns(
     return (total / max(1, len(prompts))).astype(np.float32)
 
 
-def _roles(subject: Subject, circuit: Circuit, operator: str, patterns: NDArray[np.float32]) -> pd.DataFrame:
+def roles_of(subject: Subject, circuit: Circuit, operator: str, patterns: NDArray[np.float32]) -> pd.DataFrame:
     table = circuit.kept(operator)
     labels, named = np.array(subject.encoder.labels), subject.positions.named()
     shared, each = set(circuit.shared()), np.arange(len(patterns))
@@ -196,7 +196,7 @@ def _isolated_scores(
     return torch.cat(found).double().numpy()
 
 
-def _compare(
+def isolation_rows(
     scale: Yardstick, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator
 ) -> pd.DataFrame:
     both = scale.measure(np.stack([before, after]), random)

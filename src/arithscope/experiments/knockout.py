@@ -65,7 +65,7 @@ class Knockout(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class _Test:
+class KnockoutTest:
     """A heuristic to be tested: which top neurons each variant silences, and the prompts, associated ones first."""
 
     heuristic: Heuristic
@@ -87,7 +87,7 @@ def knockout(
     """Test every heuristic of every operator, by raw and by calibrated matches."""
     samples = splits(accuracy, sizes, seed)
     planned = [
-        (criterion, of, list(_tests(of, samples[operator].held_out, sizes.knockout, seed)))
+        (criterion, of, list(tests_of(of, samples[operator].held_out, sizes.knockout, seed)))
         for operator in classify.operators
         if operator in samples
         for criterion in CRITERIA
@@ -104,19 +104,23 @@ def knockout(
                 zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.silenced[0].sum()), strict=True)
             )
             random = random_source(seed, "knockout intervals", of.operator, str(h))
-            left = _accuracies(test, right, random)
+            left = accuracies_left(test, right, random)
             accuracies += [
                 {**named, "group": group, "silenced": silenced, **asdict(mean)}
                 for (silenced, group), mean in left.items()
             ]
             differences += [
                 {**named, "difference": name, **asdict(mean)}
-                for name, mean in _differences(test, right, left, random).items()
+                for name, mean in differences_of(test, right, left, random).items()
             ]
-    return _result(accuracies, differences, seed)
+    return tabulated(
+        pd.DataFrame(accuracies, columns=[*HEURISTIC, "group", "silenced", *MEAN]),
+        pd.DataFrame(differences, columns=[*HEURISTIC, "difference", *MEAN]),
+        seed,
+    )
 
 
-def _tests(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[_Test]:
+def tests_of(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
     """Heuristics with enough neurons and enough held-out prompts of both groups."""
     sizes = np.bincount(of.heuristic, minlength=len(of.heuristics))
     for i in np.flatnonzero(sizes >= FEWEST_NEURONS):
@@ -129,12 +133,12 @@ def _tests(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[_Te
             random = random_source(seed, "knockout controls", of.operator, str(h))
             every = np.ones_like(members)
             silenced = np.stack([members, *(as_many(of, members, c, random) for c in (~members, every))])
-            yield _Test(h, silenced, pool[np.concatenate(groups)], len(groups[0]))
+            yield KnockoutTest(h, silenced, pool[np.concatenate(groups)], len(groups[0]))
 
 
 def _run(
     subject: Subject,
-    planned: Sequence[tuple[Association, Sequence[_Test]]],
+    planned: Sequence[tuple[Association, Sequence[KnockoutTest]]],
     positions: str,
     advance: Advance,
     work: Work,
@@ -149,7 +153,7 @@ def _run(
     return [[next(found) for _ in tests] for _, tests in planned]
 
 
-def _blocks(tests: Sequence[_Test], row: int) -> Iterator[Sequence[_Test]]:
+def _blocks(tests: Sequence[KnockoutTest], row: int) -> Iterator[Sequence[KnockoutTest]]:
     """As many tests as a pass can hold, if each prompt takes so many bytes, but no more than a unit should have."""
     start = 0
     while start < len(tests):
@@ -170,7 +174,9 @@ def _still_right(
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 
 
-def _accuracies(test: _Test, right: NDArray[np.float64], random: np.random.Generator) -> dict[tuple[str, str], Mean]:
+def accuracies_left(
+    test: KnockoutTest, right: NDArray[np.float64], random: np.random.Generator
+) -> dict[tuple[str, str], Mean]:
     groups = dict(zip(GROUPS, np.split(right, [test.associated], axis=1), strict=True))
     return {
         (silenced, group): bootstrap_mean(values[i], random)
@@ -179,8 +185,8 @@ def _accuracies(test: _Test, right: NDArray[np.float64], random: np.random.Gener
     }
 
 
-def _differences(
-    test: _Test, right: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
+def differences_of(
+    test: KnockoutTest, right: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
 ) -> dict[str, Mean]:
     """The controls' ones are NaN where there were not as many neurons for the control."""
     own, *controls = right[:, : test.associated]
@@ -191,9 +197,8 @@ def _differences(
     return found
 
 
-def _result(accuracies: list[dict[str, Any]], differences: list[dict[str, Any]], seed: int) -> Knockout:
-    left = pd.DataFrame(accuracies, columns=[*HEURISTIC, "group", "silenced", *MEAN])
-    gaps = pd.DataFrame(differences, columns=[*HEURISTIC, "difference", *MEAN])
+def tabulated(left: pd.DataFrame, gaps: pd.DataFrame, seed: int) -> Knockout:
+    """From accuracies and differences of all heuristics: with means over heuristics, and signs."""
     measured: dict[str, dict[str, Mean]] = {}
     own = left[left.silenced == OWN]
     tables = [

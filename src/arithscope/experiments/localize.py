@@ -84,7 +84,7 @@ def localize(
         found = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
         random = random_source(seed, "localize", operator)
         tables += [_table(subject, operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)]
-        prompts.append(_prompt_table(operator, split.discovery, split.others))
+        prompts.append(prompt_table(operator, split.discovery, split.others))
     return Localize(pd.concat(tables, ignore_index=True), pd.concat(prompts, ignore_index=True))
 
 
@@ -149,7 +149,7 @@ def effect_statistics(values: NDArray[np.floating[Any]], random: np.random.Gener
     return pd.DataFrame(columns)
 
 
-def _prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFrame:
+def prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "operator": operator,

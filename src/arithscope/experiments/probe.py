@@ -61,11 +61,11 @@ def probe(
     with progress.task("probe", len(positions) * layers * steps(training)) as advance:
         parts = iter(work.map(tested_probes, subject, units, advance))
     right = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
-    table = _table(prompts[training:], positions, right, seed)
+    table = accuracy_table(prompts[training:], positions, right, seed)
     last = table[(table.operator == ALL) & (table.position == "last")].value.to_numpy()
     return Probe(
         table=table,
-        chance=_chance(prompts[:training], prompts[training:]),
+        chance=chances(prompts[:training], prompts[training:]),
         best_layer=int(last.argmax()),
         first_answer_layer=int(np.argmax(last >= last.max() / 2)),
         training_prompts=training,
@@ -130,7 +130,7 @@ def _layers_together(subject: Subject, prompts: int, layers: Sequence[int]) -> l
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-def _table(tested: Prompts, positions: Sequence[str], right: NDArray[np.bool_], seed: int) -> pd.DataFrame:
+def accuracy_table(tested: Prompts, positions: Sequence[str], right: NDArray[np.bool_], seed: int) -> pd.DataFrame:
     rows = []
     for operator, chosen in _by_operator(tested).items():
         for p, position in enumerate(positions):
@@ -141,7 +141,7 @@ def _table(tested: Prompts, positions: Sequence[str], right: NDArray[np.bool_], 
     return pd.DataFrame(rows)
 
 
-def _chance(trained: Prompts, tested: Prompts) -> dict[str, float]:
+def chances(trained: Prompts, tested: Prompts) -> dict[str, float]:
     answer = np.bincount(trained.answer).argmax()
     return {o: float((tested.answer[chosen] == answer).mean()) for o, chosen in _by_operator(tested).items()}
 

@@ -52,7 +52,7 @@ class PromptKnockout(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class _Silenced:
+class Silenced:
     """Of one way of choosing neurons: how many it takes from each prompt, and the scores left, [sizes, prompts] each."""
 
     removed: NDArray[np.float64]
@@ -82,17 +82,17 @@ def prompt_knockout(
         parts = iter(work.map(silenced_by_prompt, subject, units, advance))
     curves, gaps = [], []
     for criterion, of in planned:
-        found: dict[str, list[_Silenced]] = {name: [] for name in SILENCED}
+        found: dict[str, list[Silenced]] = {name: [] for name in SILENCED}
         for name, _ in WAYS:
-            found[name].append(_Silenced(*next(parts)))
+            found[name].append(Silenced(*next(parts)))
         random = random_source(seed, "prompt knockout intervals", of.operator, criterion)
         named = {"operator": of.operator, "criterion": criterion}
-        curves += [{**named, **row} for row in _curve(found, counts(of), random)]
-        gaps += [{**named, **row} for row in _gaps(found, counts(of), random)]
+        curves += [{**named, **row} for row in curve_rows(found, counts(of), random)]
+        gaps += [{**named, **row} for row in gap_rows(found, counts(of), random)]
     columns = ["operator", "criterion", "silenced", "size", "measure", *MEAN, "removed"]
     curve = pd.DataFrame(curves, columns=columns)
     differences = pd.DataFrame(gaps, columns=["operator", "criterion", "control", "size", *MEAN])
-    return PromptKnockout(curve, differences, _table(curve, differences))
+    return PromptKnockout(curve, differences, reported_table(curve, differences))
 
 
 def counts(of: Association) -> list[int]:
@@ -113,7 +113,19 @@ def silenced_by_prompt(
     advance: Advance,
 ) -> tuple[NDArray[np.float64], ...]:
     """A unit: what is left of each prompt with its associated neurons silenced, or in one draw of a control; the fields of
-    `_Silenced`."""
+    `Silenced`."""
+    chosen = neurons_lost(of, prompts, way, draw, seed)
+    nothing = edit(subject, Site.NEURONS, subject.sizes.layers - 1, [], positions=subject.positions.last)
+    found = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions) or [nothing], Judging())
+    left = np.broadcast_to(found, (len(chosen), *found.shape[1:]))
+    advance(1)
+    return chosen.sum(-1).astype(np.float64), left[..., 1], left[..., 2]
+
+
+def neurons_lost(
+    of: Association, prompts: Prompts, way: str, draw: int, seed: int
+) -> Bool[NDArray[Any], "sizes prompts rows"]:
+    """Which top neurons each prompt loses: its associated ones, or as many in one draw of a control."""
     scores = of.best_scores(prompts)
     own = ranks = of.ranks(np.where(scores > 0, scores, np.nan))
     if way != OWN:
@@ -121,12 +133,7 @@ def silenced_by_prompt(
         random = random_source(seed, "prompt knockout", way, of.operator)
         *_, wish = (random.random(scores.shape) for _ in range(draw + 1))
         ranks = of.ranks(np.where(candidates, wish, np.nan))
-    chosen = chosen_first(of, ranks, own, counts(of))
-    nothing = edit(subject, Site.NEURONS, subject.sizes.layers - 1, [], positions=subject.positions.last)
-    found = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions) or [nothing], Judging())
-    left = np.broadcast_to(found, (len(chosen), *found.shape[1:]))
-    advance(1)
-    return chosen.sum(-1).astype(np.float64), left[..., 1], left[..., 2]
+    return chosen_first(of, ranks, own, counts(of))
 
 
 def chosen_first(
@@ -141,8 +148,8 @@ def chosen_first(
     return found
 
 
-def _curve(
-    found: dict[str, list[_Silenced]], sizes: Sequence[int], random: np.random.Generator
+def curve_rows(
+    found: dict[str, list[Silenced]], sizes: Sequence[int], random: np.random.Generator
 ) -> list[dict[str, Any]]:
     rows = []
     for name, draws in found.items():
@@ -156,7 +163,9 @@ def _curve(
     return rows
 
 
-def _gaps(found: dict[str, list[_Silenced]], sizes: Sequence[int], random: np.random.Generator) -> list[dict[str, Any]]:
+def gap_rows(
+    found: dict[str, list[Silenced]], sizes: Sequence[int], random: np.random.Generator
+) -> list[dict[str, Any]]:
     rows = []
     [own] = found[OWN]
     for control in SILENCED[1:]:
@@ -168,7 +177,7 @@ def _gaps(found: dict[str, list[_Silenced]], sizes: Sequence[int], random: np.ra
     return rows
 
 
-def _table(curve: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
+def reported_table(curve: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
     rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
     named = rows.assign(name=rows.criterion + "_" + rows.silenced)
     controls = differences[differences["size"].isin(REPORTED)]

@@ -112,7 +112,7 @@ def topk(
         ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
         chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed[operator])
         curves.append(curve_table(operator, counts, ours, theirs))
-        tops.append(_best(rankings[operator], counts[chosen]))
+        tops.append(best_of_layers(rankings[operator], counts[chosen]))
         measured[operator] = beside_random(ours[chosen], theirs[chosen])
         ks[operator] = counts[chosen]
         left_out[operator] = len(samples[operator]) - ours[chosen]["faithfulness"].n
@@ -127,7 +127,7 @@ def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:
     return sorted({0, total, *(n for n in steps if n < total), *fixed})
 
 
-def _best(ranking: pd.DataFrame, k: int) -> pd.DataFrame:
+def best_of_layers(ranking: pd.DataFrame, k: int) -> pd.DataFrame:
     """The first k neurons of each layer."""
     ranked = ranking.assign(rank=ranking.groupby("layer").cumcount())
     return ranked.loc[ranked["rank"] < k, ["operator", "layer", "rank", "neuron", "value"]]

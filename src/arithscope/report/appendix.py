@@ -44,6 +44,8 @@ def plain(value: Any) -> str:
         return f"{value:,}" if value >= 10_000 else str(value)
     if isinstance(value, list):
         return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {plain(inside)}" for name, inside in value.items())
     if value is None or value == "":
         return NOTHING
     return str(value) if not isinstance(value, str) or value.isprintable() else json.dumps(value, ensure_ascii=False)

@@ -87,7 +87,7 @@ class Lab(Results):
         if stage not in self._results:
             chosen = _STAGES[stage]
             needs = {name: self.result(name) for name in chosen.needs}
-            settings, work = _Sized(self.settings, self.sizes), Here(self.progress.note)
+            settings, work = Sized(self.settings, self.sizes), Here(self.progress.note)
             self._results[stage] = chosen.compute(self.subject, settings, needs, self.progress, work)
         return self._results[stage]
 
@@ -100,7 +100,7 @@ class Lab(Results):
         return f"Lab({self.subject!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
 
 
-class _Sized:
+class Sized:
     """Settings, but with sample sizes of their own."""
 
     def __init__(self, settings: Settings, sizes: SampleSizes):

@@ -1,0 +1,59 @@
+"""The command `arithscope verify`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from arithscope.errors import UserError
+from arithscope.options import AllowPickle, Device, DeviceMap, RunArgument, TrustRemoteCode
+
+if TYPE_CHECKING:
+    from arithscope.verify.verify import Verdict
+
+
+def verify(
+    run: RunArgument,
+    seed: Annotated[int, typer.Option(help="Chooses what is recomputed.")] = 0,
+    subject: Annotated[
+        str | None, typer.Option(help="Where the run's subject is now, if it is not where it was.")
+    ] = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Recompute a sample of every stage of a run from its manifest, and say whether it agrees."""
+    from arithscope.progress import for_console
+    from arithscope.runs.run import Run
+    from arithscope.subject.load import LoadOptions
+    from arithscope.verify.inputs import Inputs
+    from arithscope.verify.verify import check_files, check_stages, check_subject, conclusion
+
+    if seed < 0:
+        raise UserError(f"--seed {seed} is negative; use 0 or more.")
+    options = LoadOptions(
+        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
+    opened = Run(run, subject, options)
+    if not opened.stages:
+        raise UserError(f"The run in {run} has no stage that is done, so there is nothing to verify.")
+    verdicts = _show(check_files(opened))
+    inputs = Inputs.of(opened, seed)
+    verdicts += _show(check_subject(inputs))
+    verdicts += _show(check_stages(inputs, for_console(Console(stderr=True))))
+    said = conclusion(verdicts, len(opened.stages))
+    if all(verdict.agrees for verdict in verdicts):
+        print(said)
+    else:
+        print(f"arithscope: {said}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _show(verdicts: list[Verdict]) -> list[Verdict]:
+    for verdict in verdicts:
+        print(f"{verdict.about:17}{verdict.said}", flush=True)
+    return verdicts

@@ -1,0 +1,170 @@
+"""All stages find the same under another batch size, another memory budget, another number of threads, and however their units
+are shared out.
+
+Compared is every table and array that a run stores. Whole numbers, names and choices (which heads, which neurons, which
+heuristics) must be equal, rows in the same order. Floats may differ as two computations of the same in float32 do: a product of
+matrices with other rows beside it adds up in another order, so that logits differ in their seventh digit. What is made of them
+(ratios of probabilities, shares of a small span) may differ by 1e-3 of itself and 2e-5, as in `verify`; the effect on logits,
+which divides by what may be next to nothing, by ten times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from arithscope.cluster.driver import Cluster
+from arithscope.experiments.samples import SampleSizes
+from arithscope.progress import Silent
+from arithscope.settings import Settings
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder
+from arithscope.study import run
+from arithscope.subject.load import LoadOptions, load
+from arithscope.verify.compare import Tally, noise_of
+from arithscope.work import HERE, Done, Work
+from tests.conftest import SMALL_SAMPLES, torch_threads
+
+
+class Smallest(Settings):
+    """As quick as can be, with something to find in every stage."""
+
+    @property
+    def sizes(self) -> SampleSizes:
+        return replace(SMALL_SAMPLES, first_mlp=1, probe=40, draws=2, permutations=2, prompt_knockout=6, failures=10)
+
+
+ASKED = Smallest(("+",), 14, topk=8, neurons="atp")
+NOISE = noise_of("float32")
+
+
+class Backwards(Work):
+    """Units are finished in another order than they were asked for, as with many workers."""
+
+    def stream(self, function: Any, subject: Any, units: Sequence[Any], advance: Any) -> Iterator[Done]:
+        places = range(len(units))[::-1]
+        for done in HERE.stream(function, subject, [units[place] for place in places], advance):
+            yield Done(places[done.place], done.result, done.steps)
+
+
+def another_batch_size(patch: pytest.MonkeyPatch, rows: int) -> None:
+    """Passes of so many rows, whatever there is room for."""
+    for module in ("experiments.samples", "subject.replay", "subject.sweep"):
+        patch.setattr(f"arithscope.{module}.rows_that_fit", lambda *args, **options: rows)
+
+
+def little_memory(patch: pytest.MonkeyPatch) -> None:
+    """Room for a few rows of a pass, and of results for next to nothing."""
+    patch.setattr("arithscope.subject.memory.CPU_BUDGET", 1)
+    patch.setattr("arithscope.subject.memory.CPU_ROWS", 20)
+    patch.setattr("arithscope.experiments.probe.storage", lambda subject: 1)
+    patch.setattr("arithscope.experiments.knockout.MASK_BYTES", 1)
+    patch.setattr("arithscope.heuristics.classification.CPU_CELLS", 2**14)
+    patch.setattr("arithscope.measures.BOOTSTRAP_ROWS", 7)
+
+
+def study(folder: Path, settings: Settings = ASKED, work: Work = HERE) -> Path:
+    run(load("tiny-llama"), settings, folder, None, Silent(), work=work)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with torch_threads(1):
+        return study(tmp_path_factory.mktemp("runs") / "usual")
+
+
+def compare(one: Path, other: Path) -> int:
+    """Raises unless both runs say the same; returns how many numbers they have."""
+    tally = Tally(NOISE)
+    for stage in STAGES:
+        if not stage.asked:
+            a, b = (RunFolder(folder).read(stage.name, stage.result) for folder in (one, other))
+            by_logit, noise = _on_logits(a), NOISE
+            tally.result(without(a, by_logit), without(b, by_logit), noise)
+            for name in by_logit:
+                tables = (getattr(x, name)[getattr(x, name).measure == "logit"] for x in (a, b))
+                tally.table(f"{stage.name}: {name}", *tables, noise.times(10))
+    assert tally.differs == []
+    return tally.numbers
+
+
+def _on_logits(result: Any) -> list[str]:
+    """The tables of a result with effects on logits."""
+    tables = {f.name: getattr(result, f.name) for f in fields(result)}
+    return [
+        n for n, x in tables.items() if isinstance(x, pd.DataFrame) and "measure" in x and (x.measure == "logit").any()
+    ]
+
+
+def without(result: Any, names: Sequence[str]) -> Any:
+    return replace(result, **{name: (table := getattr(result, name))[table.measure != "logit"] for name in names})
+
+
+def test_the_comparison_can_fail(usual: Path) -> None:
+    tally, stored = Tally(NOISE), RunFolder(usual).read("topk", {s.name: s for s in STAGES}["topk"].result)
+    tally.result(stored, replace(stored, top=stored.top.iloc[::-1]), NOISE)
+    tally.result(stored, replace(stored, curve=stored.curve.assign(value=stored.curve.value * 1.002 + 1e-4)), NOISE)
+    assert len(tally.differs) >= 2
+
+
+def test_all_but_the_threads_at_once(usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    little_memory(monkeypatch)
+    another_batch_size(monkeypatch, 100)
+    with torch_threads(1):
+        found = study(tmp_path / "run", work=Backwards())
+    assert compare(usual, found) > 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [5, 64, 100_000])
+def test_another_batch_size(rows: int, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    another_batch_size(monkeypatch, rows)
+    with torch_threads(1):
+        compare(usual, study(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_another_memory_budget(usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    little_memory(monkeypatch)
+    with torch_threads(1):
+        compare(usual, study(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [2, 3])
+def test_another_number_of_threads(threads: int, usual: Path, tmp_path: Path) -> None:
+    with torch_threads(threads):
+        compare(usual, study(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_exact_effects_of_neurons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other way of measuring neurons."""
+    asked = replace(ASKED, neurons="screen")
+    with torch_threads(1):
+        usual = study(tmp_path / "usual", asked)
+    another_batch_size(monkeypatch, 50)
+    compare(usual, study(tmp_path / "run", asked))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers(workers: int, usual: Path, tmp_path: Path) -> None:
+    """Processes of a Ray cluster, one a node."""
+    utils = pytest.importorskip("ray.cluster_utils")
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    nodes = utils.Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        for _ in range(workers - 1):
+            nodes.add_node(**node)
+        with Cluster(nodes.address, LoadOptions(), Silent()) as cluster:
+            assert (cluster.where or "").startswith(f"{workers} worker")
+            compare(usual, study(tmp_path / "run", work=cluster))
+    finally:
+        nodes.shutdown()

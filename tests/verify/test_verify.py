@@ -1,0 +1,279 @@
+"""A run verifies; one whose numbers were changed, however carefully, does not, and is told where."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arithscope.cli import main
+from arithscope.progress import Silent
+from arithscope.runs.run import Run
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder, RunWriter
+from arithscope.study import run
+from arithscope.subject.load import load
+from arithscope.verify.inputs import Inputs
+from arithscope.verify.samplers import SAMPLERS, sampler_of
+from arithscope.verify.verify import check_files, check_stage, check_stages, check_subject
+from tests.conftest import Smaller
+
+BY_NAME = {stage.name: stage for stage in STAGES}
+# Of each stage what is changed (tables with their columns, and arrays), and as what the difference is told.
+CHANGED: dict[str, dict[str, str]] = {
+    "means": {"heads": "mean heads", "neurons": "mean neurons", "p_answer": "p_answer"},
+    "accuracy": {"prompts.p_answer": "prompts, p_answer", "table.value": "table, value"},
+    "localize": {f"effects.{name}": f"probability, {name}" for name in ("value", "low", "high", "median")},
+    "circuit": {"curve.value": "p_answer, value", "heads.value": "heads, value", "table.low": "table, low"},
+    "probe": {"table.value": "accuracy, value"},
+    "heads": {"patterns": "patterns", "isolation.value": "p_answer, value", "roles.share": "roles, share"},
+    "mlp0": {"effects.value": "probability, value", "curve.value": "p_answer, value", "tuning": "tuning"},
+    "neurons": {"effects.value": "probability, value", "effects.std": "probability, std"},
+    "topk": {"curve.value": "p_answer, value", "top.value": "top, value", "table.value": "table, value"},
+    "patterns": {"activations": "activations", "logits": "logits", "neurons.alignment": "neurons, alignment"},
+    "classify": {
+        "matches.score": "matches, score",
+        "best.beyond": "best, beyond",
+        "neurons.fdr": "fdr of neurons",
+        "neurons.coverage_raw": "coverage_raw",
+        "shares.value": "shares, value",
+        "table.value": "table, value",
+    },
+    "overlap": {"table.iou": "table, iou", "by_layer.iou": "by_layer, iou"},
+    "knockout": {
+        "accuracy.value": "accuracy, value",
+        "differences.value": "differences, value",
+        "table.value": "table, value",
+        "signs.p": "signs, p",
+    },
+    "prompt_knockout": {
+        "curve.value": "accuracy, value",
+        "differences.value": "differences, value",
+        "table.value": "table, value",
+    },
+    "failures": {"prompts.raw_contribution": "prompts, raw_contribution", "model.value": "model, value"},
+    "bag": {"curve.value": "p_answer, value"},
+    "training": {"accuracy.value": "accuracy, value", "mutual_share.value": "mutual_share, value"},
+    "stability": {
+        "values.value": "values, value",
+        "table.largest": "table, largest",
+        "choices.value": "choices, value",
+    },
+}
+
+
+def moved(x: Any, field: str) -> Any:
+    """Other numbers of about the same size; in a table that is made from another one they are moved the other way."""
+    return (x * 0.9 - 0.02 if field in ("table", "roles") else x * 1.07 + 0.05).astype(x.dtype)
+
+
+def with_changes(result: Any, changes: dict[str, str]) -> Any:
+    new: dict[str, Any] = {}
+    for name in changes:
+        field, _, column = name.partition(".")
+        value = new.get(field, getattr(result, field))
+        new[field] = value.assign(**{column: moved(value[column], field)}) if column else moved(value, field)
+    return replace(result, **new)
+
+
+def rewrite(folder: Path, stage: str, change: Callable[[Any], Any]) -> None:
+    """A stage with other numbers in it, and everything signed as if they had been computed."""
+    there = RunFolder(folder)
+    keys = {name: there.key(name) or "" for name in there.manifest["stages"] if (folder / name).exists()}
+    changed = change(there.read(stage, BY_NAME[stage].result))
+    RunWriter(folder, keys).write(stage, changed, 1.0)
+
+
+@pytest.fixture(scope="module")
+def subject() -> Any:
+    return load("tiny-llama")
+
+
+def inputs_of(folder: Path, subject: Any, seed: int = 0) -> Inputs:
+    opened = Run(folder)
+    opened.__dict__["subject"] = subject  # loaded once for all tests
+    return Inputs.of(opened, seed)
+
+
+def test_every_stage_has_a_sampler() -> None:
+    assert {stage.name for stage in STAGES} == set(SAMPLERS), "see sampler_of: it says what to write"
+    assert set(CHANGED) == set(SAMPLERS)
+    with pytest.raises(NotImplementedError, match=r"write check_colours\(inputs, stored, tally\)"):
+        sampler_of("colours")
+
+
+def test_a_run_verifies(small_run: Path, subject: Any) -> None:
+    inputs = inputs_of(small_run, subject)
+    verdicts = [*check_files(inputs.run), *check_subject(inputs), *check_stages(inputs, Silent())]
+    assert [v.about for v in verdicts] == ["files", "summary", "subject", "keys", *inputs.run.stages]
+    assert {v.about: v.said for v in verdicts if not v.agrees} == {}
+    assert all(v.numbers > 20 for v in verdicts[4:])
+
+
+def check_changed(folder: Path, stage: str, inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change is told, though all files are as they were written."""
+    monkeypatch.setattr("arithscope.verify.verify.SHOWN", 1000)
+    assert [v.said for v in check_files(inputs.run) if not v.agrees] == []
+    verdict = check_stage(inputs, BY_NAME[stage])
+    assert not verdict.agrees
+    assert verdict.said.startswith("DIFFERS: ")
+    assert [what for what in CHANGED[stage].values() if what not in verdict.said] == []
+
+
+@pytest.mark.parametrize("stage", [stage.name for stage in STAGES if not stage.asked])
+def test_other_numbers_are_noticed(
+    stage: str, small_run: Path, subject: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with checksums, summary and manifest that fit them."""
+    folder = shutil.copytree(small_run, tmp_path / "run")
+    rewrite(folder, stage, lambda result: with_changes(result, CHANGED[stage]))
+    check_changed(folder, stage, inputs_of(folder, subject), monkeypatch)
+
+
+def test_choices_are_noticed(small_run: Path, subject: Any, tmp_path: Path) -> None:
+    """What follows from stored numbers alone must follow from them."""
+    folder = shutil.copytree(small_run, tmp_path / "run")
+    rewrite(folder, "probe", lambda probe: replace(probe, first_answer_layer=probe.first_answer_layer - 1))
+    rewrite(folder, "overlap", lambda overlap: replace(overlap, operators=["+"]))
+    inputs = inputs_of(folder, subject)
+    assert "DIFFERS: first_answer_layer (stored " in check_stage(inputs, BY_NAME["probe"]).said
+    assert "operators (stored ['+'], now ['+', '-'])" in check_stage(inputs, BY_NAME["overlap"]).said
+    rewrite(folder, "accuracy", lambda accuracy: replace(accuracy, prompts=accuracy.prompts.iloc[:-1]))
+    said = check_stage(inputs_of(folder, subject), BY_NAME["accuracy"]).said
+    assert "the number of rows of prompts (stored " in said
+
+
+def test_tables_that_do_not_fit_together(small_run: Path, subject: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(small_run, tmp_path / "run")
+    rewrite(folder, "topk", lambda topk: replace(topk, curve=topk.curve.iloc[:1]))
+    verdict = check_stage(inputs_of(folder, subject), BY_NAME["topk"])
+    assert not verdict.agrees
+    assert "its tables do not fit together" in verdict.said
+
+
+def test_a_training(small_training_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, final = shutil.copytree(small_training_run, tmp_path / "run"), load("tiny-pythia")
+    assert check_stage(inputs_of(folder, final), BY_NAME["training"]).agrees
+    rewrite(folder, "training", lambda result: with_changes(result, CHANGED["training"]))
+    check_changed(folder, "training", inputs_of(folder, final), monkeypatch)
+    shutil.rmtree(folder / "checkpoints")
+    assert "cannot be checked. There is no run at" in check_stage(inputs_of(folder, final), BY_NAME["training"]).said
+
+
+@pytest.mark.slow
+def test_checkpoints_verify(small_training_run: Path) -> None:
+    """Each is a run of its own, with what it was given from the final one's folder."""
+    for name in ("step-00000", "step-01000"):
+        inputs = inputs_of(small_training_run / "checkpoints" / name, load(f"tiny-pythia@{name}"))
+        verdicts = [*check_files(inputs.run), *check_subject(inputs), *check_stages(inputs, Silent())]
+        assert {v.about: v.said for v in verdicts if not v.agrees} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("neurons", ["exact", "screen"])
+def test_the_hand_built_model_verifies(neurons: str, saved_adder: Path, tmp_path: Path) -> None:
+    """By all samples, and with both ways of measuring neurons."""
+    asked = Smaller(("+",), 12, neurons=neurons)
+    run(load(str(saved_adder)), asked, tmp_path / "run", None, Silent())
+    for seed in ("0", "1", "2"):
+        assert call("verify", tmp_path / "run", "--seed", seed) == 0
+
+
+@pytest.fixture(scope="module")
+def two_stages(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is quick to verify; do not write to it."""
+    folder = tmp_path_factory.mktemp("runs") / "two stages"
+    run(load(str(saved_adder)), Smaller(("+",), 12), folder, ["accuracy"], Silent())
+    return folder
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return int(ended.value.code or 0)
+
+
+def test_the_command(two_stages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("verify", two_stages) == 0
+    said = capsys.readouterr()
+    first = [line.split()[:2] for line in said.out.splitlines()[:-1]]
+    assert first == [[name, "agrees:"] for name in ("files", "summary", "subject", "keys", "means", "accuracy")]
+    assert said.out.splitlines()[-1].startswith("The run agrees: ")
+    assert "verify: 2 to do" in said.err
+
+
+def test_the_command_says_what_differs(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(two_stages, tmp_path / "run")
+    rewrite(folder, "accuracy", lambda result: with_changes(result, {"table.value": ""}))
+    assert call("verify", folder) == 1
+    said = capsys.readouterr()
+    assert re.search(r"accuracy +DIFFERS: table, value of row \d+ \(stored 0\.\d+, now 0\.\d+, and 5 more\)", said.out)
+    assert "means            agrees" in said.out
+    assert said.err.splitlines()[-1].endswith("recomputed from its manifest: see accuracy.")
+
+
+def test_damage_is_noticed(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(two_stages, tmp_path / "run")
+    table = folder / "accuracy" / "table.parquet"
+    table.write_bytes(table.read_bytes()[:-1])
+    assert call("verify", folder) == 1
+    said = capsys.readouterr().out
+    assert "files            DIFFERS: accuracy/table.parquet is not as it was written" in said
+    assert "accuracy         DIFFERS: it cannot be checked" in said
+    shutil.rmtree(folder / "accuracy")
+    assert call("verify", folder) == 1
+    assert "files            DIFFERS: the stage accuracy is done, but not there" in capsys.readouterr().out
+
+
+def test_summary_and_manifest_must_fit(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(two_stages, tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["accuracy"]["+"]["accuracy"]["value"] = 0.5
+    (folder / "summary.json").write_text(json.dumps(summary))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["configuration"]["seed"] = 1
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert call("verify", folder) == 1
+    said = capsys.readouterr().out
+    assert "summary          DIFFERS: summary.json" in said
+    assert "keys             DIFFERS: accuracy was computed from something else" in said
+    assert "accuracy         DIFFERS: table, low" in said  # its intervals are of another seed
+
+
+def test_a_run_of_another_version(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its keys cannot be the same, and its sample sizes are those of its preset; its numbers are what they are."""
+    folder = shutil.copytree(two_stages, tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["version"] = "0.3.0"
+    del manifest["configuration"]["sizes"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert call("verify", folder) == 0
+    assert "the run is of version 0.3.0, and this is " in capsys.readouterr().out
+
+
+def test_mistakes_of_the_user(
+    two_stages: Path, saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, said in (
+        ([two_stages, "--subject", saved_model], "is not the subject of the run"),
+        ([two_stages, "--seed", "-1"], "--seed -1 is negative"),
+        ([tmp_path], "There is no run"),
+    ):
+        assert call("verify", *arguments) == 2
+        assert said in capsys.readouterr().err
+    folder = shutil.copytree(two_stages, tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["configuration"]["sizes"] = "many"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert call("verify", folder) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    manifest["stages"] = {}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert call("verify", folder) == 2
+    assert "nothing to verify" in capsys.readouterr().err
