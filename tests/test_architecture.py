@@ -11,7 +11,7 @@ ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "progress", "threads", "work", "parts"},
+    {"files", "paths", "progress", "threads", "work", "parts"},
     {"prompts", "gpu", "fused_sums"},
     {"measures", "heuristics"},
     {"subject"},
@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"experiments"},
     {"settings", "figures"},
     {"stages"},
-    {"store"},
+    {"store", "stored"},
     {"study", "cluster"},
     {"checkpoints", "runs"},
     {"doctor", "bench", "report", "explorer"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +28,9 @@ from arithscope.options import (
     TemplateText,
     TrustRemoteCode,
     how_to_load,
+    path_option,
 )
+from arithscope.paths import user_path
 from arithscope.subject.embedded import DEFAULT
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def _root(
 @app.command()
 def run(
     subject: SubjectArgument = DEFAULT,
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/ and the subject's name.")] = None,
+    out: Annotated[Path | None, path_option("Run folder; by default runs/ and the subject's name.")] = None,
     operators: Operators = "+-*/",
     max_operand: Annotated[int, typer.Option(help="Operands go from 0 to this.")] = 300,
     preset: Annotated[str, typer.Option(help="quick (smaller samples) or paper (the paper's).")] = "quick",
@@ -210,8 +213,8 @@ def explain(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, two or more.")],
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("runs/comparison"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", parser=user_path, help="Run folders, two or more.")],
+    out: Annotated[Path, path_option("Folder for tables and figures.")] = Path("runs/comparison"),
 ) -> None:
     """Put runs side by side: every headline number in a table, and the headline figures with all runs in one."""
     from arithscope.progress import for_console
@@ -225,7 +228,7 @@ def compare(
 
 @app.command()
 def explore(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, one or more.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", parser=user_path, help="Run folders, one or more.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; by default only this machine reaches it.")
     ] = "127.0.0.1",
@@ -306,7 +309,7 @@ app.command()(bench)
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe in TOML, or the name of an embedded subject to train anew.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the subject; by default trained/ and its name.")] = None,
+    out: Annotated[Path | None, path_option("Folder for the subject; by default trained/ and its name.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train a subject from scratch, with checkpoints. A stopped training goes on where it was."""
@@ -316,7 +319,7 @@ def train(
     from arithscope.training.loop import train as train_subject
     from arithscope.training.recipe import read_recipe
 
-    path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else Path(recipe)
+    path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else user_path(recipe)
     folder = out or Path("trained") / read_recipe(path).name
     finished = train_subject(path, folder, pick_device(device), for_console(Console(stderr=True)))
     print((finished / "README.md").read_text(encoding="utf-8"))
@@ -356,13 +359,15 @@ def _checkpoints(subject: str, wanted: str | None, stages: list[str] | None) -> 
 
 def _default_out(subject: str) -> Path:
     """runs/tiny-llama, runs/tiny-pythia@step-00500, runs/EleutherAI--pythia-70m."""
-    path = Path(subject).expanduser()
+    path = user_path(subject)
     name = (path.stem if path.is_file() else path.resolve().name) if path.exists() else subject.replace("/", "--")
     return Path("runs") / name
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: every mistake of the user's becomes one sentence on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where a terminal lacks a sign, another stands in its place
+        sys.stdout.reconfigure(errors="replace")
     try:
         code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
     except UserError as error:
@@ -386,5 +391,6 @@ def _stopped() -> int:
 
 
 def _complain(sentence: str) -> int:
-    print(f"arithscope: {' '.join(sentence.split())}", file=sys.stderr)
+    said = " ".join(sentence.split())
+    print(f"arithscope: {said if len(said) <= 1000 else said[:999] + '…'}", file=sys.stderr)
     return 2

@@ -17,7 +17,7 @@ from arithscope.experiments.result import Result
 from arithscope.progress import Progress
 from arithscope.settings import Settings
 from arithscope.stages import STAGES, Stage
-from arithscope.store import RunWriter, claim, stage_key
+from arithscope.store import Misfit, RunWriter, claim, stage_key
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE, Work
 
@@ -78,15 +78,23 @@ def run(
     with claim(out, described, configuration, _keys(subject, settings, kept, given)) as folder:
         results: dict[str, Any] = {name: it.result for name, it in given.items()}
         for stage in todo:
-            if folder.is_done(stage.name):
+            if folder.is_done(stage.name) and (stored := _read(folder, stage)) is not None:
                 progress.note(f"{stage.name}: nothing has changed, so it is not run again")
-                results[stage.name] = folder.read(stage.name, stage.result)
+                results[stage.name] = stored
             else:
                 inputs = {name: results[name] for name in (*stage.needs, *given)}
                 results[stage.name] = _compute(stage, subject, settings, inputs, folder, progress, work)
             parts.forget(folder.path, stage.name)
             after_stage(folder)
         return folder
+
+
+def _read(folder: RunWriter, stage: Stage) -> Any | None:
+    """A stage's stored result; None if it is not what this version writes, and must be computed again."""
+    try:
+        return folder.read(stage.name, stage.result)
+    except Misfit:
+        return None
 
 
 def _compute(

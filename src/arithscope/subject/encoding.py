@@ -88,6 +88,12 @@ class PromptEncoder:
         return tuple(names.get(i, label) for i, label in enumerate(numbered))
 
     @property
+    def largest_token(self) -> int:
+        """The largest id in any prompt or answer."""
+        operators = [token for token in self._operators.values() if token is not None]
+        return max(map(int, (*self._frame, *operators, *self._op1, *self._op2, *self.answer_tokens)))
+
+    @property
     def operators(self) -> tuple[str, ...]:
         """The operators that are one token of their own."""
         return tuple(o for o, token in self._operators.items() if token is not None)

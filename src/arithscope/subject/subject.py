@@ -83,6 +83,11 @@ class Subject:
             parameters=model.num_parameters(),
         )
         self.encoder = PromptEncoder(tokenizer, template or Template())
+        if not 0 <= self.encoder.largest_token < self.sizes.vocabulary:
+            raise UserError(
+                f"The tokenizer has the token {self.encoder.largest_token}, but the model of {identity.name} knows only "
+                f"{self.sizes.vocabulary} tokens; use the tokenizer that belongs to it."
+            )
 
     def __repr__(self) -> str:
         s = self.sizes

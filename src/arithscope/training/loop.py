@@ -37,14 +37,14 @@ RESUME = "resume.safetensors"
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
     """Train as the recipe says, or go on with a training that was stopped, and return the finished subject's folder."""
     recipe = read_recipe(recipe_path)
-    _claim(out, recipe_path.read_text(encoding="utf-8"))
-    if (out / FINISHED).exists():
-        return out
     tokenizer = number_tokenizer(recipe.data.numbers)
     encoder = PromptEncoder(tokenizer, Template())
     model = fresh_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
     optimizer = _optimizer(model, recipe, device)
     batches = Batches(recipe, encoder, device)
+    _claim(out, recipe_path.read_text(encoding="utf-8"))  # once it is known that the recipe can be followed
+    if (out / FINISHED).exists():
+        return out
     steps, checkpoints = recipe.schedule.steps, set(recipe.checkpoint_steps())
     looks = _looks(recipe)
     look_at = {round(steps * i / LOOKS) for i in range(LOOKS + 1)} | checkpoints
