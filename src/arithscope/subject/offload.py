@@ -34,7 +34,7 @@ def read_device_map(asked: str | DeviceMap) -> str | DeviceMap:
     found = _from_file(asked) if isinstance(asked, str) else asked
     if not isinstance(found, Mapping) or not found:
         raise UserError(
-            f"A device map says where each part of the model goes, as in {EXAMPLE}; this one says {str(found)[:100]}."
+            f"A device map says where each part of the model goes, as in {EXAMPLE}; this one says {repr(found)[:100]}."
         )
     return {str(part): _place(place) for part, place in found.items()}
 
@@ -57,7 +57,7 @@ def _place(asked: str | int) -> str | int:
         return asked
     named = re.fullmatch("cuda|(?:cuda:)?([0-9]{1,4})", str(asked))
     if named is None:
-        raise UserError(f"A device map cannot put anything on {str(asked)[:40]!r}; use 0, 1, … for a GPU, cpu or disk.")
+        raise UserError(f"A device map cannot put anything on {repr(asked)[:60]}; use 0, 1, … for a GPU, cpu or disk.")
     gpu, seen = int(named[1] or 0), torch.cuda.device_count()
     if gpu >= seen:
         raise UserError(f"The device map uses GPU {gpu}, but {seen or 'no'} CUDA GPUs are visible; use cpu or disk.")
