@@ -13,7 +13,7 @@ ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "progress", "shortage", "stopping", "threads", "work", "parts"},
+    {"files", "paths", "progress", "shortage", "stopping", "threads", "work", "parts"},
     {"prompts", "gpu", "fused_sums"},
     {"measures", "heuristics"},
     {"subject"},
@@ -21,12 +21,12 @@ LEVELS: list[set[str]] = [
     {"experiments"},
     {"settings", "figures"},
     {"stages"},
-    {"store"},
+    {"store", "stored"},
     {"study", "cluster"},
     {"checkpoints", "repeats"},
     {"runs"},
     {"doctor", "bench", "report", "explorer", "verify"},
-    {"options", "cli_bench", "cli_verify", "cli", "__main__", "__init__"},
+    {"options", "cli_bench", "cli_run", "cli_verify", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import save_file
 
+import arithscope
 from arithscope.errors import UserError
 from arithscope.files import new_folder, write_text
 from arithscope.store import SCHEMA, RunFolder, claim, mapped_arrays, stage_key
@@ -178,3 +179,17 @@ def test_arrays_are_mapped_and_equal_what_was_saved(tmp_path: Path) -> None:
     assert isinstance(found["half"], np.memmap)
     found["half"][0] = 0.0  # in memory alone
     assert (tmp_path / "arrays.safetensors").read_bytes() == before
+
+
+def test_every_column_that_is_written_is_known(small_run: Path) -> None:
+    """columns.json names exactly the columns of the tables that a run with all stages writes."""
+    known = json.loads((Path(arithscope.__file__).parent / "columns.json").read_text(encoding="utf-8"))
+    written = {
+        stage: {file.stem: set(pd.read_parquet(file).columns) for file in (small_run / stage).glob("*.parquet")}
+        for stage in known
+    }
+    named = {
+        stage: {table: {name for names in kinds.values() for name in names} for table, kinds in tables.items()}
+        for stage, tables in known.items()
+    }
+    assert written == named

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from arithscope import __version__
 from arithscope.cli_bench import bench
+from arithscope.cli_run import run, write_report_of
 from arithscope.cli_verify import verify
 from arithscope.errors import UserError
 from arithscope.options import (
     AllowPickle,
-    ClusterAddress,
     Device,
     DeviceMap,
     Dtype,
@@ -28,13 +29,11 @@ from arithscope.options import (
     TemplateText,
     TrustRemoteCode,
     how_to_load,
+    path_option,
 )
+from arithscope.paths import user_path
 from arithscope.stopping import INTERRUPTED, stoppable
 from arithscope.subject.embedded import DEFAULT
-
-if TYPE_CHECKING:
-    from arithscope.progress import Progress
-    from arithscope.store import RunFolder
 
 app = typer.Typer(
     add_completion=False,
@@ -59,108 +58,7 @@ def _root(
     """A microscope for arithmetic in language models."""
 
 
-@app.command()
-def run(
-    subject: SubjectArgument = DEFAULT,
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/ and the subject's name.")] = None,
-    operators: Operators = "+-*/",
-    max_operand: Annotated[int, typer.Option(help="Operands go from 0 to this.")] = 300,
-    preset: Annotated[str, typer.Option(help="quick (smaller samples) or paper (the paper's).")] = "quick",
-    stages: Annotated[
-        str | None, typer.Option(help="Only these stages and what they need, with commas between.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
-    effect: Annotated[
-        str, typer.Option(help="What ranks components: probability (the paper's), log_ratio or logit.")
-    ] = "probability",
-    uncentred: Annotated[
-        bool, typer.Option("--uncentred", help="Take NL from logits as they are, not centred.")
-    ] = False,
-    ratio_of_means: Annotated[
-        bool, typer.Option("--ratio-of-means", help="Faithfulness as a ratio of means, not a mean of ratios.")
-    ] = False,
-    neurons: Annotated[
-        str,
-        typer.Option(
-            help="Effects of neurons: exact, estimated (atp, ig, relp), or exact for those that a screen picks (screen)."
-        ),
-    ] = "exact",
-    rank: Annotated[str, typer.Option(help="What ranks neurons: the mean of their effects, or mean+std.")] = "mean",
-    topk: Annotated[
-        int | None, typer.Option(help="Neurons kept of each MLP (the paper's: 200); by default as few as suffice.")
-    ] = None,
-    both_operands: Annotated[
-        bool, typer.Option("--both-operands", help="Also try heuristics about both operands at once.")
-    ] = False,
-    knockout_at: Annotated[
-        str, typer.Option(help="Where neurons are silenced: at the last position, or at all.")
-    ] = "last",
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            help="Also follow the subject through training: all its checkpoints, or names with commas between."
-        ),
-    ] = None,
-    cluster: ClusterAddress = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    template: TemplateText = "{op1}{operator}{op2}=",
-    prefix: Prefix = "",
-    device_map: DeviceMap = None,
-    quantize: Quantize = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
-) -> None:
-    """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
-    from arithscope import study
-    from arithscope.checkpoints import follow
-    from arithscope.cluster.driver import working
-    from arithscope.progress import for_console
-    from arithscope.repeats import asks_for_repeats, repeat
-    from arithscope.report.studio import drawing
-    from arithscope.report.terminal import summary_tables
-    from arithscope.report.weak import weaknesses
-    from arithscope.settings import Settings
-
-    settings = Settings(
-        operators=tuple(operators),
-        max_operand=max_operand,
-        preset=preset,
-        seed=seed,
-        effect=effect,
-        centre=not uncentred,
-        ratio_of_means=ratio_of_means,
-        neurons=neurons,
-        rank=rank,
-        topk=topk,
-        both_operands=both_operands,
-        knockout_at=knockout_at,
-    )
-    names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    followed, repeated = _checkpoints(subject, checkpoints, names), asks_for_repeats(settings, names)
-    if followed and names is not None:
-        names.append("training")
-    names = [stage.name for stage in study.chosen_stages(names) if not stage.asked]
-    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    progress = for_console(Console(stderr=True))
-
-    with working(cluster, *how, progress) as (work, load):
-        with drawing(progress) as draw:
-            loaded = load(subject)
-            print(loaded, *([] if work.where is None else [f"studied by {work.where}"]))
-            folder = study.run(loaded, settings, out or _default_out(subject), names, progress, draw, work=work)
-            if followed:
-                folder = follow(
-                    loaded, followed, lambda name: load(f"{subject}@{name}"), settings, folder, progress, draw, work
-                )
-        if repeated:
-            _write_report(folder, progress)  # repeating takes longest: whoever stops it has a report already
-            folder = repeat(loaded, settings, folder, progress, work)
-    for table in summary_tables(folder.summary):
-        Console().print(table)
-    for weak in weaknesses(folder):
-        print(f"Weak point, told in the report: {weak.name}")
-    print(f"Results are in {folder.path}; to read them, open {_write_report(folder, progress)}")
+app.command()(run)
 
 
 @app.command()
@@ -169,7 +67,7 @@ def report(run: RunArgument) -> None:
     from arithscope.progress import for_console
     from arithscope.store import RunFolder
 
-    print(f"The report is {_write_report(RunFolder(run), for_console(Console(stderr=True)))}")
+    print(f"The report is {write_report_of(RunFolder(run), for_console(Console(stderr=True)))}")
 
 
 @app.command()
@@ -220,8 +118,8 @@ def explain(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, two or more.")],
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("runs/comparison"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", parser=user_path, help="Run folders, two or more.")],
+    out: Annotated[Path, path_option("Folder for tables and figures.")] = Path("runs/comparison"),
 ) -> None:
     """Put runs side by side: every headline number in a table, and the headline figures with all runs in one."""
     from arithscope.progress import for_console
@@ -235,7 +133,7 @@ def compare(
 
 @app.command()
 def explore(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, one or more.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", parser=user_path, help="Run folders, one or more.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; by default only this machine reaches it.")
     ] = "127.0.0.1",
@@ -317,7 +215,7 @@ app.command()(verify)
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe in TOML, or the name of an embedded subject to train anew.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the subject; by default trained/ and its name.")] = None,
+    out: Annotated[Path | None, path_option("Folder for the subject; by default trained/ and its name.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train a subject from scratch, with checkpoints. A stopped training goes on where it was."""
@@ -327,21 +225,11 @@ def train(
     from arithscope.training.loop import train as train_subject
     from arithscope.training.recipe import read_recipe
 
-    path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else Path(recipe)
+    path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else user_path(recipe)
     folder = out or Path("trained") / read_recipe(path).name
     finished = train_subject(path, folder, pick_device(device), for_console(Console(stderr=True)))
     print((finished / "README.md").read_text(encoding="utf-8"))
     print(f"The subject is in {finished}; study it with: arithscope run {finished}")
-
-
-def _write_report(run: RunFolder, progress: Progress) -> Path:
-    from arithscope.files import locked, writing
-    from arithscope.report.page import write_report
-    from arithscope.report.plates import draw_plates
-
-    with locked(run.path), writing(run.path):
-        draw_plates(run, progress)
-        return write_report(run)
 
 
 def _show(parts: Iterable[Any]) -> None:
@@ -351,26 +239,10 @@ def _show(parts: Iterable[Any]) -> None:
         console.print(part)
 
 
-def _checkpoints(subject: str, wanted: str | None, stages: list[str] | None) -> list[str]:
-    """The checkpoints to follow, if any."""
-    from arithscope.subject.checkpoints import chosen_checkpoints
-
-    if wanted is not None:
-        return chosen_checkpoints(subject, wanted)
-    if stages is not None and "training" in stages:
-        raise UserError("The stage training needs checkpoints to follow; add --checkpoints all.")
-    return []
-
-
-def _default_out(subject: str) -> Path:
-    """runs/tiny-llama, runs/tiny-pythia@step-00500, runs/EleutherAI--pythia-70m."""
-    path = Path(subject).expanduser()
-    name = (path.stem if path.is_file() else path.resolve().name) if path.exists() else subject.replace("/", "--")
-    return Path("runs") / name
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: every mistake of the user's becomes one sentence on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where a terminal lacks a sign, another stands in its place
+        sys.stdout.reconfigure(errors="replace")
     with stoppable() as stop:
         try:
             code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
@@ -402,5 +274,6 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _complain(sentence: str) -> int:
-    print(f"arithscope: {' '.join(sentence.split())}", file=sys.stderr)
+    said = " ".join(sentence.split())
+    print(f"arithscope: {said if len(said) <= 1000 else said[:999] + '…'}", file=sys.stderr)
     return 2

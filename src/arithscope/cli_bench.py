@@ -20,6 +20,7 @@ from arithscope.options import (
     TemplateText,
     TrustRemoteCode,
     how_to_load,
+    path_option,
 )
 from arithscope.subject.embedded import DEFAULT
 
@@ -31,7 +32,7 @@ def bench(
         str | None, typer.Option(help="Layers, with commas between; by default a few from the middle to the last.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 45.0,
-    json: Annotated[Path | None, typer.Option(help="Also write what was measured to this file.")] = None,
+    json: Annotated[Path | None, path_option("Also write what was measured to this file.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     template: TemplateText = "{op1}{operator}{op2}=",

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from arithscope.paths import user_path
 
 if TYPE_CHECKING:
     from arithscope.prompts import Template
     from arithscope.subject.load import LoadOptions
+
+
+def path_option(said: str) -> Any:
+    """An option that names a file or a folder."""
+    return typer.Option(metavar="PATH", parser=user_path, help=said)
+
 
 SubjectArgument = Annotated[
     str,
@@ -18,7 +26,7 @@ SubjectArgument = Annotated[
         help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
     ),
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", parser=user_path)]
 Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]

@@ -85,8 +85,8 @@ def read_part(path: Path) -> tuple[Any, int] | None:
         if said["checksum"] != _checksum(said["value"], arrays):
             return None
         value = json.loads(said["value"])
-        return _put_together(value["result"], arrays), value["steps"]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return (_put_together(value["result"], arrays), value["steps"]) if type(value["steps"]) is int else None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 

@@ -87,6 +87,10 @@ class Template:
             raise UserError(
                 f"The template {self.text!r} must contain {{op1}}, {{operator}} and {{op2}} once each, in this order."
             )
+        if any("\ud800" <= letter <= "\udfff" for letter in self.text + self.prefix):
+            raise UserError(
+                f"The template {self.prefix + self.text!r} holds bytes that are no text; write it in UTF-8."
+            )
 
     def render(self, op1: int | str, operator: str, op2: int | str) -> str:
         return self.prefix + self.text.format(op1=op1, operator=operator, op2=op2)
@@ -95,10 +99,14 @@ class Template:
 def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: int) -> Prompts:
     """The one legal prompt that is written so, `226-68=`, whatever the template; spaces and the equals sign may be left out."""
     shown = repr(text if len(text) <= 40 else text[:39] + "…")
-    found = re.fullmatch(r"\s*([^+\-*/]*?)\s*([+\-*/])\s*(.*?)\s*=?\s*", text, re.DOTALL)
+    found = re.search(r"[+\-*/]", text)
     if found is None:
         raise UserError(f"{shown} has none of the operators {' '.join(OPERATORS)}; write a prompt as in 226-68=.")
-    for operand in (found[1], found[3]):
+    operator, operands = (
+        found[0],
+        (text[: found.start()].strip(), text[found.end() :].strip().removesuffix("=").strip()),
+    )
+    for operand in operands:
         if not re.fullmatch(r"0|[1-9][0-9]*", operand):
             said = f"{operand[:40]!r} is not a whole number from 0 on" if operand else "an operand is missing"
             raise UserError(f"In {shown}, {said}; write a prompt as in 226-68=.")
@@ -106,9 +114,10 @@ def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: i
             raise UserError(
                 f"In {shown}, {operand[:40]} is beyond {max_operand}, the largest operand here; choose smaller ones."
             )
-    if found[2] not in operators:
-        raise UserError(f"The operator {found[2]} was not studied in this run; choose from {' '.join(operators)}.")
-    prompt = Prompts(*(np.array([n]) for n in (int(found[1]), OPERATORS.index(found[2]), int(found[3]))))
+    if operator not in operators:
+        raise UserError(f"The operator {operator} was not studied in this run; choose from {' '.join(operators)}.")
+    op1, op2 = map(int, operands)
+    prompt = Prompts(*(np.array([n]) for n in (op1, OPERATORS.index(operator), op2)))
     [answer] = prompt.answer.tolist()
     if answer == UNDEFINED:
         raise UserError(f"{shown} divides by zero and has no answer; choose another second operand.")

@@ -24,15 +24,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from pyarrow import ArrowException
 from safetensors.numpy import save_file
 
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.experiments.result import Result
 from arithscope.files import LOCK, checksum, is_whole, locked, new_folder, remove_leftovers, sealed, write_json, writing
+from arithscope.stored import check_manifest, is_record, misfit
 
 SCHEMA = 1
 R = TypeVar("R")
+
+
+class Misfit(UserError):
+    """A stage that is there, but is not what this version writes."""
 
 
 class RunFolder:
@@ -48,19 +54,20 @@ class RunFolder:
                 f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}; "
                 "choose another --out."
             )
+        check_manifest(self.manifest, path)
 
     def has(self, stage: str, key: str | None = None) -> bool:
         """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
         try:
             record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
-            if not is_whole(record) or (key is not None and record["key"] != key):
+            if not is_record(record) or not is_whole(record) or (key is not None and record["key"] != key):
                 return False
             if stage not in self._whole:
                 if any(checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
                     return False
                 self._whole.add(stage)
             return True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, RecursionError):
             return False
 
     def is_done(self, stage: str) -> bool:
@@ -77,18 +84,22 @@ class RunFolder:
         if not self.has(stage):
             raise self._incomplete(stage)
         record = _read_json(folder / "stage.json", "stage")
-        arrays = mapped_arrays(folder / "arrays.safetensors") if "arrays.safetensors" in record["files"] else {}
-        values: dict[str, Any] = {**arrays, **record["values"]}
-        for name in record["files"]:
-            if name.endswith(".parquet"):
-                values[name.removesuffix(".parquet")] = pd.read_parquet(folder / name)
         try:
-            return kind(**values)
-        except TypeError:  # other fields than this version's
-            raise UserError(
-                f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope; "
-                "run it again to compute it."
-            ) from None
+            arrays = mapped_arrays(folder / "arrays.safetensors") if "arrays.safetensors" in record["files"] else {}
+            values: dict[str, Any] = {**arrays, **record["values"]}
+            for name in record["files"]:
+                if name.endswith(".parquet"):
+                    values[name.removesuffix(".parquet")] = pd.read_parquet(folder / name)
+        except (OSError, ValueError, TypeError, NotImplementedError, ArrowException) as error:
+            wrong: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
+        else:
+            wrong = misfit(stage, kind, values)
+        if wrong is not None:  # although its checksums are right
+            raise Misfit(
+                f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope, or changed: "
+                f"{wrong}; run it again to compute it."
+            )
+        return kind(**values)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -97,7 +108,7 @@ class RunFolder:
         for stage, entry in self.manifest["stages"].items():
             if entry.get("status") == "done":
                 record = _read_json(self.path / stage / "stage.json", "stage")
-                if not is_whole(record):
+                if not is_record(record) or not is_whole(record):
                     raise self._incomplete(stage)
                 if record["summary"]:
                     found[stage] = record["summary"]
@@ -236,16 +247,23 @@ def mapped_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     The file begins with the length of its header, eight bytes, and the header, in JSON: of each array its type, its shape and
     where its bytes are behind the header. Mapped privately: what is written to an array does not reach the file.
     """
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return {
-        name: np.memmap(path, _TYPES[entry["dtype"]], "c", 8 + length + entry["data_offsets"][0], tuple(entry["shape"]))
-        if 0 not in entry["shape"]
-        else np.zeros(entry["shape"], _TYPES[entry["dtype"]])
-        for name, entry in header.items()
-    }
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {name: _mapped(path, 8 + length, entry) for name, entry in header.items()}
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"{path.name} has a header that is not as it should be ({error})") from None
+
+
+def _mapped(path: Path, start: int, entry: Any) -> np.ndarray[Any, Any]:
+    kind, shape, (begin, end) = np.dtype(_TYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin)) or end - begin != kind.itemsize * math.prod(shape):
+        raise ValueError(f"{path.name} has an array whose shape and place do not fit together")
+    return np.memmap(path, kind, "c", start + begin, shape) if end > begin else np.zeros(shape, kind)
 
 
 _TYPES = {
@@ -305,7 +323,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
         reason = "it is not a JSON object"
     except FileNotFoundError:
         raise UserError(f"There is no {what} at {path.parent}: {path.name} is missing.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     raise UserError(
         f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}); remove that file and run the same "

@@ -21,7 +21,7 @@ from arithscope.prompts import legal_prompts
 from arithscope.settings import Settings
 from arithscope.shortage import enough_memory
 from arithscope.stages import STAGES, Stage
-from arithscope.store import RunWriter, claim, refuse_others, stage_key
+from arithscope.store import Misfit, RunWriter, claim, refuse_others, stage_key
 from arithscope.subject.soundness import self_check, tokenisation
 from arithscope.subject.subject import Subject
 from arithscope.work import HERE, Work
@@ -88,9 +88,9 @@ def run(
     with claim(out, described, configuration, keys_of(subject, settings, kept, given)) as folder:
         results: dict[str, Any] = {name: it.result for name, it in given.items()}
         for stage in todo:
-            if folder.is_done(stage.name):
+            if folder.is_done(stage.name) and (stored := _read(folder, stage)) is not None:
                 progress.note(f"{stage.name}: nothing has changed, so it is not run again")
-                results[stage.name] = folder.read(stage.name, stage.result)
+                results[stage.name] = stored
             else:
                 inputs = {name: results[name] for name in (*stage.needs, *given)}
                 results[stage.name] = _compute(stage, subject, settings, inputs, folder, progress, work)
@@ -122,6 +122,14 @@ def unsound_subject(subject: Subject, failed: Sequence[tuple[str, str]]) -> User
         f"Results about {subject.identity.name} could not be trusted, so it is not studied ({reasons}). "
         "`arithscope doctor` shows all checks."
     )
+
+
+def _read(folder: RunWriter, stage: Stage) -> Any | None:
+    """A stage's stored result; None if it is not what this version writes, and must be computed again."""
+    try:
+        return folder.read(stage.name, stage.result)
+    except Misfit:
+        return None
 
 
 def _compute(

@@ -182,7 +182,7 @@ def test_heuristics_and_their_prompts(address: str, run: Run) -> None:
             parse(heuristic).holds(prompts[[i]])[0] and prompts.op1[i] >= prompts.op2[i] for i in range(0, 41**2, 17)
         ]
         assert held[::17].astype(bool).tolist() == wanted
-    assert "no heuristic" in get(address, "heuristics", "prompts", operator="-", heuristic="op1 is nice").sentence
+    assert "not a heuristic" in get(address, "heuristics", "prompts", operator="-", heuristic="op1 is nice").sentence
     searched = get(address, "heuristics", criterion="raw", search="mod 2", size=500).json["rows"]
     assert searched
     assert all("mod 2" in r["heuristic"] for r in searched)

@@ -148,7 +148,7 @@ def test_devices_and_dtypes_that_are_not_there(saved_model: Path) -> None:
     if not torch.cuda.is_available():
         assert "no CUDA GPUs" in complaint(saved_model, LoadOptions(device="cuda"))
     assert "no device 'abacus'" in complaint(saved_model, LoadOptions(device="abacus"))
-    assert "not supported" in complaint(saved_model, LoadOptions(device="meta"))
+    assert "no device 'meta'" in complaint(saved_model, LoadOptions(device="meta"))
     assert "no dtype 'int3'" in complaint(saved_model, LoadOptions(dtype="int3"))
     assert "choose 4bit or 8bit" in complaint(saved_model, LoadOptions(quantize="3bit"))
     assert pick_device("cpu") == torch.device("cpu")

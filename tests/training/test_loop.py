@@ -188,7 +188,13 @@ def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None
     [
         ("seed = 5", "", "lacks the setting 'seed'"),
         ("steps = 60", 'steps = "many"', "must be of type int"),
-        ("steps = 60", "steps = 0", "must be positive"),
+        ("steps = 60", "steps = 0", "steps must lie between"),
+        ("learning_rate = 3e-3", "learning_rate = nan", "must be positive"),
+        ('name = "toy"', 'name = "../toy"', "name must be a word"),
+        ("seed = 5", f"seed = {10**30}", "seed must lie"),
+        ("seed = 5", f"seed = {'9' * 5000}", "cannot be read as TOML"),
+        ("seed = 5", f"seed = {'[' * 9000}", "cannot be read as TOML"),
+        ("gpt_neox", "abacus", "the family must be one of"),
         ("noise = 0.2", "noise = 2.0", "from 0 to 1"),
         ("max_operand = 9", "max_operand = 20", "max_operand must lie"),
         ("seen = {", "seen = { x = 0.1,", "seen"),
@@ -203,6 +209,14 @@ def test_bad_recipes(recipe: Path, old: str, new: str, said: str) -> None:
 
 
 def test_models_that_cannot_be_built(recipe: Path, tmp_path: Path) -> None:
-    recipe.write_text(RECIPE.replace("gpt_neox", "abacus"))
-    with pytest.raises(UserError, match="'abacus' cannot be built"):
-        train(recipe, tmp_path / "out", CPU, Silent())
+    for old, new, said in (
+        ("num_attention_heads = 2", "num_attention_heads = 0", "'gpt_neox' cannot be built"),
+        ("hidden_size = 32", "hidden_size = 30000", "asks for a model of"),
+        ("num_hidden_layers = 1", "num_hidden_layers = 1000000000", "asks for 1000000000 layers"),
+        ('seen = { "+" = 0.5, "/" = 0.75 }', 'seen = { "+" = 0 }', "nothing to train on"),
+    ):
+        assert old in RECIPE
+        recipe.write_text(RECIPE.replace(old, new))
+        with pytest.raises(UserError, match=said):
+            train(recipe, tmp_path / "out", CPU, Silent())
+        assert not (tmp_path / "out").exists()

@@ -33,6 +33,8 @@ def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> No
 
 
 def bound_socket(host: str, port: int | None) -> socket.socket:
+    if not host:  # which the system would take for all of its addresses
+        raise UserError("The explorer cannot listen on no address; name one with --host, 0.0.0.0 for all.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason = ""
     for candidate in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
@@ -42,7 +44,7 @@ def bound_socket(host: str, port: int | None) -> socket.socket:
             bound.bind((host, candidate))
             bound.listen()  # from here on callers wait instead of being refused
             return bound
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             bound.close()
             reason = str(getattr(error, "strerror", None) or error)
     where = f"ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1}" if port is None else f"port {port}"

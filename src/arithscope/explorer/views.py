@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from arithscope.errors import UserError
 from arithscope.experiments.compare import CURVES, Comparison
 from arithscope.experiments.localize import MLP
 from arithscope.explorer.shelf import NotThere, Served
@@ -98,8 +99,8 @@ def prompts_of_heuristic(served: Served, operator: str, heuristic: str) -> bytes
     """Over the operand square, op1 by op1: 1 for legal prompts that the heuristic holds for, 0 for all others."""
     try:
         rule = parse(heuristic)
-    except ValueError as error:
-        raise NotThere(f"That is no heuristic: {error}.") from None
+    except UserError as error:
+        raise NotThere(str(error)) from None
     prompts = square(operator, served.run.max_operand)
     legal = prompts.legal(served.run.limit)
     return (legal & rule.holds(prompts)).astype(np.uint8).tobytes()

@@ -19,12 +19,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from arithscope.errors import UserError
 from arithscope.prompts import Prompts
 
 OP1, OP2, RESULT = VARIABLES = ("op1", "op2", "result")
 BOTH = "op1, op2"
 PLACES = (*VARIABLES, BOTH)  # what a range or a congruence can be about
 DIGITS = 3
+LARGEST = 2**63  # what arrays of numbers cannot hold
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -60,6 +62,11 @@ class Range(_OnNumbers):
     high: int
     kind: ClassVar[str] = "range"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.low <= self.high < LARGEST:
+            raise ValueError(f"[{self.low}, {self.high}] is no range of numbers from 0 on")
+
     def __str__(self) -> str:
         return f"{self.on} in [{self.low}, {self.high}]"
 
@@ -72,6 +79,11 @@ class Modulo(_OnNumbers):
     divisor: int
     remainder: int
     kind: ClassVar[str] = "modulo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.remainder < self.divisor < LARGEST:
+            raise ValueError(f"no number leaves the remainder {self.remainder} when divided by {self.divisor}")
 
     def __str__(self) -> str:
         return f"{self.on} mod {self.divisor} = {self.remainder}"
@@ -138,6 +150,8 @@ class MultiResult:
         object.__setattr__(self, "results", tuple(sorted(set(self.results))))
         if not 2 <= len(self.results) <= 4:
             raise ValueError(f"a multi-result heuristic has two to four results, not {self.results}")
+        if not 0 <= self.results[0] <= self.results[-1] < LARGEST:
+            raise ValueError("a result is a number from 0 on")
 
     def __str__(self) -> str:
         return f"result in {{{', '.join(map(str, self.results))}}}"
@@ -158,11 +172,23 @@ def kind_name(kind: str, on: str) -> str:
     return f"{kind} of {on}" if kind in (Range.kind, Modulo.kind, Pattern.kind) else kind
 
 
-_PLACE, _NUMBER = r"(op1, op2|op1|op2|result)", r"(0|[1-9]\d*)"
+_PLACE, _NUMBER = r"(op1, op2|op1|op2|result)", r"(0|[1-9][0-9]{0,18})"
 
 
 def parse(text: str) -> Heuristic:
     """The heuristic that is written so; the opposite of `str`."""
+    try:
+        if (found := _parsed(text)) is not None:
+            return found
+        reason = "it is none of the forms that there are"
+    except ValueError as error:
+        reason = str(error)
+    raise UserError(
+        f"{text[:100]!r} is not a heuristic ({reason}); examples are 'op1 in [100, 200]' and 'result mod 5 = 2'."
+    )
+
+
+def _parsed(text: str) -> Heuristic | None:
     if found := re.fullmatch(rf"{_PLACE} in \[{_NUMBER}, {_NUMBER}\]", text):
         return Range(found[1], int(found[2]), int(found[3]))
     if found := re.fullmatch(rf"{_PLACE} mod {_NUMBER} = {_NUMBER}", text):
@@ -171,10 +197,7 @@ def parse(text: str) -> Heuristic:
         return Pattern(found[1], found[2])
     if found := re.fullmatch(rf"result in \{{({_NUMBER}(?:, {_NUMBER}){{1,3}})\}}", text):
         return MultiResult(tuple(int(n) for n in found[1].split(", ")))
-    for rule in RULES:
-        if text == str(rule):
-            return rule
-    raise ValueError(f"{text!r} is not a heuristic; examples are 'op1 in [100, 200]' and 'result mod 5 = 2'")
+    return next((rule for rule in RULES if text == str(rule)), None)
 
 
 def numbers_of(prompts: Prompts, on: str) -> Ints:

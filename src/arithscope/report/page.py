@@ -23,6 +23,7 @@ from arithscope.report.weak import Weakness, weaknesses
 from arithscope.report.words import listed
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
+from arithscope.stored import check_description
 
 REPORT = "report.html"
 PICTURE_BYTES = 14_000_000  # of all pictures together; the text takes far less than the megabyte that is left of 15
@@ -31,6 +32,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def write_report(run: RunFolder) -> Path:
     """Write the page into the run folder, with the figures that show its stages as they are now."""
+    check_description(run.manifest, run.path)
     drawn = {name: read_picture(run.path / FOLDER, name, entry) for name, entry in drawn_plates(run).items()}
     path = run.path / REPORT
     write_text(path, page(run, within(drawn, PICTURE_BYTES)))

@@ -15,6 +15,7 @@ from arithscope.cluster.driver import working
 from arithscope.errors import UserError
 from arithscope.experiments.explanation import Explanation
 from arithscope.experiments.result import MEAN, numbers_of
+from arithscope.paths import user_path
 from arithscope.progress import Progress, Silent
 from arithscope.prompts import Template
 from arithscope.repeats import asks_for_repeats, repeat
@@ -23,6 +24,7 @@ from arithscope.runs.results import Results
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder, plain
+from arithscope.stored import check_description
 from arithscope.study import chosen_stages
 from arithscope.study import run as run_stages
 from arithscope.subject.load import QUANTIZATIONS, LoadOptions, load
@@ -53,7 +55,7 @@ def run(
         loaded = load_it(subject) if isinstance(subject, str) else subject
         repeated = asks_for_repeats(asked, stages)
         names = stages if not repeated else [stage.name for stage in chosen_stages(stages) if not stage.asked]
-        folder = run_stages(loaded, asked, _path(out), names, told, work=work)
+        folder = run_stages(loaded, asked, user_path(out), names, told, work=work)
         if repeated:
             folder = repeat(loaded, asked, folder, told, work=work)
     return Run(folder.path)
@@ -65,7 +67,8 @@ class Run(Results):
     Where the run's subject is not where it was, say so by setting `elsewhere`; `options` say how it is loaded."""
 
     def __init__(self, path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None):
-        self.folder = RunFolder(_path(path))
+        self.folder = RunFolder(user_path(path))
+        check_description(self.folder.manifest, self.path)
         self.elsewhere, self.options = elsewhere, options or LoadOptions()
         self._results: dict[str, Any] = {}
 
@@ -175,10 +178,6 @@ class Run(Results):
         rows = "".join(f"<tr><td>{name}</td><td>{seconds}</td></tr>" for name, seconds in timed)
         head = "<tr><th>stage</th><th>seconds</th></tr>"
         return f"<b>{html.escape(repr(self))}</b><table>{head}{rows}</table>"
-
-
-def _path(path: str | Path) -> Path:
-    return Path(path).expanduser()
 
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from arithscope.errors import UserError
+from arithscope.paths import user_path
 from arithscope.subject.embedded import FOLDER, checkpoint_folders, embedded_names
 
 ALL = "all"
@@ -19,8 +19,8 @@ def checkpoints_of(subject: str) -> list[str]:
     """The names of a subject's checkpoints, in the order of training, each for `SUBJECT@NAME`."""
     if subject in embedded_names():
         names = checkpoint_folders(FOLDER / subject)
-    elif Path(subject).expanduser().exists():
-        names = checkpoint_folders(Path(subject).expanduser())
+    elif user_path(subject).exists():
+        names = checkpoint_folders(user_path(subject))
     else:
         names = _revisions(subject)
     return sorted(names, key=_in_order)
@@ -28,7 +28,7 @@ def checkpoints_of(subject: str) -> list[str]:
 
 def chosen_checkpoints(subject: str, wanted: str) -> list[str]:
     """The names that `all`, or a list with commas between, stands for."""
-    if "@" in subject and not Path(subject).expanduser().exists():
+    if "@" in subject and not user_path(subject).exists():
         raise UserError(f"{subject} is one checkpoint; name the subject itself to follow its training.")
     known = checkpoints_of(subject)
     if not known:

@@ -10,6 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from arithscope.errors import UserError
 from arithscope.prompts import OPERATORS
+from arithscope.subject.sizes import check_sizes
+
+MOST_PARAMETERS = 10**9  # of a model that is trained from scratch
 
 
 def number_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
@@ -32,8 +35,14 @@ def fresh_model(family: str, config: dict[str, Any], tokenizer: Any, seed: int =
     )
     try:
         filled = AutoConfig.for_model(family, **{**tokens, **config})
+        check_sizes(filled, MOST_PARAMETERS)
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(filled, dtype=torch.float32)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"A model of family {family!r} cannot be built from {config}: {reason}") from None
+        model = AutoModelForCausalLM.from_config(filled, dtype=torch.float32)
+        with torch.no_grad():
+            model(input_ids=torch.arange(len(tokenizer))[-8:][None])  # the largest tokens
+        return model
+    except UserError:
+        raise
+    except Exception as error:  # whatever the library, or torch, raises on such a configuration
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"A model of family {family!r} cannot be built from {str(config)[:300]}: {reason}") from None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import json
 import logging
+import re
 import tempfile
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +19,18 @@ from typing import Any
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from arithscope.errors import UserError
+from arithscope.paths import user_path
 from arithscope.prompts import Template
 from arithscope.shortage import enough_memory, is_shortage
 from arithscope.subject.architectures import FAMILIES
 from arithscope.subject.embedded import FOLDER, checkpoint_folder, embedded_names
 from arithscope.subject.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
 from arithscope.subject.replay import check_replay
+from arithscope.subject.sizes import check_sizes
 from arithscope.subject.subject import Identity, Subject, unknown_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,15 +80,23 @@ def _load(subject: str, template: Template | None, options: LoadOptions) -> Subj
     device = pick_device(options.device)
     if options.dtype not in ("auto", *DTYPES):
         raise UserError(f"There is no dtype {options.dtype!r}; choose from auto, {', '.join(DTYPES)}.")
+    if options.quantize not in (None, *QUANTIZATIONS):
+        raise UserError(f"There is no quantisation {options.quantize!r}; choose {' or '.join(QUANTIZATIONS)}.")
+    if options.device_map is not None:
+        read_device_map(options.device_map)
     _quiet()
     place = _find(subject)
     config = _configuration(place, options)
     model = _model(place, config, device, options)
     tokenizer = _attempt(place, "tokenizer", AutoTokenizer.from_pretrained, place.source, **place.arguments(options))
     revision = place.revision or "" if place.local else _folder(place).name
-    path = Path(subject).expanduser()
+    path = user_path(subject)
     source = str(path.resolve()) if path.exists() else subject
     identity = Identity(place.name, revision, _weight_hash(place, model), _tokenizer_hash(tokenizer), source)
+    return _attempt(place, "model", _checked, model, tokenizer, identity, template)
+
+
+def _checked(model: Any, tokenizer: Any, identity: Identity, template: Template | None) -> Subject:
     loaded = Subject(model, tokenizer, identity, template)
     check_replay(loaded, loaded.encode(loaded.encoder.examples()))
     return loaded
@@ -103,10 +115,9 @@ def _quiet() -> None:
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"There is no device {name!r}; use auto, cpu, cuda or cuda:N.") from None
+    if not re.fullmatch("cpu|mps|cuda(:[0-9]{1,4})?", name):
+        raise UserError(f"There is no device {name[:40]!r}; use auto, cpu, cuda, cuda:N or mps.")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UserError(
@@ -114,20 +125,18 @@ def pick_device(name: str) -> torch.device:
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("The device mps was asked for, but this machine has none; use --device cpu.")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UserError(f"The device {name!r} is not supported; use auto, cpu, cuda or cuda:N.")
     return device
 
 
 def _find(subject: str) -> _Place:
     if not subject.strip():
         raise UserError(f"No subject was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
-    whole = Path(subject).expanduser()
+    whole = user_path(subject)
     base, _, revision = (subject, "", "") if whole.exists() or "@" not in subject else subject.rpartition("@")
     if base in embedded_names():
         folder = checkpoint_folder(FOLDER / base, revision or None)
         return _Place(base, str(folder), revision or None, None, True)
-    path = Path(base).expanduser()
+    path = user_path(base)
     if path.is_dir():
         folder = checkpoint_folder(path, revision or None)
         if not (folder / "config.json").is_file():
@@ -149,6 +158,8 @@ def _attempt(place: _Place, what: str, function: Any, *args: Any, **kwargs: Any)
     """Call the library, and turn whatever it raises on bad files into one sentence."""
     try:
         return function(*args, **kwargs)
+    except UserError:
+        raise
     except Exception as error:
         if is_shortage(error):
             raise
@@ -194,9 +205,11 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
             f"The folder {place.source} holds no .safetensors weights; pickled weights can run code, so they are loaded "
             "only with --allow-pickle."
         )
+    _attempt(place, "weights", _check_index, place)
+    parameters = _attempt(place, "configuration", check_sizes, config, _most_numbers(place))
     arguments = place.arguments(options) | dict(
         config=config,
-        dtype=_dtype(config, options),
+        dtype=_dtype(config, options, parameters),
         attn_implementation="eager" if FAMILIES[config.get_text_config().model_type].eager_only else "sdpa",
         output_loading_info=True,
     )
@@ -226,15 +239,42 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
             "This version of transformers cannot leave all of a model on disk; put a part of it on cpu in the device map, or "
             "install transformers 5.15 or newer."
         )
+    _check_finite(model, place)
     if options.device_map is None and options.quantize is None:
         model = model.to(device)
     return model
 
 
-def _dtype(config: Any, options: LoadOptions) -> torch.dtype | str:
+def _most_numbers(place: _Place) -> int:
+    """How many numbers a model may have: no more than its files can hold, with room for tables that are computed."""
+    files = [f for f in _folder(place).iterdir() if place.gguf in (None, f.name) and f.is_file()] if place.local else []
+    return 2**30 + 8 * sum(f.stat().st_size for f in files) if place.local else 10**13
+
+
+def _check_index(place: _Place) -> None:
+    """The parts of a model must be safetensors beside their index: others are not hashed, and can be anything."""
+    folder = _folder(place)
+    if place.local and not (folder / SAFE_WEIGHTS_NAME).exists() and (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
+        found = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text(encoding="utf-8"))["weight_map"].values()
+        elsewhere = [name for name in found if name not in {file.name for file in _weight_files(place)}]
+        if elsewhere:
+            raise UserError(
+                f"The weights of {place.name} are incomplete: there is no file {elsewhere[0]!r} beside its index."
+            )
+
+
+def _check_finite(model: Any, place: _Place) -> None:
+    for name, weight in model.named_parameters():
+        if weight.dtype in DTYPES.values() and weight.device.type != "meta" and weight.numel():
+            ends = torch.stack(torch.aminmax(weight.detach()))  # NaN if there is one among them
+            if not ends.isfinite().all():
+                raise UserError(f"The weights of {place.name} are damaged: {name} holds numbers that are not finite.")
+
+
+def _dtype(config: Any, options: LoadOptions, parameters: int) -> torch.dtype | str:
     if options.dtype != "auto":
         return DTYPES[options.dtype]
-    if sum(p.numel() for p in _without_weights(config).parameters()) < SMALL:
+    if parameters < SMALL:
         return torch.float32
     stored = getattr(config, "dtype", None)
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
@@ -255,8 +295,6 @@ def _without_weights(config: Any) -> Any:
 
 
 def _quantization(kind: str) -> Any:
-    if kind not in QUANTIZATIONS:
-        raise UserError(f"There is no quantisation {kind!r}; choose {' or '.join(QUANTIZATIONS)}.")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("Loading in 4 or 8 bits needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
     from transformers import BitsAndBytesConfig

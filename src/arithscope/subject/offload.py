@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.paths import user_path
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # with which the library makes a map of its own
 DISK = "disk"
@@ -34,20 +34,20 @@ def read_device_map(asked: str | DeviceMap) -> str | DeviceMap:
     found = _from_file(asked) if isinstance(asked, str) else asked
     if not isinstance(found, Mapping) or not found:
         raise UserError(
-            f"A device map says where each part of the model goes, as in {EXAMPLE}; this one says {found!r}."
+            f"A device map says where each part of the model goes, as in {EXAMPLE}; this one says {repr(found)[:100]}."
         )
     return {str(part): _place(place) for part, place in found.items()}
 
 
 def _from_file(name: str) -> Any:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.is_file():
         raise UserError(
             f"There is no device map {name!r}; use {', '.join(STRATEGIES)} or a JSON file such as {EXAMPLE}."
         )
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         raise UserError(f"The device map {name} cannot be read; write it as JSON, as in {EXAMPLE}.") from None
 
 
@@ -55,9 +55,9 @@ def _place(asked: str | int) -> str | int:
     """cpu, disk, mps, or the number of a GPU."""
     if asked in ("cpu", DISK) or (asked == "mps" and torch.backends.mps.is_available()):
         return asked
-    named = re.fullmatch("cuda|(?:cuda:)?([0-9]+)", str(asked))
+    named = re.fullmatch("cuda|(?:cuda:)?([0-9]{1,4})", str(asked))
     if named is None:
-        raise UserError(f"A device map cannot put anything on {asked!r}; use 0, 1, … for a GPU, cpu or disk.")
+        raise UserError(f"A device map cannot put anything on {repr(asked)[:60]}; use 0, 1, … for a GPU, cpu or disk.")
     gpu, seen = int(named[1] or 0), torch.cuda.device_count()
     if gpu >= seen:
         raise UserError(f"The device map uses GPU {gpu}, but {seen or 'no'} CUDA GPUs are visible; use cpu or disk.")
@@ -70,7 +70,9 @@ def check_device_map(where: DeviceMap, model: Any) -> None:
     unknown = [part for part in where if part not in parts]
     if unknown:
         layers = next(name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList))
-        raise UserError(f"The device map names {unknown[0]!r}, which the model has not; its layers are {layers}.0, ….")
+        raise UserError(
+            f"The device map names {unknown[0][:100]!r}, which the model has not; its layers are {layers}.0, …."
+        )
     owners = {weight: [p for p in where if p == "" or weight.startswith(f"{p}.")] for weight in model.state_dict()}
     for weight, found in owners.items():
         if not found:

@@ -84,7 +84,7 @@ class Subject:
         )
         self.encoder = PromptEncoder(tokenizer, template or Template())
         known = min(self.sizes.vocabulary, model.get_input_embeddings().num_embeddings)
-        if self.encoder.top_token >= known:
+        if not 0 <= self.encoder.top_token < known:
             raise UserError(
                 f"The tokenizer of {identity.name} has token {self.encoder.top_token}, but its model knows only {known}; "
                 "tokenizer and weights do not belong together."

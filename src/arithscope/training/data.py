@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from arithscope.errors import UserError
 from arithscope.prompts import Prompts, legal_prompts, random_source
 from arithscope.subject.encoding import PromptEncoder
 from arithscope.training.recipe import DataRecipe, Recipe
@@ -28,6 +29,8 @@ class Batches:
     def __init__(self, recipe: Recipe, encoder: PromptEncoder, device: torch.device):
         self.recipe, self.device = recipe, device
         seen = [pair[0] for pair in split_pairs(recipe.data, recipe.seed).values() if len(pair[0])]
+        if not seen:
+            raise UserError("The recipe leaves nothing to train on; give a larger share in [data.seen].")
         self.inputs = [encoder.encode(p).to(device) for p in seen]
         self.results = [torch.from_numpy(p.answer).to(device) for p in seen]
         self.answer_tokens = encoder.answer_tokens.to(device)

@@ -38,6 +38,7 @@ RECIPE = "recipe.toml"
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
     """Train as the recipe says, or go on with a training that was stopped, and return the finished subject's folder."""
     recipe = read_recipe(recipe_path)
+    built = _built(recipe, device)  # a recipe that cannot be followed claims no folder
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         text = recipe_path.read_text(encoding="utf-8")
@@ -46,17 +47,31 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
             if not (out / RECIPE).exists():
                 write_text(out / RECIPE, text)
             if not (out / FINISHED).exists():
-                _train(recipe, out, device, progress)
+                _train(recipe, *built, out, progress)
             (out / RESUME).unlink(missing_ok=True)
     return out
 
 
-def _train(recipe: Recipe, out: Path, device: torch.device, progress: Progress) -> None:
+def _built(
+    recipe: Recipe, device: torch.device
+) -> tuple[Any, PromptEncoder, torch.nn.Module, torch.optim.Optimizer, Batches]:
+    """Tokenizer, encoder, model, optimizer and batches, as the recipe says."""
     tokenizer = number_tokenizer(recipe.data.numbers)
     encoder = PromptEncoder(tokenizer, Template())
     model = fresh_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
-    optimizer = _optimizer(model, recipe, device)
-    batches = Batches(recipe, encoder, device)
+    return tokenizer, encoder, model, _optimizer(model, recipe, device), Batches(recipe, encoder, device)
+
+
+def _train(
+    recipe: Recipe,
+    tokenizer: Any,
+    encoder: PromptEncoder,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    out: Path,
+    progress: Progress,
+) -> None:
     steps, checkpoints = recipe.schedule.steps, set(recipe.checkpoint_steps())
     looks = _looks(recipe)
     look_at = {round(steps * i / LOOKS) for i in range(LOOKS + 1)} | checkpoints

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,10 @@ from typing import Any
 
 from arithscope.errors import UserError
 from arithscope.prompts import OPERATORS
+from arithscope.subject.architectures import FAMILIES
+
+LETTERS = 100  # of a name
+MOST_NUMBERS, MOST_OPERAND, MOST_ROWS, MOST_STEPS = 100_000, 3000, 10**6, 10**9  # beyond which there is a mistake
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def read_recipe(path: Path) -> Recipe:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"There is no recipe at {path}; see the recipe.toml of an embedded subject.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"The recipe {path} cannot be read as TOML: {error}.") from None
     recipe = _build(Recipe, raw, str(path))
     _check(recipe, str(path))
@@ -102,15 +108,25 @@ def _check(recipe: Recipe, where: str) -> None:
         f"[data.seen] must give a share for some of {' '.join(OPERATORS)}": not data.seen
         or not set(data.seen) <= set(OPERATORS),
         "shares and noise must be numbers from 0 to 1": not all(
-            isinstance(s, int | float) and 0 <= s <= 1 for s in share
+            isinstance(s, int | float) and not isinstance(s, bool) and 0 <= s <= 1 for s in share
         ),
-        "numbers must be at least 10": data.numbers < 10,
-        "max_operand must lie between 1 and numbers − 1": not 1 <= data.max_operand < data.numbers,
-        "noise_width and warmup must not be negative": min(data.noise_width, schedule.warmup) < 0,
-        "steps, batch_size and learning_rate must be positive": min(schedule.steps, schedule.batch_size) < 1
-        or schedule.learning_rate <= 0,
+        f"name must be a word of letters, digits and . _ - that starts with a letter or digit, of at most {LETTERS}": (
+            not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LETTERS - 1}}}", recipe.name)
+        ),
+        f"the family must be one of {', '.join(FAMILIES)}": recipe.model.family not in FAMILIES,
+        f"numbers must lie between 10 and {MOST_NUMBERS}": not 10 <= data.numbers <= MOST_NUMBERS,
+        f"max_operand must lie between 1 and numbers − 1, and not be beyond {MOST_OPERAND}": (
+            not 1 <= data.max_operand < min(data.numbers, MOST_OPERAND + 1)
+        ),
+        "noise_width must lie between 0 and numbers": not 0 <= data.noise_width <= data.numbers,
+        "warmup and weight_decay must not be negative": not (
+            schedule.warmup >= 0 and 0 <= schedule.weight_decay < math.inf
+        ),
+        f"steps must lie between 1 and {MOST_STEPS}": not 1 <= schedule.steps <= MOST_STEPS,
+        f"batch_size must lie between 1 and {MOST_ROWS}": not 1 <= schedule.batch_size <= MOST_ROWS,
+        "learning_rate must be positive": not 0 < schedule.learning_rate < math.inf,
         "checkpoints must lie between 0 and steps": not 0 <= schedule.checkpoints <= schedule.steps,
-        "seed must not be negative": recipe.seed < 0,
+        f"seed must lie between 0 and {MOST_STEPS}": not 0 <= recipe.seed <= MOST_STEPS,
     }
     for problem, holds in problems.items():
         if holds:

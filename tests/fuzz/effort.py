@@ -1,0 +1,133 @@
+"""How many inputs each target gets, and what became of them.
+
+Every test here runs twice: with a sample in `make test`, with all inputs in `make test-all`. Inputs are the same each time.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+from arithscope.errors import UserError
+
+T = TypeVar("T")
+
+# Inputs of each target: in a sample, and in all. Those that take milliseconds get most; loading a model takes 100.
+INPUTS = {
+    "command lines": (100, 8_000),
+    "prompts": (150, 30_000),
+    "templates": (100, 10_000),
+    "heuristics": (100, 30_000),
+    "recipes": (100, 10_000),
+    "trainings": (4, 120),
+    "device maps": (80, 4_000),
+    "checkpoint names": (80, 4_000),
+    "model configurations": (10, 1_000),
+    "tokenizers": (10, 1_000),
+    "model weights": (10, 1_000),
+    "GGUF files": (6, 300),
+    "arrays of runs": (60, 5_000),
+    "parts of stages": (60, 5_000),
+    "manifests": (20, 2_000),
+    "stage records": (6, 500),
+    "tables of runs": (6, 500),
+    "resumed runs": (3, 150),
+    "requests": (60, 800),  # of each operation of the explorer
+}
+SECONDS = 30.0  # after which an input counts as a hang; most take milliseconds
+MEMORY = 2**30  # bytes that the peak may grow by while a target is tried
+
+_armed = -2 * SECONDS  # when the last resort was set
+
+twice = pytest.mark.parametrize(
+    "full", [pytest.param(False, id="sample"), pytest.param(True, id="all", marks=pytest.mark.slow)]
+)
+
+
+@dataclass
+class Tally:
+    """Inputs that were tried, and how many of them were accepted; all others were refused with a sentence."""
+
+    tried: int = 0
+    accepted: int = 0
+
+    def count(self, accepted: bool) -> None:
+        self.tried += 1
+        self.accepted += accepted
+
+
+TALLIES: dict[str, Tally] = {}  # of this process, by target
+
+
+def fuzz(target: str, inputs: SearchStrategy[T], accepts: Callable[[T], bool], full: bool) -> Tally:
+    """Give a target its inputs. `accepts` says whether one was accepted, and fails if that, or a refusal, is wrong."""
+    tally, count, before = Tally(), INPUTS[target][full], _peak()
+
+    @settings(
+        max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    )
+    @given(inputs)
+    def holds(asked: T) -> None:
+        with watched():
+            tally.count(accepts(asked))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        holds()
+    faulthandler.cancel_dump_traceback_later()
+    total = TALLIES.setdefault(target, Tally())
+    total.tried, total.accepted = total.tried + tally.tried, total.accepted + tally.accepted
+    assert tally.tried >= count
+    assert _peak() - before < MEMORY
+    return tally
+
+
+def refused(call: Callable[[], Any]) -> str | None:
+    """The sentence with which something is refused; None if it is not. Any other exception is a failure."""
+    try:
+        call()
+    except UserError as error:
+        check_sentence(str(error))
+        return str(error)
+    return None
+
+
+def check_sentence(text: str) -> None:
+    assert text.strip()
+    assert "Traceback" not in text
+    assert len(text) < 3000
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """An input that takes too long fails; if it hangs where Python cannot stop it, the process ends and says where."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"no end after {SECONDS:.0f} seconds")
+
+    global _armed
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    if time.monotonic() - _armed > SECONDS:  # each arming starts a thread
+        _armed = time.monotonic()
+        faulthandler.dump_traceback_later(4 * SECONDS, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,257 @@
+"""Command lines: whatever is typed, a command begins its work or says in one sentence why not.
+
+The work itself does not begin: looking for a subject (once all values that can be judged without one have been), training and
+listening have stand-ins. Whether a command line should get so far is said here once more, value by value.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from arithscope.cli import main
+from arithscope.explorer import serve as serve_module
+from arithscope.stages import STAGES
+from arithscope.subject import load as load_module
+from arithscope.training import loop
+from arithscope.training.recipe import read_recipe
+from tests.fuzz.effort import check_sentence, fuzz, twice
+
+Legal = Callable[[str], bool]
+
+
+class Begun(Exception):
+    """The command was accepted."""
+
+
+def begin(*_: Any, **__: Any) -> Any:
+    raise Begun
+
+
+ODD = [
+    *(
+        "",
+        " ",
+        "-",
+        "--",
+        "--help",
+        "-1",
+        "0",
+        "1",
+        "nan",
+        "inf",
+        "1e9",
+        "1_0",
+        "９",
+        "0x10",
+        "1.5",
+        "9" * 5000,
+        "null",
+    ),
+    *("~nobody-here", "x" * 300, "x/" * 2000, "..", "/", "/dev/null", "/dev/null/x", "\udcff", "a\nb", "é", "{}", "%s"),
+    *("auto", "cpu", "cuda", "cuda:0", "cuda:99", "cpu:1", "meta", "+", "++", "+%", "all", "mean", "tiny-llama@", "@"),
+]
+odd = st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_characters="\x00"), max_size=6))
+
+
+def one_of(*known: str) -> Legal:
+    return lambda text: text in known
+
+
+def whole(low: float = -math.inf) -> Legal:
+    def legal(text: str) -> bool:
+        try:
+            return int(text) >= low
+        except ValueError:
+            return False
+
+    return legal
+
+
+def is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def operators(text: str) -> bool:
+    return text != "" and set(text) <= set("+-*/")
+
+
+def stages(text: str) -> bool:
+    named = [part.strip() for part in text.split(",") if part.strip()]
+    known = {stage.name for stage in STAGES} - {"training"}  # for which checkpoints must be named too
+    return bool(named) and set(named) <= known
+
+
+def can_be_a_path(text: str) -> bool:
+    """No more than the system takes, no one else's home, and nothing that cannot be written down."""
+    try:
+        text.encode()
+        text.encode("utf-8").decode()
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return re.match("~[^/]", text) is None and text != ""
+    except (OSError, ValueError):
+        return False
+    return re.match("~[^/]", text) is None
+
+
+def template(text: str) -> bool:
+    return text in (
+        "{op1}{operator}{op2}=",
+        "{op1} {operator} {op2} =",
+        "{{{op1}{operator}{op2}",
+        "\\n{op1}{operator}{op2}",
+    )
+
+
+def is_text(text: str) -> bool:
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def device(text: str) -> bool:
+    return text in ("auto", "cpu")  # the machine may have others, which are not asked for then
+
+
+def layers(text: str) -> bool:
+    try:
+        return bool([int(part) for part in text.split(",")])
+    except ValueError:
+        return False
+
+
+HOSTS = ["127.0.0.1", "localhost", "0.0.0.0"]
+TEMPLATES = ["{op1}{operator}{op2}=", "{op1} {operator} {op2} =", "{{{op1}{operator}{op2}", "\\n{op1}{operator}{op2}"]
+LOADING: dict[str, tuple[list[str], Legal]] = {
+    "--device": (["auto", "cpu"], device),
+    "--dtype": (["auto", "float32", "bfloat16", "float16"], one_of("auto", "float32", "bfloat16", "float16")),
+    "--template": ([*TEMPLATES, "{op1}", "{op2}{operator}{op1}", "{op1!r}{operator}{op2}"], template),
+    "--prefix": (["", "1+1=2\\n", "{", "{op1}"], is_text),
+    "--device-map": (["auto", "balanced"], one_of("auto", "balanced", "balanced_low_0", "sequential")),
+    "--quantize": (["4bit", "8bit", "2bit"], one_of("4bit", "8bit")),
+}
+OPTIONS: dict[str, dict[str, tuple[list[str], Legal]]] = {
+    "run": {
+        **LOADING,
+        "--out": (["some/where", "there"], can_be_a_path),
+        "--operators": (["+", "-*", "+-*/", "/+"], operators),
+        "--max-operand": (["1", "300", "0", "-3"], whole(1)),
+        "--preset": (["quick", "paper"], one_of("quick", "paper")),
+        "--stages": (["accuracy", "means, accuracy", ",bag", "training", "accuracy,lunch"], stages),
+        "--seed": (["0", "7", str(2**70), "-1"], whole(0)),
+        "--effect": (["probability", "log_ratio", "logit"], one_of("probability", "log_ratio", "logit")),
+        "--neurons": (["exact", "atp", "ig", "relp", "screen"], one_of("exact", "atp", "ig", "relp", "screen")),
+        "--rank": (["mean", "mean+std"], one_of("mean", "mean+std")),
+        "--topk": (["1", "200", "0"], whole(1)),
+        "--knockout-at": (["last", "all"], one_of("last", "all")),
+    },
+    "doctor": {**LOADING, "--operators": (["+", "-*"], operators), "--max-operand": (["1", "300"], whole())},
+    "bench": {
+        **LOADING,
+        "--prompts": (["1", "50"], whole()),
+        "--layers": (["1", "1,2", "1,,2", "1;2"], layers),
+        "--seconds": (["1", "0.5", "1e3"], is_float),
+        "--json": (["out.json", "/", "no/folder.json"], lambda text: can_be_a_path(text) and _can_be_written(text)),
+    },
+    "train": {"--out": (["some/where"], can_be_a_path), "--device": LOADING["--device"]},
+    "explore": {
+        "--host": ([*HOSTS, "1.2.3.4", "a" * 70, "..", "[::1]", ""], one_of(*HOSTS)),
+        "--port": (["0", "-1", "65536"], lambda text: whole()(text) and int(text) == 0),
+    },
+}  # fmt: skip
+FLAGS = {
+    "run": ["--uncentred", "--ratio-of-means", "--both-operands", "--allow-pickle", "--trust-remote-code"],
+    "doctor": ["--allow-pickle", "--trust-remote-code"],
+    "bench": ["--allow-pickle", "--trust-remote-code"],
+    "train": [],
+    "explore": ["--no-browser", "--allow-pickle"],
+}
+ARGUMENT: dict[str, tuple[list[str], Legal]] = {
+    "train": (["tiny-llama", "tiny-pythia"], one_of("tiny-llama", "tiny-pythia")),
+    "explore": (["RUN"], one_of("RUN")),
+}
+SUBJECT: tuple[list[str], Legal] = (
+    ["tiny-llama", "some/model", "folder"],
+    lambda text: True,
+)  # judged where it is looked for
+
+
+def _can_be_written(text: str) -> bool:
+    return not os.path.isdir(text) and os.path.isdir(os.path.dirname(text) or ".")
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[list[str], bool]:
+    """A command line, and whether it should be accepted. Mostly one value at the most is odd."""
+    command = draw(st.sampled_from(sorted(OPTIONS)))
+    usual, is_legal = ARGUMENT.get(command, SUBJECT)
+    argument = draw(
+        st.one_of(st.sampled_from(usual), st.sampled_from(usual), odd if command == "train" else st.sampled_from(usual))
+    )
+    line, legal = [command], is_legal(argument)
+    names = draw(st.lists(st.sampled_from(sorted(OPTIONS[command])), max_size=4, unique=True))
+    for name in names:
+        likely, is_legal = OPTIONS[command][name]
+        hosts = name == "--host"  # any other text would be looked up in the network
+        value = draw(st.sampled_from(likely) if hosts or draw(st.integers(0, 3)) else odd)
+        line.append(f"{name}={value}")
+        legal = legal and is_legal(value)
+    line += draw(st.lists(st.sampled_from(FLAGS[command]), unique=True, max_size=2)) if FLAGS[command] else []
+    if draw(st.integers(0, 15)) == 15:
+        line.append(draw(st.sampled_from(["--colour", "-x", "--seed", "--out", "--operators", "--browser=1"])))
+        legal = False
+    return [*line, "--", argument], legal
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").symlink_to(small_run)
+    monkeypatch.setattr(load_module, "_find", begin)
+    monkeypatch.setattr(loop, "train", lambda recipe, *_: begin(read_recipe(recipe)))
+    monkeypatch.setattr(serve_module.uvicorn, "Server", begin)
+    monkeypatch.setattr(serve_module.threading, "Timer", begin)
+    return tmp_path
+
+
+def outcome(line: list[str]) -> tuple[int | None, str]:
+    """The exit code (None: the work has begun), and what was said on stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main(line)
+        except Begun:
+            return None, err.getvalue()
+        except SystemExit as ended:
+            return int(ended.code or 0), err.getvalue()
+    raise AssertionError("main has returned")
+
+
+def accepts(asked: tuple[list[str], bool]) -> bool:
+    line, legal = asked
+    code, said = outcome(line)
+    if code is not None:
+        assert code == 2
+        assert said.startswith("arithscope: ")
+        assert said.count("\n") == 1
+        check_sentence(said)
+    assert (code is None) == legal, said
+    return code is None
+
+
+@twice
+def test_command_lines(in_a_folder: Path, full: bool) -> None:
+    assert fuzz("command lines", lines(), accepts, full).accepted
+    assert {path.name for path in in_a_folder.iterdir()} == {"RUN"}  # nothing was written

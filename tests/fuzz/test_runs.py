@@ -1,0 +1,258 @@
+"""Run folders whose files are not what was written, under checksums that are right nevertheless: each is read, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from arithscope import parts
+from arithscope.errors import UserError
+from arithscope.explorer import views
+from arithscope.explorer.shelf import Shelf
+from arithscope.progress import Silent
+from arithscope.report.page import page
+from arithscope.runs.run import Run
+from arithscope.stages import STAGES
+from arithscope.store import RunFolder, mapped_arrays
+from arithscope.study import run as study
+from arithscope.subject.load import load
+from tests.conftest import Smaller
+from tests.fuzz.damage import documents, files, spoilt, written
+from tests.fuzz.effort import check_sentence, fuzz, refused, twice
+from tests.fuzz.test_models import damaged_weights
+
+KINDS = {stage.name: stage.result for stage in STAGES}
+STORED = ("accuracy", "circuit", "overlap", "topk")  # stages that are copied; the others are left out, for speed
+ARRAYS = {
+    "half": np.arange(12, dtype=np.float16).reshape(3, 4),
+    "none": np.zeros((0, 2), dtype=np.float32),
+    "numbers": np.arange(5, dtype=np.int32),
+}
+
+
+@pytest.fixture(scope="module")
+def base(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with few of its stages."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    for stage in STORED:
+        shutil.copytree(small_run / stage, folder / stage)
+    manifest = json.loads((small_run / "manifest.json").read_text())
+    manifest["stages"] = {name: entry for name, entry in manifest["stages"].items() if name in STORED}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copy(small_run / "summary.json", folder / "summary.json")
+    return folder
+
+
+def copies(base: Path, folder: Path) -> Callable[[], Path]:
+    numbers = itertools.count()
+    return lambda: Path(shutil.copytree(base, folder / f"{next(numbers)}"))
+
+
+def signed(stage: Path) -> None:
+    """Write the checksums of a stage's files anew."""
+    record = json.loads((stage / "stage.json").read_text())
+    record["files"] = {name: hashlib.sha256((stage / name).read_bytes()).hexdigest() for name in record["files"]}
+    (stage / "stage.json").write_text(json.dumps(record))
+
+
+def look(folder: Path) -> None:
+    """All that reads a run: its results, the report, the explorer."""
+    run = Run(folder)
+    repr(run)
+    run._repr_html_()
+    run.summary.to_dict()
+    page(RunFolder(folder), {})
+    shelf = Shelf([run])
+    for served in shelf.runs.values():
+        views.described(served)
+        if "accuracy" in run.stages:
+            dict(served.squares)
+
+
+def looked_at(folder: Path) -> bool:
+    accepted = refused(lambda: look(folder)) is None
+    shutil.rmtree(folder)
+    return accepted
+
+
+@twice
+def test_manifests(base: Path, tmp_path: Path, full: bool) -> None:
+    copy = copies(base, tmp_path)
+    names = ("manifest.json", "manifest.json", "summary.json")
+    content = {name: files(json.loads((base / name).read_text())) for name in names}
+    inputs = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), content[name]))
+
+    def accepts(asked: tuple[str, bytes]) -> bool:
+        folder = copy()
+        (folder / asked[0]).write_bytes(asked[1])
+        return looked_at(folder)
+
+    assert fuzz("manifests", inputs, accepts, full).accepted
+
+
+@twice
+def test_stage_records(base: Path, tmp_path: Path, full: bool) -> None:
+    copy = copies(base, tmp_path)
+    content = {stage: files(json.loads((base / stage / "stage.json").read_text())) for stage in STORED}
+    inputs = st.sampled_from(STORED).flatmap(lambda stage: st.tuples(st.just(stage), content[stage]))
+
+    def accepts(asked: tuple[str, bytes]) -> bool:
+        folder = copy()
+        (folder / asked[0] / "stage.json").write_bytes(asked[1])
+        return looked_at(folder)
+
+    assert fuzz("stage records", inputs, accepts, full).accepted
+
+
+@st.composite
+def tables(draw: st.DrawFn, base: Path) -> tuple[str, str, bytes | pd.DataFrame]:
+    """A table with another structure or other types, or a file that is no table."""
+    stage = draw(st.sampled_from(STORED))
+    file = draw(st.sampled_from(sorted((base / stage).glob("*.parquet"))))
+    if draw(st.integers(0, 3)) == 0:
+        return stage, file.name, draw(spoilt(file.read_bytes()))
+    table = pd.read_parquet(file)
+    column = draw(st.sampled_from(list(table.columns)))
+    how = draw(st.sampled_from(["drop", "rename", "text", "float", "null", "lists", "add", "order", "same", "dates"]))
+    if how == "drop":
+        return stage, file.name, table.drop(columns=column)
+    if how == "rename":
+        return stage, file.name, table.rename(columns={column: draw(st.text(min_size=1, max_size=5))})
+    if how == "add":
+        return stage, file.name, table.assign(more=1)
+    if how == "order":
+        return stage, file.name, table[list(reversed(table.columns))]
+    if how == "same" or (how == "text" and isinstance(table[column].iloc[0], str)):
+        return stage, file.name, table
+    new: dict[str, Any] = {
+        "text": table[column].astype(str) + "x",
+        "float": pd.Series(np.linspace(0, 1, len(table))),
+        "null": None,
+        "lists": pd.Series([[1, 2]] * len(table)),
+        "dates": pd.Timestamp("2020-01-01"),
+    }
+    return stage, file.name, table.assign(**{column: new[how]})
+
+
+@twice
+def test_tables_of_runs(base: Path, tmp_path: Path, full: bool) -> None:
+    copy = copies(base, tmp_path)
+
+    def accepts(asked: tuple[str, str, bytes | pd.DataFrame]) -> bool:
+        (stage, name, content), folder = asked, copy()
+        if isinstance(content, bytes):
+            (folder / stage / name).write_bytes(content)
+        else:
+            content.to_parquet(folder / stage / name, index=False)
+        signed(folder / stage)
+        return looked_at(folder)
+
+    assert fuzz("tables of runs", tables(base), accepts, full).accepted
+
+
+@twice
+def test_resumed_runs(base: Path, tmp_path: Path, full: bool) -> None:
+    """Whatever a stage's folder holds, a run that is taken up again ends with the numbers of an undisturbed one."""
+    subject, settings = load("tiny-llama"), Smaller(("+",), 3)
+    undisturbed = study(subject, settings, tmp_path / "whole", ["accuracy"], Silent())
+    expected = undisturbed.read("accuracy", KINDS["accuracy"])
+    copy = copies(tmp_path / "whole", tmp_path)
+    whole = tmp_path / "whole"
+    content = {
+        "manifest.json": files(json.loads((whole / "manifest.json").read_text())),
+        "accuracy/stage.json": files(json.loads((whole / "accuracy" / "stage.json").read_text())),
+        "means/arrays.safetensors": damaged_weights((whole / "means" / "arrays.safetensors").read_bytes()),
+        "accuracy/prompts.parquet": spoilt((whole / "accuracy" / "prompts.parquet").read_bytes()),
+    }
+    inputs = st.sampled_from(sorted(content)).flatmap(lambda name: st.tuples(st.just(name), content[name]))
+
+    def accepts(asked: tuple[str, bytes]) -> bool:
+        (name, data), folder = asked, copy()
+        (folder / name).write_bytes(data)
+        again: list[RunFolder] = []
+        refusal = refused(lambda: again.append(study(subject, settings, folder, ["accuracy"], Silent())))
+        if again:
+            found = RunFolder(folder).read("accuracy", KINDS["accuracy"])
+            pd.testing.assert_frame_equal(found.prompts, expected.prompts)
+        shutil.rmtree(folder)
+        return refusal is None
+
+    assert fuzz("resumed runs", inputs, accepts, full).accepted
+
+
+@twice
+def test_arrays_of_runs(tmp_path: Path, full: bool) -> None:
+    path, content = tmp_path / "arrays.safetensors", save(ARRAYS, {"what": "a test"})
+
+    def accepts(data: bytes) -> bool:
+        path.write_bytes(data)
+        try:
+            found = mapped_arrays(path)
+        except ValueError as error:  # which reading a stage turns into a refusal
+            check_sentence(str(error))
+            return False
+        try:
+            with safe_open(path, "np") as file:
+                expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except (SafetensorError, TypeError):
+            return True  # the library refuses more: gaps between arrays, say
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert np.array_equal(found[name], array, equal_nan=array.dtype.kind == "f")
+        return True
+
+    assert fuzz("arrays of runs", st.one_of(st.just(content), damaged_weights(content)), accepts, full).accepted
+
+
+@twice
+def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
+    """A part is what was written, or nothing; also if what it says is signed."""
+    path, result = tmp_path / "part.safetensors", ({"a": [1, 2.5, None, "x"]}, np.arange(4), [np.zeros((2, 0))])
+    parts.write_part(path, result, 7)
+    whole = path.read_bytes()
+    with safe_open(path, "np") as file:
+        value = json.loads(file.metadata()["value"])
+    arrays = [np.arange(4), np.zeros((2, 0))]
+
+    def resigned(text: bytes) -> bytes:
+        said = text.decode("utf-8", "replace")
+        return save(
+            {str(i): a for i, a in enumerate(arrays)}, {"value": said, "checksum": parts._checksum(said, arrays)}
+        )
+
+    inputs = st.one_of(
+        st.tuples(st.just(False), st.one_of(st.just(whole), spoilt(whole), damaged_weights(whole))),
+        st.tuples(st.just(True), st.one_of(documents(value).map(written), files(value)).map(resigned)),
+    )
+
+    def accepts(asked: tuple[bool, bytes]) -> bool:
+        is_signed, data = asked
+        path.write_bytes(data)
+        found = parts.read_part(path)
+        if found is not None:
+            assert type(found[1]) is int
+            assert is_signed or (found[1] == 7 and str(found[0]) == str(result))
+        return found is not None
+
+    assert fuzz("parts of stages", inputs, accepts, full).accepted
+
+
+def test_a_stage_that_does_not_fit_is_computed_again(base: Path, tmp_path: Path) -> None:
+    folder = copies(base, tmp_path)()
+    table = pd.read_parquet(folder / "accuracy" / "table.parquet")
+    table.drop(columns="value").to_parquet(folder / "accuracy" / "table.parquet", index=False)
+    signed(folder / "accuracy")
+    with pytest.raises(UserError, match="no such column value; run it again"):
+        RunFolder(folder).read("accuracy", KINDS["accuracy"])
