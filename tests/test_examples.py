@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import arithscope
+from arithscope.errors import UserError
 from arithscope.heuristics.kinds import RULES, parse
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
@@ -97,5 +98,5 @@ def test_a_new_kind_of_heuristic(capsys: pytest.CaptureFixture[str]) -> None:
         [7, "op1, op2 carry", "carry", "op1, op2"]
     ]
     assert "op1, op2 carry" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="is not a heuristic"):
+    with pytest.raises(UserError, match="is not a heuristic"):
         parse("op1, op2 carry")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from arithscope import shortage
 from arithscope.errors import UserError
 from arithscope.progress import Silent
 from arithscope.shortage import enough_memory, fitting, is_shortage
-from arithscope.stages import STAGES
+from arithscope.stages import STAGES, Stage
 from arithscope.store import RunFolder
 from arithscope.study import run
 from arithscope.subject.load import load
@@ -181,11 +181,34 @@ class Noting(Silent):
         self.notes.append(text)
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
 def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """Each with memory for a third of the rows that it would have taken; also where passes run in threads of their own."""
+    """Also where passes run in threads of their own."""
+    short = with_little_memory([s for s in STAGES if not s.asked], tmp_path, monkeypatch, threads)
+    # The others run no model, but look at what was found.
+    assert {s.name for s in STAGES} - set(short) == {
+        "accuracy",
+        "classify",
+        "overlap",
+        "knockout",
+        "failures",
+        "training",
+        "stability",
+    }
+
+
+def test_some_stages_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [s for s in STAGES if s.name in ("means", "localize", "probe")]
+    assert with_little_memory(some, tmp_path, monkeypatch, threads=1) == ["means", "localize", "probe"]
+
+
+def with_little_memory(
+    stages: Sequence[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> list[str]:
+    """Run each with memory for a third of the rows that it would have taken, and compare; returns those that ran short."""
     asked, subject, short = Smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
-    for stage in (s for s in STAGES if not s.asked):
+    for stage in stages:
         monkeypatch.setattr(shortage, "_pieces", shortage._Pieces())
         progress, rows = Noting(), [list[int](), list[int]()]
         with torch_threads(threads):
@@ -200,15 +223,7 @@ def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.Monk
             short.append(stage.name)
         found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))
         assert_same(found, wanted, stage.name)
-    # The others run no model, but look at what was found.
-    assert {s.name for s in STAGES} - set(short) == {
-        "accuracy",
-        "classify",
-        "overlap",
-        "knockout",
-        "failures",
-        "training",
-    }
+    return short
 
 
 def test_a_model_that_never_fits(tmp_path: Path) -> None:

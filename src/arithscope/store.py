@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -179,7 +180,11 @@ class RunWriter(RunFolder):
 
 
 def refuse_others(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
-    """Raise UserError if a folder holds something else than a run of this subject; else the manifest that it has, if any."""
+    """Raise UserError if a folder cannot be written to, or holds something else than a run of this subject; else the manifest
+    that it has, if any."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not os.access(there, os.W_OK):
+        raise UserError(f"Cannot write to {path} (not allowed in {there}); choose another --out.")
     with writing(path, "choose another --out"):
         if not _holds_a_run(path):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")

@@ -21,6 +21,7 @@ from arithscope import parts
 from arithscope.errors import UserError
 from arithscope.explorer import views
 from arithscope.explorer.shelf import Shelf
+from arithscope.files import sealed
 from arithscope.progress import Silent
 from arithscope.report.page import page
 from arithscope.runs.run import Run
@@ -64,7 +65,8 @@ def signed(stage: Path) -> None:
     """Write the checksums of a stage's files anew."""
     record = json.loads((stage / "stage.json").read_text())
     record["files"] = {name: hashlib.sha256((stage / name).read_bytes()).hexdigest() for name in record["files"]}
-    (stage / "stage.json").write_text(json.dumps(record))
+    record = {key: value for key, value in record.items() if key != "checksum"}
+    (stage / "stage.json").write_text(json.dumps(sealed(record)))
 
 
 def look(folder: Path) -> None:

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser
 from arithscope.experiments.headline import ROWS
 from arithscope.experiments.result import AVERAGE
 from arithscope.figures.gallery import PLATES
+from arithscope.files import checksum, sealed
 from arithscope.progress import Silent
 from arithscope.report import page as page_module
 from arithscope.report.authors import AUTHORS
@@ -238,7 +239,11 @@ def test_nothing_comes_through_unescaped(partial: Path) -> None:
         "revision": HOSTILE,
         "device": HOSTILE,
     }
-    manifest["configuration"] |= {"template": HOSTILE, "prefix": HOSTILE, "preset": HOSTILE}
+    manifest["configuration"] |= {
+        "template": f"{{op1}}{{operator}}{{op2}}{HOSTILE}",
+        "prefix": HOSTILE,
+        "preset": HOSTILE,
+    }
     manifest["version"] = HOSTILE
     (partial / "manifest.json").write_text(json.dumps(manifest))
     found = report(partial)
@@ -262,11 +267,20 @@ def noise(path: Path, side: int) -> None:
     Image.fromarray(pixels).save(path, compress_level=1)
 
 
+def drawn_as_they_are(folder: Path, name: str) -> None:
+    """Give a figure's files, whatever they are, the checksums that they have."""
+    index = json.loads((folder / "figures" / "index.json").read_text())
+    entry = {key: value for key, value in index[name].items() if key != "checksum"}
+    entry["files"] = {file: checksum(folder / "figures" / file) for file in entry["files"]}
+    (folder / "figures" / "index.json").write_text(json.dumps(index | {name: sealed(entry)}))
+
+
 def test_large_figures_are_made_to_fit(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     for name in ("accuracy", "localization"):
         noise(folder / "figures" / f"{name}.png", 2000)  # 12 MB each, and 16 MB as text
         (folder / "figures" / f"{name}.svg").write_text("<svg>" + "x" * 20_000_000)
+        drawn_as_they_are(folder, name)
     found = report(folder)
     assert (folder / "report.html").stat().st_size < MOST
     assert len(found.images) == len(DRAWN)
@@ -302,8 +316,9 @@ def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "Another process is writing" in complaint(capsys, "report", folder)
     assert "no run at" in complaint(capsys, "report", tmp_path)
     assert "no run at" in complaint(capsys, "report", tmp_path / "nowhere")
+    record = json.loads((folder / "topk" / "stage.json").read_text().replace('"mlp_size"', '"size"'))
     (folder / "topk" / "stage.json").write_text(
-        (folder / "topk" / "stage.json").read_text().replace('"mlp_size"', '"size"')
+        json.dumps(sealed({k: v for k, v in record.items() if k != "checksum"}))
     )
     (folder / "figures" / "index.json").unlink()
     assert call("report", folder) == 2
@@ -315,7 +330,8 @@ def test_a_full_disk(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_module, "write_text", full)
-    assert "Cannot write the report into" in complaint(capsys, "report", made)
+    said = complaint(capsys, "report", made)
+    assert f"Cannot write to {made} (No space left on device)" in said
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from arithscope.experiments.samples import PRESETS
 from arithscope.report import weak
 from arithscope.report.page import page
 from arithscope.report.weak import weaknesses
@@ -17,10 +18,10 @@ def mean(value: float | None, low: float | None = None, high: float | None = Non
     return {"value": value, "low": value if low is None else low, "high": value if high is None else high, "n": n}
 
 
-def told(summary: dict[str, Any], **asked: Any) -> dict[str, tuple[str, str]]:
+def told(summary: dict[str, Any], preset: str = "paper", **asked: Any) -> dict[str, tuple[str, str]]:
     """By name the section and the sentence."""
     run: Any = SimpleNamespace(
-        manifest={"configuration": {"preset": "paper", "effect": "probability"} | asked}, summary=summary
+        manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | asked}, summary=summary
     )
     return {w.name: (w.section, w.says) for w in weaknesses(run)}
 
