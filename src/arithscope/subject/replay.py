@@ -49,8 +49,7 @@ class PrefixCache(Cache):
 
     @staticmethod
     def _behind(old: Tensor, new: Tensor) -> Tensor:
-        variants = new.shape[0] // old.shape[0]
-        wide = old.expand(variants, *old.shape) if variants > 1 else old[None]
+        wide = old.expand(new.shape[0] // old.shape[0], *old.shape)
         return torch.cat([wide.flatten(0, 1), new], dim=-2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
