@@ -317,7 +317,7 @@ def test_the_cache_of_a_prefix() -> None:
                     assert both.shape == (rows, 3, 5, 5)
                     for row in range(rows):
                         assert torch.equal(both[row], torch.cat([old[row % 2], own[row]], dim=1))
-            assert cache.get_seq_length(layer) == cache.get_seq_length() == 4
+            assert cache.get_seq_length(layer) == PrefixCache(prefix[:1], False).get_seq_length() == 4
         for cache in (PrefixCache(prefix, True), PrefixCache([], False)):
             assert all(a is b for a, b in zip(cache.update(*new, 0), new, strict=True))
         assert cache.get_seq_length() == 0
