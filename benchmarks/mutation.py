@@ -144,26 +144,27 @@ class Session:
         return True
 
 
-def mutated(mutant: Mutant, tests: Sequence[Any], usual: dict[str, float]) -> int:
-    """Run collected tests, or, given their names only, import the package and collect them anew."""
+def mutated(mutant: Mutant, tests: Sequence[str], items: dict[str, Any] | None, usual: dict[str, float]) -> int:
+    """Run tests that are collected or, where that will not do, import the package and collect them anew."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     mutant.change()
     ours = f"arithscope.{mutant.path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}"
     code = compile(ast.fix_missing_locations(mutant.tree), str(mutant.path), "exec")
-    if isinstance(tests[0], str):
-        for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
-            del sys.modules[name]
-        theirs = SourceFileLoader.get_code
-        SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
-        return run_tests(tests, Limits(usual))
-    changed = ModuleType(ours)
-    exec(code, vars(changed))
-    put_in_place(sys.modules[ours], changed)
-    config = tests[0].config
-    config.pluginmanager.register(Limits(usual))
-    for test, following in zip(tests, [*tests[1:], None], strict=True):
-        config.hook.pytest_runtest_protocol(item=test, nextitem=following)
-    return 0
+    if items is not None:
+        changed = ModuleType(ours)
+        exec(code, vars(changed))
+        with contextlib.suppress(ValueError):  # where it refers to other variables of what is around it
+            put_in_place(sys.modules[ours], changed)
+            chosen = [items[test] for test in tests]
+            chosen[0].config.pluginmanager.register(Limits(usual))
+            for item, following in zip(chosen, [*chosen[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            return 0
+    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+        del sys.modules[name]
+    theirs = SourceFileLoader.get_code
+    SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
+    return run_tests(tests, Limits(usual))
 
 
 def put_in_place(old: Any, new: Any) -> None:
@@ -286,10 +287,9 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
                 for test, so_far in zip(quickest, accumulate(map(usual.get, quickest)), strict=True)
                 if so_far <= LONGEST
             ]
-            tests: list[Any] = within or quickest[:1]
-            if m.narrow and not any((name, line) in collecting for line in m.lines):
-                tests = [items[test] for test in tests]
-            yield m, partial(mutated, m, tests, usual) if chosen else lambda: 0
+            in_place = m.narrow and not any((name, line) in collecting for line in m.lines)
+            job = partial(mutated, m, within or quickest[:1], items if in_place else None, usual)
+            yield m, job if chosen else lambda: 0
 
     def work(items: dict[str, Any]) -> None:
         gc.freeze()

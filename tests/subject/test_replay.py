@@ -160,6 +160,15 @@ def test_edits_of_the_tape_on_one_side_of_its_beginning() -> None:
         assert worst(replay(tape, [one], edited_logits), full(subject, ids, [*common, one])) < TOLERANCE
 
 
+def test_single_neurons_are_edited_at_the_last_position_unless_said_otherwise() -> None:
+    subject = small("llama", "sdpa")
+    ids = some_ids(subject)
+    tape = record(subject, ids, subject.positions.op1, neurons=[1])
+    got = replay_neurons(tape, 1, torch.tensor([3]), torch.full((1, 1), 2.0), edited_logits)
+    change = edit(subject, Site.NEURONS, 1, [3], positions=subject.positions.last, values=2.0)
+    assert worst(got, full(subject, ids, [change])) < TOLERANCE
+
+
 def test_layers_that_are_called_with_keywords_only() -> None:
     subject = small("llama", "sdpa")
     ids, last = some_ids(subject), subject.positions.last
