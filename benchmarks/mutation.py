@@ -105,8 +105,10 @@ class Limits:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            os.write(SAYS, f"{report.nodeid}: {report.longrepr.reprcrash.message.splitlines()[0][:200]}".encode())
+            os.write(SAYS, f"{report.nodeid}: {str(report.longrepr)[-200:]}".encode())
             os._exit(1)
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def run_tests(tests: Sequence[str], plugin: Any) -> int:
