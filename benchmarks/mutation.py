@@ -166,6 +166,11 @@ def mutated(mutant: Mutant, tests: Sequence[str], items: dict[str, Any] | None, 
         del sys.modules[name]
     theirs = SourceFileLoader.get_code
     SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
+    try:
+        importlib.import_module("tests.conftest")  # which needs the whole package
+    except Exception as error:
+        os.write(SAYS, f"{type(error).__name__}: {error}".encode())
+        return 1
     return run_tests(tests, Limits(usual))
 
 
