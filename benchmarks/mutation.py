@@ -1,15 +1,14 @@
 """Mutation testing: does any test notice if a line of the code that makes the numbers is changed?
 
-Every mutant is one small change of one module's syntax tree: another comparison, operator, constant, function or argument, or
-a statement or returned value left out. The tests that run the changed lines are run on it, the quickest first, until one
-fails. Where none does, the mutant has survived: a test is missing, unless nothing that the module is for has changed. Those are
-listed, with the reason, in tests/equivalent_mutants.toml.
+Every mutant (see `benchmarks/mutants.py`) is one small change of one module. The tests that run the changed lines are run on
+it, the quickest first, until one fails. Where none does, the mutant has survived: a test is missing, unless nothing that the
+module is for has changed. Those are listed, with the reason, in tests/equivalent_mutants.toml.
 
-    python -m benchmarks.mutation --out mutants.jsonl [--processes 16] [--seconds 540] [--only TEXT]
+    python -m benchmarks.mutation --out mutants.jsonl [--processes 2] [--seconds 600] [--only TEXT]
     python -m benchmarks.mutation --out mutants.jsonl --record mutation
 
-What was found is appended to the file; mutants that it has already are not run again. Libraries are imported once, and every
-mutant is a fork of that process. Left alone: annotations, docstrings, decorators, texts of errors.
+What was found is appended to the file; mutants that it has already are not run again. Tests are collected once, and every
+mutant is a fork of the process that has them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ import tomllib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from itertools import accumulate
@@ -41,10 +39,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from benchmarks.mutants import PACKAGE, Mutant, mutants
+
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "arithscope"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
 # By module, or folder of them: the test files that are about it.
 TESTS = {
@@ -53,160 +52,12 @@ TESTS = {
         *(f"tests/heuristics/test_{name}.py" for name in ("kinds", "tails", "variance", "matching", "calibration")),
         "tests/experiments/test_classify.py",
     ],
-    "subject/replay.py": ["tests/subject/test_replay.py", "tests/subject/test_sweep.py"],
+    "subject/replay.py": [f"tests/subject/test_{name}.py" for name in ("replay", "sweep", "devices")],
 }
 SAYS = 9  # the file descriptor at which a mutant says what killed it; pytest has its own use for the others
 OURS = ("arithscope", "tests")
-LONGEST = 6.0  # seconds of tests for one mutant, the quickest first; what slower ones would notice is not counted
+LONGEST = 8.0  # seconds of tests for one mutant, the quickest first; what slower ones would notice is not counted
 MEMORY = 8 * 2**30  # bytes, of one mutant
-
-SWAPS: dict[type, list[type]] = {
-    ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],
-    ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq], ast.Is: [ast.IsNot], ast.IsNot: [ast.Is], ast.In: [ast.NotIn],
-    ast.NotIn: [ast.In], ast.Add: [ast.Sub], ast.Sub: [ast.Add], ast.Mult: [ast.Div], ast.Div: [ast.Mult],
-    ast.FloorDiv: [ast.Div], ast.Mod: [ast.FloorDiv], ast.Pow: [ast.Mult], ast.LShift: [ast.RShift],
-    ast.RShift: [ast.LShift], ast.BitAnd: [ast.BitOr], ast.BitOr: [ast.BitAnd], ast.And: [ast.Or], ast.Or: [ast.And],
-}  # fmt: skip
-_PAIRS = (
-    "min max", "any all", "sum mean", "amin amax", "minimum maximum", "argmin argmax", "zeros ones", "searchsorted digitize",
-    "zeros_like ones_like", "low high", "op1 op2", "above below", "sorted list", "reversed list", "log log1p", "expm1 exp",
-)  # fmt: skip
-NAMES = {a: b for pair in _PAIRS for a, b in (pair.split(), pair.split()[::-1]) if a != "list"}
-
-
-SYMMETRIC = {"min", "max", "minimum", "maximum", "hypot", "isinstance"}  # or such that the wrong order is no program
-
-
-@dataclass(frozen=True)
-class Mutant:
-    id: str  # module, function, what is changed: does not depend on line numbers
-    path: Path
-    lines: range
-    narrow: bool  # tests that run the lines suffice; not so at module level and where results are kept between tests
-    change: Callable[[], None]  # of the module's tree, in place
-    tree: ast.Module
-
-
-def mutants(path: Path) -> list[Mutant]:
-    """All of a module, in the order of its lines."""
-    tree, found, seen = ast.parse(path.read_text(encoding="utf-8")), [], Counter[str]()
-    name = path.relative_to(PACKAGE).as_posix()
-    for above, field, index, node in _places((tree,)):
-        around = [a for a in above if isinstance(a, ast.FunctionDef | ast.ClassDef)]
-        statement: Any = next(a for a in reversed((*above, node)) if isinstance(a, ast.stmt))
-        part: Any = next((a for a in (node, *above[::-1]) if hasattr(a, "lineno")), statement)
-        part = part if hasattr(statement, "body") else statement  # an expression may run over several lines
-        # What is shown is the smallest part, around the change, that says something.
-        shown = next(a for a in reversed((*above, node)) if isinstance(a, ast.stmt) or len(_text(a)) >= 12)
-        before, old = _text(shown), getattr(above[-1], field)
-        for new in _variants(node, above):
-            changed = new if index is None else [*old[:index], new, *old[index + 1 :]]
-            setattr(above[-1], field, changed)
-            after = _text(new if shown is node else shown)
-            setattr(above[-1], field, old)
-            if after == before:
-                continue
-            text = f"{name} {'.'.join(a.name for a in around) or 'module'}: {before} → {after}"
-            seen[text] += 1
-            number = f" #{seen[text]}" if seen[text] > 1 else ""
-            kept = any("cache" in ast.unparse(d) for a in around for d in a.decorator_list)
-            inside = bool(around) and isinstance(around[-1], ast.FunctionDef) and not kept
-            lines = range(part.lineno, part.end_lineno + 1)
-            found.append(Mutant(text + number, path, lines, inside, partial(setattr, above[-1], field, changed), tree))
-    return found
-
-
-def _text(node: ast.AST) -> str:
-    if isinstance(node, ast.operator | ast.boolop | ast.cmpop):
-        return ""
-    line = " ".join(ast.unparse(node).split())
-    return line if len(line) <= 240 else f"{line[:120]}…{line[-119:]}"
-
-
-def _places(above: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[ast.AST, ...], str, int | None, ast.AST]]:
-    """Every node that may change, behind the nodes it stands in and the field and index where."""
-    for field, value in ast.iter_fields(above[-1]):
-        if field in ("annotation", "returns", "decorator_list", "bases", "ctx", "exc", "targets", "names"):
-            continue
-        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not _left_alone(child):
-                yield above, field, index, child
-                yield from _places((*above, child))
-
-
-def _left_alone(node: ast.AST) -> bool:
-    """Docstrings, imports, aliases of types (named like classes), `__repr__`, and `strict=True` of zip, which no right program
-    can be told by."""
-    if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.keyword) and node.arg == "strict"):
-        return True
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return True
-    if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
-        return target.id[0].isupper() and not target.id.isupper()
-    return isinstance(node, ast.FunctionDef) and node.name == "__repr__"
-
-
-def _variants(node: ast.AST, above: Sequence[ast.AST]) -> Iterator[Any]:
-    """What may stand in its place, but for what could only raise a NameError or TypeError."""
-    holder = above[-1]
-    for other in SWAPS.get(type(node), ()):
-        yield other()
-    match node:
-        case ast.Constant(value=bool() as value):
-            yield ast.Constant(not value)
-        case ast.Constant(value=int() | float() as value):
-            yield ast.Constant(value + 1)
-            if value == 1 and not isinstance(holder, ast.UnaryOp):
-                yield ast.Constant(type(value)(0))
-        case ast.Constant(value=str() as value):
-            yield ast.Constant(f"{value}?")
-        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert(), operand=operand):
-            yield operand
-        case ast.BoolOp(values=values):
-            for i in range(len(values)):
-                rest = values[:i] + values[i + 1 :]
-                yield rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
-        case ast.Name(id=name) if name in NAMES and isinstance(holder, ast.Call) and node is holder.func:
-            yield ast.Name(NAMES[name], ast.Load())
-        case ast.Attribute(value=value, attr=name, ctx=ast.Load()) if name in NAMES:
-            yield ast.Attribute(value, NAMES[name], ast.Load())
-        case ast.keyword(arg="min" | "max" as name, value=value):
-            yield ast.keyword(NAMES[name], value)
-        case ast.Call(func=func, args=args, keywords=keywords):
-            for i in range(len(args)):
-                if isinstance(func, ast.Attribute):
-                    yield ast.Call(func, args[:i] + args[i + 1 :], keywords)
-                if i + 1 < len(args) and ast.unparse(func).split(".")[-1] not in SYMMETRIC:
-                    yield ast.Call(func, [*args[:i], args[i + 1], args[i], *args[i + 2 :]], keywords)
-            for i in (i for i, k in enumerate(keywords) if k.arg != "strict"):
-                yield ast.Call(func, args, keywords[:i] + keywords[i + 1 :])
-        case ast.Slice(lower=lower, upper=upper, step=step):
-            for parts in ((None, upper, step), (lower, None, step), (lower, upper, None)):
-                if parts != (lower, upper, step):
-                    yield ast.Slice(*parts)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            yield ast.IfExp(test, orelse, body)
-        case ast.comprehension(target=target, iter=source, ifs=[_, *_]):
-            yield ast.comprehension(target, source, [], 0)
-        case ast.If(test=test, body=body, orelse=orelse) if not isinstance(test, ast.Compare | ast.UnaryOp):
-            yield ast.If(ast.UnaryOp(ast.Not(), test), body, orelse)
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
-            yield ast.Return(ast.Constant(None))
-        case ast.Assign(targets=[target]) if not _names(target) <= _bound(node, above):
-            pass
-        case ast.Assign() | ast.AugAssign() | ast.Expr() | ast.Raise() | ast.Break() | ast.Continue():
-            yield ast.Pass()
-
-
-def _bound(node: ast.Assign, above: Sequence[ast.AST]) -> set[str]:
-    """The names that have a value before this statement."""
-    inside = [n for a in above if isinstance(a, ast.FunctionDef) for n in ast.walk(a)]
-    earlier = (n.id for n in inside if isinstance(n, ast.Name) and n.lineno < node.lineno)
-    return {*(n.arg for n in inside if isinstance(n, ast.arg)), *earlier}
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 class Lines:
@@ -254,8 +105,10 @@ class Limits:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            os.write(SAYS, f"{report.nodeid}: {report.longrepr.reprcrash.message.splitlines()[0][:200]}".encode())
+            os.write(SAYS, f"{report.nodeid}: {str(report.longrepr)[-200:]}".encode())
             os._exit(1)
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def run_tests(tests: Sequence[str], plugin: Any) -> int:
@@ -293,26 +146,32 @@ class Session:
         return True
 
 
-def mutated(mutant: Mutant, tests: Sequence[Any], usual: dict[str, float]) -> int:
-    """Run collected tests, or, given their names only, import the package and collect them anew."""
+def mutated(mutant: Mutant, tests: Sequence[str], items: dict[str, Any] | None, usual: dict[str, float]) -> int:
+    """Run tests that are collected or, where that will not do, import the package and collect them anew."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     mutant.change()
     ours = f"arithscope.{mutant.path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}"
     code = compile(ast.fix_missing_locations(mutant.tree), str(mutant.path), "exec")
-    if isinstance(tests[0], str):
-        for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
-            del sys.modules[name]
-        theirs = SourceFileLoader.get_code
-        SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
-        return run_tests(tests, Limits(usual))
-    changed = ModuleType(ours)
-    exec(code, vars(changed))
-    put_in_place(sys.modules[ours], changed)
-    config = tests[0].config
-    config.pluginmanager.register(Limits(usual))
-    for test, following in zip(tests, [*tests[1:], None], strict=True):
-        config.hook.pytest_runtest_protocol(item=test, nextitem=following)
-    return 0
+    if items is not None:
+        changed = ModuleType(ours)
+        exec(code, vars(changed))
+        with contextlib.suppress(ValueError):  # where it refers to other variables of what is around it
+            put_in_place(sys.modules[ours], changed)
+            chosen = [items[test] for test in tests]
+            chosen[0].config.pluginmanager.register(Limits(usual))
+            for item, following in zip(chosen, [*chosen[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            return 0
+    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+        del sys.modules[name]
+    theirs = SourceFileLoader.get_code
+    SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
+    try:
+        importlib.import_module("tests.conftest")  # which needs the whole package
+    except Exception as error:
+        os.write(SAYS, f"{type(error).__name__}: {error}".encode())
+        return 1
+    return run_tests(tests, Limits(usual))
 
 
 def put_in_place(old: Any, new: Any) -> None:
@@ -435,10 +294,9 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
                 for test, so_far in zip(quickest, accumulate(map(usual.get, quickest)), strict=True)
                 if so_far <= LONGEST
             ]
-            tests: list[Any] = within or quickest[:1]
-            if m.narrow and not any((name, line) in collecting for line in m.lines):
-                tests = [items[test] for test in tests]
-            yield m, partial(mutated, m, tests, usual) if chosen else lambda: 0
+            in_place = m.narrow and not any((name, line) in collecting for line in m.lines)
+            job = partial(mutated, m, within or quickest[:1], items if in_place else None, usual)
+            yield m, job if chosen else lambda: 0
 
     def work(items: dict[str, Any]) -> None:
         gc.freeze()

@@ -21,6 +21,7 @@ from arithscope.heuristics.calibration import (
     rolled_products,
 )
 from arithscope.heuristics.catalogue import catalogue
+from arithscope.heuristics.classification import Neurons
 from arithscope.heuristics.kinds import Heuristic, parse
 from arithscope.heuristics.matching import order
 from arithscope.heuristics.multi_result import multi_results, ranks_by_result
@@ -75,6 +76,11 @@ def test_a_worse_heuristic_of_a_neuron_has_a_worse_rate() -> None:
     rate = false_discovery_rate(np.array([1e-6, 1e-4, 1e-3, 0.02, 0.03, 1.0]), neurons)
     assert np.all(np.diff(rate) >= 0)
     assert rate[2] == pytest.approx(min(1e-3 * 5 / 2, 0.02 * 5 / 3))
+
+
+def test_a_p_below_that_of_every_neuron() -> None:
+    """t = p itself has no neuron below it; of the others 0.5 · 2/1 and 0.9 · 2/2 the smaller is meant."""
+    assert false_discovery_rate(np.array([0.01, 0.95]), np.array([0.9, 0.5])) == pytest.approx([0.9, 0.95])
 
 
 def test_chance_counts_and_then_bounds() -> None:
@@ -246,6 +252,28 @@ def test_several_results_are_calibrated_like_the_rest() -> None:
             else:
                 assert float(found.null[neuron, i - 1]) >= above - 1e-9
         assert torch.equal(catalogued.null[0], found.null[neuron])
+
+
+def test_without_a_set_of_several_results() -> None:
+    """0/1 and 1/1: all results together are no set, so permutations show what the catalogue's heuristics show."""
+    sets = catalogue("/", 1, LIMIT)
+    assert len(sets) == 2
+    found = direct(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2), sets, np.array([[1, 1]]), rows=8)
+    assert found.several is not None
+    assert not found.several[0].found.any()
+    # One of two in its own order, and in the others the other one: at most half a prompt and chance are expected of it.
+    assert (found.null < 0.5).all()
+    table = classified(Neurons(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32)), sets, 2).best
+    assert "multi-result" not in table.kind.tolist()
+    kinds = {
+        "row": "int64",
+        "sign": "int8",
+        "size": "int32",
+        "overlap": "int32",
+        "direct": "bool",
+        "evidence": "float64",
+    }
+    assert {name: str(table[name].dtype) for name in kinds} == kinds
 
 
 def test_takes_both_by_hand() -> None:

@@ -59,7 +59,8 @@ def test_canonical_forms() -> None:
     "text",
     ["", "op3 in [1, 2]", "op1 in [1,2]", "op1 in [01, 2]", "op1 ~ 12", "op1 ~ ...", "result in {1}", "op2 in {1, 2}",
      "op1 mod 5 = 2 ", "op1 mod 0 = 0", "op1 mod 5 = 5", "op1 in [2, 1]", f"op1 mod {10**30} = 1", "op1 in [1, 1९]",
-     "result in {1, 2, 3, 4, 5}", "op1, op2 ~ 1.."],
+     "result in {1, 2, 3, 4, 5}", "op1, op2 ~ 1..", " in [1, 2]", "op1 in [, 2]", "op1 in [1, 2", " mod 5 = 2",
+     "op1 mod  = 2", "op1 mod 5 =2", "op1 mod 5 = ", " ~ 1..", "op1 ~ ", "result in {1, 2", "result in {1, }"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a heuristic"):
@@ -119,6 +120,8 @@ def test_what_is_no_heuristic() -> None:
         with pytest.raises(ValueError, match="two to four"):
             MultiResult(results)
     assert MultiResult((4, 1, 3, 2)).results == (1, 2, 3, 4)
+    assert Pattern("op1", "00.").admits(np.array([0, 9, 10, 999, 1000])).tolist() == [True, True, False, False, False]
+    assert Pattern("op1", "9..").admits(np.array([999, 1999])).tolist() == [True, False]
     assert Pattern("op1", ".1.").admits(np.array([-990, 10, 12, 110, 1010, 100])).tolist() == [
         False, True, True, True, False, False
     ]  # fmt: skip

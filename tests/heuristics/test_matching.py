@@ -344,3 +344,23 @@ def test_what_a_catalogue_says_of_itself(operator: str) -> None:
         assert all(len(set(group)) == 1 for group in kinds)
         assert sum(map(len, kinds)) == len(side.heuristics)
         assert len({group[0] for group in kinds}) == len(kinds)
+
+
+def test_of_one_prompt_nothing_can_be_said() -> None:
+    sets = catalogue("+", 0, 1000, both_operands=True)
+    assert len(sets) == 1
+    for side in (sets.indirect, sets.direct):
+        assert (side.heuristics, side.variables, side.kinds) == ([], [], [])
+        assert side.sizes.tolist() == side.start.tolist() == side.table.tolist() == []
+        assert side.sizes.dtype == torch.int64
+
+
+def test_so_little_memory_that_neurons_are_worked_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets, logits = CATALOGUES["/"], np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
+    neurons, done = Neurons(patterns(sets), logits), []
+    want = classify(neurons, sets, 3, 0, list("abcdefg"), lambda n: None)
+    monkeypatch.setattr("arithscope.heuristics.classification.CPU_CELLS", 1)
+    found = classify(neurons, sets, 3, 0, list("abcdefg"), done.append)
+    assert done == [1] * 7
+    for a, b in ((found.matches, want.matches), (found.best, want.best), (found.neurons, want.neurons)):
+        pd.testing.assert_frame_equal(a, b)

@@ -46,3 +46,8 @@ def test_large_sets() -> None:
 
 def test_nothing() -> None:
     assert len(evidence(10, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))) == 0
+
+
+def test_one_prompt() -> None:
+    assert evidences(1, 1).tolist() == [0.0, 0.0]
+    assert evidence(1, torch.tensor([1, 1]), torch.tensor([0, 1])).tolist() == [0.0, 0.0]

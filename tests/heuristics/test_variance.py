@@ -59,6 +59,17 @@ def test_what_a_number_tells() -> None:
         assert abs(float(share.mean())) < 0.01
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_what_a_number_tells_by_hand(scale: float) -> None:
+    """1, 2 and 4 in groups of two and one: 0.5 of 14/3 is left within groups, of one degree of freedom where all have two."""
+    rows = torch.tensor([[1.0, 2.0, 4.0], [3.0, 3.0, 5.0]], dtype=torch.float64) * scale
+    before, spread = rows.clone(), Spread(rows)
+    assert torch.equal(rows, before)
+    assert spread.told_by(torch.tensor([0, 0, 2])).tolist() == pytest.approx([1 - 0.5 / (14 / 3) * 2, 1])
+    assert spread.told_by(torch.tensor([0, 1, 2])).tolist() == pytest.approx([1, 1])
+    assert spread.told_by(torch.tensor([1, 1, 1])).tolist() == pytest.approx([0, 0])
+
+
 def test_the_correlation_with_a_function_of_a_number() -> None:
     random = np.random.default_rng(3)
     number = random.integers(0, 20, 500)

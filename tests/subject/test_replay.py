@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -148,6 +150,42 @@ def test_edits_of_the_tape_hold_in_every_replay(family: str, attention: str) -> 
     assert worst(tape.logits[None], record(subject, ids, last).logits[None]) > 100 * TOLERANCE
 
 
+def test_edits_of_the_tape_on_one_side_of_its_beginning() -> None:
+    subject = small("llama", "sdpa")
+    ids, op2, last = some_ids(subject), subject.positions.op2, subject.positions.last
+    for position in (subject.positions.op1, last):
+        common = [edit(subject, Site.HEADS, 1, [0, 3], positions=position)]
+        tape = record(subject, ids, op2, edits=common)
+        one = edit(subject, Site.NEURONS, 0, positions=op2)
+        assert worst(replay(tape, [one], edited_logits), full(subject, ids, [*common, one])) < TOLERANCE
+
+
+def test_single_neurons_are_edited_at_the_last_position_unless_said_otherwise() -> None:
+    subject = small("llama", "sdpa")
+    ids = some_ids(subject)
+    tape = record(subject, ids, subject.positions.op1, neurons=[1])
+    got = replay_neurons(tape, 1, torch.tensor([3]), torch.full((1, 1), 2.0), edited_logits)
+    change = edit(subject, Site.NEURONS, 1, [3], positions=subject.positions.last, values=2.0)
+    assert worst(got, full(subject, ids, [change])) < TOLERANCE
+
+
+def test_layers_that_are_called_with_keywords_only() -> None:
+    subject = small("llama", "sdpa")
+    ids, last = some_ids(subject), subject.positions.last
+
+    def named(module: object, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+        return (), {"hidden_states": args[0], **kwargs} if args else kwargs
+
+    handles = [layer.register_forward_pre_hook(named, with_kwargs=True) for layer in subject.layers]
+    try:
+        one = edit(subject, Site.NEURONS, 1, positions=last)
+        got = replay(record(subject, ids, last), [one], edited_logits)
+        assert worst(got, full(subject, ids, [one])) < TOLERANCE
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @families
 def test_wrong_position_differs(family: str, attention: str) -> None:
     """A negative control: the same edit at a neighbouring position does something else."""
@@ -215,6 +253,9 @@ def test_edits_outside_the_tape_or_of_unequal_variants_are_refused() -> None:
     early = edit(subject, Site.NEURONS, 0, positions=subject.positions.op1)
     with pytest.raises(ValueError, match="before position"):
         replay(tape, [early], edited_logits)
+    late = edit(subject, Site.NEURONS, 0, positions=subject.positions.last)
+    with pytest.raises(ValueError, match="before position"):
+        replay(tape, [late, early], edited_logits)
     two = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:2], positions=subject.positions.last)
     three = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:3], positions=subject.positions.last)
     with pytest.raises(ValueError, match="number of variants"):
@@ -285,7 +326,7 @@ def test_the_cache_of_a_prefix() -> None:
                     assert both.shape == (rows, 3, 5, 5)
                     for row in range(rows):
                         assert torch.equal(both[row], torch.cat([old[row % 2], own[row]], dim=1))
-            assert cache.get_seq_length(layer) == cache.get_seq_length() == 4
+            assert cache.get_seq_length(layer) == PrefixCache(prefix[:1], False).get_seq_length() == 4
         for cache in (PrefixCache(prefix, True), PrefixCache([], False)):
             assert all(a is b for a, b in zip(cache.update(*new, 0), new, strict=True))
         assert cache.get_seq_length() == 0

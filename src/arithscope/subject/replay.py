@@ -49,8 +49,7 @@ class PrefixCache(Cache):
 
     @staticmethod
     def _behind(old: Tensor, new: Tensor) -> Tensor:
-        variants = new.shape[0] // old.shape[0]
-        wide = old.expand(variants, *old.shape) if variants > 1 else old[None]
+        wide = old.expand(new.shape[0] // old.shape[0], *old.shape)
         return torch.cat([wide.flatten(0, 1), new], dim=-2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -174,12 +173,11 @@ def _hidden_states(call: Call) -> Tensor:
 
 def _through_layers(tape: Tape, hidden: Tensor, start: int) -> Tensor:
     """Push rows through the layers from `start` on, each called as it was recorded."""
-    edits = [e for e in tape.edits if e.layer >= start]
 
     def replaced(x: Any) -> Any:
         return cache if isinstance(x, Cache) else x
 
-    with shared_prefix(tape.subject, tape.prefix) as apart, editing(tape.subject, edits, tape.batch, tape.first):
+    with shared_prefix(tape.subject, tape.prefix) as apart, editing(tape.subject, tape.edits, tape.batch, tape.first):
         cache = PrefixCache(tape.prefix, apart)
         for layer, (args, kwargs) in zip(tape.subject.layers[start:], tape.calls[start:], strict=True):
             keywords = {k: replaced(v) for k, v in kwargs.items()}
