@@ -67,6 +67,7 @@ def test_numbers(x: float | None, expected: str) -> None:
 def test_means_and_lists() -> None:
     assert shown(mean(0.5, 0.25, 1.0)) == ".500 [.250, 1.00]"
     assert shown(mean(NAN, NAN, NAN, 0)) == "–"
+    assert shown(mean(0.5, NAN, NAN)) == ".500"  # no interval
     assert overall({"+": mean(0.5, 0.4, 0.6)}) == ".500 [.400, .600] (n = 50)"
     both = {"+": mean(0.5, 0.4, 0.6), "-": mean(0.7, 0.6, 0.8), "mean": mean(0.6, 0.55, 0.65, 1000)}
     assert overall(both) == ".600 [.550, .650] (n = 1,000)"

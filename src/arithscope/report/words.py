@@ -31,8 +31,10 @@ def interval(mean: Mean) -> str:
 
 
 def shown(mean: Mean) -> str:
-    """A mean with its interval."""
-    return NOTHING if math.isnan(mean.value) else f"{number(mean.value)} {interval(mean)}"
+    """A mean with its interval, if it has one."""
+    if math.isnan(mean.value):
+        return NOTHING
+    return number(mean.value) if math.isnan(mean.low) else f"{number(mean.value)} {interval(mean)}"
 
 
 def p_value(p: float) -> str:
