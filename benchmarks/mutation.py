@@ -2,7 +2,8 @@
 
 Every mutant (see `benchmarks/mutants.py`) is one small change of one module. The tests that run the changed lines are run on
 it, the quickest first, until one fails. Where none does, the mutant has survived: a test is missing, unless nothing that the
-module is for has changed. Those are listed, with the reason, in tests/equivalent_mutants.toml.
+module is for has changed, or has only where there is a GPU. Those are listed, with the reason, in
+tests/equivalent_mutants.toml.
 
     python -m benchmarks.mutation --out mutants.jsonl [--processes 2] [--seconds 600] [--only TEXT]
     python -m benchmarks.mutation --out mutants.jsonl --record mutation
@@ -44,7 +45,7 @@ from benchmarks.mutants import PACKAGE, Mutant, mutants
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ROOT = Path(__file__).resolve().parent.parent
-EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
+LISTED = ROOT / "tests" / "equivalent_mutants.toml"
 # By module, or folder of them: the test files that are about it.
 TESTS = {
     "measures.py": ["tests/test_measures.py"],
@@ -314,23 +315,34 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
 
 
 def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> None:
-    """Record the score of each module: of the mutants that were run and are not equivalent, the share that was noticed."""
+    """Record the score of each module: the share that was noticed of the mutants that were run and that could be noticed."""
     from benchmarks.record import Table, record
 
-    listed = [text for group in tomllib.loads(EQUIVALENT.read_text())["same"] for text in group["mutants"]]
+    read = tomllib.loads(LISTED.read_text(encoding="utf-8"))
+    listed = {text: kind for kind, groups in read.items() for group in groups for text in group["mutants"]}
     wrong = {*listed} - {m.id for some in every.values() for m in some if ends.get(m.id, "survived") == "survived"}
     if wrong:
-        sys.exit(f"{EQUIVALENT.name} lists mutants that do not exist or that a test notices: {sorted(wrong)}")
+        sys.exit(f"{LISTED.name} lists mutants that do not exist or that a test notices: {sorted(wrong)}")
     rows, survived = [], []
     for module, some in every.items():
-        count = Counter("equivalent" if m.id in listed else ends[m.id] for m in some if m.id in ends)
+        count = Counter(listed.get(m.id, ends[m.id]) for m in some if m.id in ends)
         noticed, tried = count["killed"] + count["timed out"], count.total()
-        score = f"{noticed / (tried - count['equivalent']):.1%}"
+        score = f"{noticed / (noticed + count['survived']):.1%}"
         rows.append(
-            [module, len(some), tried, noticed, count["timed out"], count["equivalent"], count["survived"], score]
+            [module, len(some), tried, noticed, *(count[x] for x in ("timed out", "same", "gpu", "survived")), score]
         )
         survived += [[m.id] for m in some if ends.get(m.id) == "survived" and m.id not in listed]
-    columns = ["module", "mutants", "run", "noticed", "of them too slow", "equivalent", "survived", "score"]
+    columns = [
+        "module",
+        "mutants",
+        "run",
+        "noticed",
+        "of them too slow",
+        "equivalent",
+        "only with a GPU",
+        "survived",
+        "score",
+    ]
     notes = [f"tests of at most {LONGEST:.0f} seconds for a mutant", "where not all were run, a random sample"]
     record(name, {"scores": Table(columns, rows), "survived": Table(["mutant"], survived)}, notes)
 
