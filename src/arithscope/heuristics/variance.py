@@ -89,7 +89,7 @@ class Coverage:
         holds = {n: np.stack([row for name, row in rows if name == n]).astype(np.float64) for n in dict.fromkeys(names)}
         sums, shared = np.empty(len(rows)), np.empty((len(rows), len(rows)))
         for a, of_a in holds.items():
-            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x, minlength=self._sizes[a])
+            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x)
             for b, of_b in holds.items():
                 shared[np.ix_(names == a, names == b)] = self._shared(a, of_a, b, of_b)
         centred = shared - np.outer(np.diagonal(shared), np.diagonal(shared)) / self.total
