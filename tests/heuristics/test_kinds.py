@@ -113,6 +113,8 @@ def test_names_of_kinds() -> None:
 def test_what_is_no_heuristic() -> None:
     with pytest.raises(ValueError, match="op1, op2, result or both operands, not 'op3'"):
         Range("op3", 1, 2)
+    with pytest.raises(ValueError, match="not 'op3'"):
+        Pattern("op3", "1..")
     for template, on in (("12", "op1"), ("1234", "op1"), ("...", "op1"), ("a12", "op1"), ("1..", "op1, op2")):
         with pytest.raises(ValueError, match="no pattern"):
             Pattern(on, template)
@@ -125,6 +127,11 @@ def test_what_is_no_heuristic() -> None:
     assert Pattern("op1", ".1.").admits(np.array([-990, 10, 12, 110, 1010, 100])).tolist() == [
         False, True, True, True, False, False
     ]  # fmt: skip
+
+
+def test_both_ends_of_a_range_belong_to_it() -> None:
+    assert Range("op1", 3, 5).admits(np.arange(8)).tolist() == [False, False, False, True, True, True, False, False]
+    assert Modulo("op1", 3, 2).admits(np.arange(6)).tolist() == [False, False, True, False, False, True]
 
 
 def test_direct_or_indirect() -> None:

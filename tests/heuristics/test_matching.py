@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.classification import Matched, Neurons, calibrate, classify, tries
-from arithscope.heuristics.kinds import MultiResult, parse
+from arithscope.heuristics.kinds import BOTH, MultiResult, parse
 from arithscope.heuristics.matching import is_match, order, overlaps
 from arithscope.heuristics.multi_result import _information, grid, multi_results, occurrences, ranks_by_result
 from arithscope.heuristics.vocabulary import vocabulary
@@ -145,9 +146,13 @@ SMALL = catalogue("/", 11, 1000)  # results 0…11, so that all sets of up to fo
 def test_multi_results_against_exhaustive_search(seed: int, strength: float, count: int) -> None:
     random = np.random.default_rng(seed)
     liked = random.choice(12, count, replace=False)
+    values = np.isin(SMALL.answers.numpy(), liked) * strength + random.standard_normal(len(SMALL)).round(1)
+    assert_is_the_best_set(order(torch.from_numpy(values.astype(np.float32))[None]))
+
+
+def assert_is_the_best_set(ordered: Tensor) -> MultiResult | None:
+    """And which it is."""
     answers = SMALL.answers.numpy()
-    values = np.isin(answers, liked) * strength + random.standard_normal(len(SMALL)).round(1)
-    ordered = order(torch.from_numpy(values.astype(np.float32))[None])
     results = answers[ordered[0].numpy()].tolist()
     best: tuple[tuple[bool, float], tuple[int, ...], int, int] | None = None
     for t in grid(len(SMALL)):
@@ -168,6 +173,17 @@ def test_multi_results_against_exhaustive_search(seed: int, strength: float, cou
         assert occurrences(ranks, found, SMALL).tolist() == [[best[3]]]
         backwards = sum(r in best[1] for r in results[::-1][: best[2]])
         assert occurrences(ranks_by_result(ordered.flip(1), SMALL), found, SMALL).tolist() == [[backwards]]
+    return None if best is None else MultiResult(best[1])
+
+
+@pytest.mark.parametrize("first", [[0] * 26 + [5, 3], [0] * 18 + [3]])
+def test_equally_frequent_results_and_just_too_few(first: list[int]) -> None:
+    """26 of 28 are not enough and 27 are, with either of two results: the smaller is taken. 18 of 19 are not enough."""
+    waiting = {r: np.flatnonzero(SMALL.answers.numpy() == r).tolist() for r in range(12)}
+    foremost = [waiting[r].pop() for r in first]
+    rest = [waiting[r].pop() for r in (*([0] * len(waiting[0])), *range(1, 12)) if waiting[r]]
+    last = [i for some in waiting.values() for i in some]
+    assert assert_is_the_best_set(torch.tensor([foremost + rest + last])) == MultiResult((0, 3))
 
 
 def _mutual_information(n: int, k: int, x: int) -> float:
@@ -178,8 +194,9 @@ def _mutual_information(n: int, k: int, x: int) -> float:
 
 
 def test_information_by_hand() -> None:
-    found = _information(100, torch.tensor([10, 10, 40]), torch.tensor([10, 1, 30])).tolist()
-    assert found == pytest.approx([_mutual_information(100, 10, 10), 0.0, _mutual_information(100, 40, 30)])
+    found = _information(100, torch.tensor([10, 10, 40, 5]), torch.tensor([10, 1, 30, 2])).tolist()
+    want = [_mutual_information(100, 10, 10), 0.0, _mutual_information(100, 40, 30), _mutual_information(100, 5, 2)]
+    assert found == pytest.approx(want)
 
 
 def test_neurons_are_scored_alike_in_any_company() -> None:
@@ -337,6 +354,13 @@ def test_what_a_catalogue_says_of_itself(operator: str) -> None:
     assert sets.depth == (len(sets) if operator == "/" else largest)
     variables = [v for side in (sets.indirect, sets.direct) for v in side.variables]
     assert sets.width == max(len(sets), *(int(v.holds.sum()) for v in variables))
+    both = [
+        (str(h), k) for h, k in zip(sets.indirect.heuristics, sets.indirect.sizes.tolist(), strict=True) if h.on == BOTH
+    ]
+    assert both == [(text, len(brute.members(text, operator, pairs_of(sets)))) for text, _ in both]
+    assert {"op1, op2 in [0, 10]", "op1, op2 in [10, 20]", "op1, op2 mod 2 = 1", "op1 = op2"} <= {
+        text for text, _ in both
+    }
     for side in (sets.indirect, sets.direct):
         assert [side.column[h] for h in side.heuristics] == list(range(len(side.heuristics)))
         assert side.chance.tolist() == pytest.approx([k * k / len(sets) for k in side.sizes.tolist()])

@@ -45,7 +45,8 @@ def test_large_sets() -> None:
 
 
 def test_nothing() -> None:
-    assert len(evidence(10, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))) == 0
+    nothing = evidence(10, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    assert (nothing.tolist(), nothing.dtype) == ([], torch.float64)
 
 
 def test_one_prompt() -> None:

@@ -172,8 +172,7 @@ def chance_of(most: Floats, null: Floats, tries: int) -> Floats:
     heuristics that were tried."""
     exceeding = len(null) - np.searchsorted(np.sort(null), most, side="left")
     counted = (1 + exceeding) / (1 + len(null))
-    bound = np.minimum(tries * 10.0**-most, 1.0)
-    return np.where(exceeding > 0, counted, np.minimum(counted, bound))
+    return np.where(exceeding > 0, counted, np.minimum(counted, tries * 10.0**-most))
 
 
 def false_discovery_rate(p: Floats, of_neurons: Floats) -> Floats:
@@ -188,4 +187,4 @@ def false_discovery_rate(p: Floats, of_neurons: Floats) -> Floats:
     rate = np.append(np.minimum.accumulate((ranked * m / np.arange(1, m + 1))[::-1])[::-1], 1.0)
     below = np.searchsorted(ranked, p, side="right")
     here = np.where(below > 0, p * m / np.maximum(below, 1), 1.0)
-    return np.minimum(np.minimum(here, rate[below]), 1.0)
+    return np.minimum(here, rate[below])

@@ -221,4 +221,4 @@ def _labels(prompts: Prompts, heuristics: Sequence[Heuristic]) -> Ints:
         return np.where(a == b, a, first.divisor)
     edges = np.unique([edge for h in heuristics if isinstance(h, Range) for edge in (h.low, h.high + 1)])
     a, b = (np.searchsorted(edges, x, side="right") for x in (prompts.op1, prompts.op2))
-    return np.where((a == 0) | (b == 0), 0, a * (len(edges) + 1) + b)
+    return a * (len(edges) + 1) + b

@@ -64,7 +64,7 @@ def grid(total: int) -> list[int]:
     """Numbers of foremost prompts that are tried."""
     sizes = [2]
     while sizes[-1] < total:
-        sizes.append(min(total, max(sizes[-1] + 1, int(sizes[-1] * GROWTH))))
+        sizes.append(min(total, int(sizes[-1] * GROWTH)))
     return sizes
 
 
