@@ -1,7 +1,8 @@
 """Command lines: whatever is typed, a command begins its work or says in one sentence why not.
 
-The work itself does not begin: looking for a subject (once all values that can be judged without one have been), training and
-listening have stand-ins. Whether a command line should get so far is said here once more, value by value.
+The work itself does not begin, unless it is quick: looking for a subject (once all values that can be judged without one have
+been), joining a cluster, drawing, training and listening have stand-ins. Whether a command line should get so far is said here
+once more, value by value.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
+from arithscope import files
 from arithscope.cli import main
+from arithscope.cluster import driver
 from arithscope.explorer import serve as serve_module
+from arithscope.report import comparison
 from arithscope.stages import STAGES
 from arithscope.subject import load as load_module
 from arithscope.training import loop
@@ -67,10 +72,14 @@ def one_of(*known: str) -> Legal:
     return lambda text: text in known
 
 
-def whole(low: float = -math.inf) -> Legal:
+def anything(text: str) -> bool:
+    return True
+
+
+def whole(low: float = -math.inf, high: float = math.inf) -> Legal:
     def legal(text: str) -> bool:
         try:
-            return int(text) >= low
+            return low <= int(text) <= high
         except ValueError:
             return False
 
@@ -134,58 +143,114 @@ def layers(text: str) -> bool:
 
 HOSTS = ["127.0.0.1", "localhost", "0.0.0.0"]
 TEMPLATES = ["{op1}{operator}{op2}=", "{op1} {operator} {op2} =", "{{{op1}{operator}{op2}", "\\n{op1}{operator}{op2}"]
-LOADING: dict[str, tuple[list[str], Legal]] = {
+PROMPTS = ["1+2=", " 40 - 40", "0 + 40 =", "12-5"]  # of the run: + and - up to 40
+CHECKPOINTS = ["all", "step-00500", "step-03500, step-00000"]
+LAYERS, NEURONS = 4, 512  # of tiny-llama
+Value = tuple[list[str], Legal]
+PATH: Value = (["some/where", "there"], can_be_a_path)
+SEED: Value = (["0", "7", str(2**70), "-1"], whole(0))
+MODEL: dict[str, Value] = {
     "--device": (["auto", "cpu"], device),
+    "--device-map": (["auto", "balanced"], one_of("auto", "balanced", "balanced_low_0", "sequential")),
+}
+LOADING: dict[str, Value] = {
+    **MODEL,
     "--dtype": (["auto", "float32", "bfloat16", "float16"], one_of("auto", "float32", "bfloat16", "float16")),
     "--template": ([*TEMPLATES, "{op1}", "{op2}{operator}{op1}", "{op1!r}{operator}{op2}"], template),
     "--prefix": (["", "1+1=2\\n", "{", "{op1}"], is_text),
-    "--device-map": (["auto", "balanced"], one_of("auto", "balanced", "balanced_low_0", "sequential")),
     "--quantize": (["4bit", "8bit", "2bit"], one_of("4bit", "8bit")),
 }
-OPTIONS: dict[str, dict[str, tuple[list[str], Legal]]] = {
-    "run": {
-        **LOADING,
-        "--out": (["some/where", "there"], can_be_a_path),
-        "--operators": (["+", "-*", "+-*/", "/+"], operators),
-        "--max-operand": (["1", "300", "0", "-3"], whole(1)),
-        "--preset": (["quick", "paper"], one_of("quick", "paper")),
-        "--stages": (["accuracy", "means, accuracy", ",bag", "training", "accuracy,lunch"], stages),
-        "--seed": (["0", "7", str(2**70), "-1"], whole(0)),
-        "--effect": (["probability", "log_ratio", "logit"], one_of("probability", "log_ratio", "logit")),
-        "--neurons": (["exact", "atp", "ig", "relp", "screen"], one_of("exact", "atp", "ig", "relp", "screen")),
-        "--rank": (["mean", "mean+std"], one_of("mean", "mean+std")),
-        "--topk": (["1", "200", "0"], whole(1)),
-        "--knockout-at": (["last", "all"], one_of("last", "all")),
-    },
-    "doctor": {**LOADING, "--operators": (["+", "-*"], operators), "--max-operand": (["1", "300"], whole())},
-    "bench": {
-        **LOADING,
-        "--prompts": (["1", "50"], whole()),
-        "--layers": (["1", "1,2", "1,,2", "1;2"], layers),
-        "--seconds": (["1", "0.5", "1e3"], is_float),
-        "--json": (["out.json", "/", "no/folder.json"], lambda text: can_be_a_path(text) and _can_be_written(text)),
-    },
-    "train": {"--out": (["some/where"], can_be_a_path), "--device": LOADING["--device"]},
-    "explore": {
-        "--host": ([*HOSTS, "1.2.3.4", "a" * 70, "..", "[::1]", ""], one_of(*HOSTS)),
-        "--port": (["0", "-1", "65536"], lambda text: whole()(text) and int(text) == 0),
-    },
-}  # fmt: skip
-FLAGS = {
-    "run": ["--uncentred", "--ratio-of-means", "--both-operands", "--allow-pickle", "--trust-remote-code"],
-    "doctor": ["--allow-pickle", "--trust-remote-code"],
-    "bench": ["--allow-pickle", "--trust-remote-code"],
-    "train": [],
-    "explore": ["--no-browser", "--allow-pickle"],
-}
-ARGUMENT: dict[str, tuple[list[str], Legal]] = {
-    "train": (["tiny-llama", "tiny-pythia"], one_of("tiny-llama", "tiny-pythia")),
-    "explore": (["RUN"], one_of("RUN")),
-}
-SUBJECT: tuple[list[str], Legal] = (
-    ["tiny-llama", "some/model", "folder"],
-    lambda text: True,
-)  # judged where it is looked for
+OF_A_RUN: dict[str, Value] = {**MODEL, "--subject": (["tiny-llama", "some/where"], anything)}
+CODE = ["--allow-pickle", "--trust-remote-code"]
+RUN: Value = (["RUN"], one_of("RUN", "./RUN", "RUN/"))
+SUBJECT: Value = (["tiny-llama", "some/model", "folder"], anything)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What can be typed: arguments, options and flags, with values that are likely and a rule that tells the legal ones."""
+
+    name: str
+    arguments: list[Value] = field(default_factory=list)
+    options: dict[str, Value] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+
+
+COMMANDS = [
+    Command(
+        "run",
+        [SUBJECT],
+        {
+            **LOADING,
+            "--out": PATH,
+            "--operators": (["+", "-*", "+-*/", "/+"], operators),
+            "--max-operand": (["1", "300", "0", "-3"], whole(1)),
+            "--preset": (["quick", "paper"], one_of("quick", "paper")),
+            "--stages": (["accuracy", "means, accuracy", ",bag", "training", "accuracy,lunch"], stages),
+            "--seed": SEED,
+            "--effect": (["probability", "log_ratio", "logit"], one_of("probability", "log_ratio", "logit")),
+            "--neurons": (["exact", "atp", "ig", "relp", "screen"], one_of("exact", "atp", "ig", "relp", "screen")),
+            "--rank": (["mean", "mean+std"], one_of("mean", "mean+std")),
+            "--topk": (["1", "200", "0"], whole(1)),
+            "--knockout-at": (["last", "all"], one_of("last", "all")),
+        },
+        ["--uncentred", "--ratio-of-means", "--both-operands", *CODE],
+    ),
+    Command(
+        "run",
+        [(["tiny-pythia"], one_of("tiny-pythia"))],
+        {"--checkpoints": (CHECKPOINTS, one_of(*CHECKPOINTS)), "--cluster": (["local", "auto"], anything)},
+    ),
+    Command("report", [RUN]),
+    Command(
+        "neuron",
+        [RUN, (["0", "3", "4"], whole(0, LAYERS - 1)), (["0", "511", "512"], whole(0, NEURONS - 1))],
+        {"--operator": (["+", "-", "*"], one_of("+", "-"))},
+    ),
+    Command("explain", [RUN, (PROMPTS, one_of(*PROMPTS))], OF_A_RUN, ["--raw", "--json", *CODE]),
+    Command("compare", [RUN, RUN], {"--out": (PATH[0], lambda text: can_be_a_path(text) and not _is_there(text))}),
+    Command("verify", [RUN], {**OF_A_RUN, "--seed": SEED}, CODE),
+    Command(
+        "explore",
+        [RUN],
+        {
+            **OF_A_RUN,
+            "--host": ([*HOSTS, "1.2.3.4", "a" * 70, "..", "[::1]", ""], one_of(*HOSTS)),
+            "--port": (["0", "-1", "65536"], lambda text: whole()(text) and int(text) == 0),
+        },
+        ["--no-browser", *CODE],
+    ),
+    Command("subjects"),
+    Command(
+        "doctor",
+        [SUBJECT],
+        {**LOADING, "--operators": (["+", "-*"], operators), "--max-operand": (["1", "300"], whole())},
+        CODE,
+    ),
+    Command(
+        "bench",
+        [SUBJECT],
+        {
+            **LOADING,
+            "--prompts": (["1", "50"], whole()),
+            "--layers": (["1", "1,2", "1,,2", "1;2"], layers),
+            "--seconds": (["1", "0.5", "1e3"], is_float),
+            "--json": (["out.json", "/", "no/folder.json"], lambda text: can_be_a_path(text) and _can_be_written(text)),
+        },
+        CODE,
+    ),
+    Command(
+        "train",
+        [(["tiny-llama", "tiny-pythia"], one_of("tiny-llama", "tiny-pythia"))],
+        {"--out": PATH, "--device": MODEL["--device"]},
+    ),
+]
+# Values that are looked for elsewhere: a model where it is loaded, an address in the network.
+NEVER_ODD = ("--host", "--port", "--cluster", "run", "doctor", "bench")
+
+
+def _is_there(text: str) -> bool:
+    return os.path.exists(os.path.expanduser(text))
 
 
 def _can_be_written(text: str) -> bool:
@@ -195,24 +260,31 @@ def _can_be_written(text: str) -> bool:
 @st.composite
 def lines(draw: st.DrawFn) -> tuple[list[str], bool]:
     """A command line, and whether it should be accepted. Mostly one value at the most is odd."""
-    command = draw(st.sampled_from(sorted(OPTIONS)))
-    usual, is_legal = ARGUMENT.get(command, SUBJECT)
-    argument = draw(
-        st.one_of(st.sampled_from(usual), st.sampled_from(usual), odd if command == "train" else st.sampled_from(usual))
-    )
-    line, legal = [command], is_legal(argument)
-    names = draw(st.lists(st.sampled_from(sorted(OPTIONS[command])), max_size=4, unique=True))
+
+    def value(likely: list[str], of: str) -> str:
+        return draw(st.sampled_from(likely) if of in NEVER_ODD or draw(st.integers(0, 3)) else odd)
+
+    command = draw(st.sampled_from(COMMANDS))
+    line, legal = [command.name], True
+    names = draw(st.lists(st.sampled_from(sorted(command.options)), max_size=4, unique=True)) if command.options else []
     for name in names:
-        likely, is_legal = OPTIONS[command][name]
-        fixed = name in ("--host", "--port")  # any other would be looked up in the network, or may be in use here
-        value = draw(st.sampled_from(likely) if fixed or draw(st.integers(0, 3)) else odd)
-        line.append(f"{name}={value}")
-        legal = legal and is_legal(value)
-    line += draw(st.lists(st.sampled_from(FLAGS[command]), unique=True, max_size=2)) if FLAGS[command] else []
+        likely, is_legal = command.options[name]
+        chosen = value(likely, name)
+        line.append(f"{name}={chosen}")
+        legal = legal and is_legal(chosen)
+    line += draw(st.lists(st.sampled_from(command.flags), unique=True, max_size=2)) if command.flags else []
     if draw(st.integers(0, 15)) == 15:
         line.append(draw(st.sampled_from(["--colour", "-x", "--seed", "--browser=1"])))
         legal = False
-    return [*line, "--", argument], legal
+    line.append("--")
+    for likely, is_legal in command.arguments:
+        chosen = value(likely, command.name)
+        line.append(chosen)
+        legal = legal and is_legal(chosen)
+    if draw(st.integers(0, 15)) == 15 and command.name not in ("explore", "compare"):  # which take any number of runs
+        line.append(draw(odd))
+        legal = False
+    return line, legal
 
 
 @pytest.fixture
@@ -220,20 +292,23 @@ def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(small_run)
     monkeypatch.setattr(load_module, "_find", begin)
+    monkeypatch.setattr(driver, "_connected", begin)
+    monkeypatch.setattr(files, "locked", begin)
+    monkeypatch.setattr(comparison, "writing", begin)
     monkeypatch.setattr(loop, "train", lambda recipe, *_: begin(read_recipe(recipe)))
     monkeypatch.setattr(serve_module.uvicorn, "Server", begin)
     monkeypatch.setattr(serve_module.threading, "Timer", begin)
     return tmp_path
 
 
-def outcome(line: list[str]) -> tuple[int | None, str]:
-    """The exit code (None: the work has begun), and what was said on stderr."""
+def outcome(line: list[str]) -> tuple[int, str]:
+    """The exit code (0 also if the work has just begun), and what was said on stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
             main(line)
         except Begun:
-            return None, err.getvalue()
+            return 0, err.getvalue()
         except SystemExit as ended:
             return int(ended.code or 0), err.getvalue()
     raise AssertionError("main has returned")
@@ -242,13 +317,13 @@ def outcome(line: list[str]) -> tuple[int | None, str]:
 def accepts(asked: tuple[list[str], bool]) -> bool:
     line, legal = asked
     code, said = outcome(line)
-    if code is not None:
+    if code:
         assert code == 2
         assert said.startswith("arithscope: ")
         assert said.count("\n") == 1
         check_sentence(said)
-    assert (code is None) == legal, said
-    return code is None
+    assert (code == 0) == legal, said
+    return code == 0
 
 
 @twice

@@ -27,7 +27,7 @@ from arithscope.store import RunFolder, plain
 from arithscope.stored import check_description
 from arithscope.study import chosen_stages
 from arithscope.study import run as run_stages
-from arithscope.subject.load import QUANTIZATIONS, LoadOptions, load
+from arithscope.subject.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.subject.subject import Subject
 
 _KINDS: Mapping[str, type] = {stage.name: stage.result for stage in STAGES}
@@ -70,6 +70,7 @@ class Run(Results):
         self.folder = RunFolder(user_path(path))
         check_description(self.folder.manifest, self.path)
         self.elsewhere, self.options = elsewhere, options or LoadOptions()
+        check_options(self.options)  # what is wrong with them is told now, not once a subject is asked for
         self._results: dict[str, Any] = {}
 
     @property
@@ -152,7 +153,7 @@ class Run(Results):
         """The run's subject as it was then; loaded when first asked for, and compared with what the run was made from."""
         known = self.manifest["subject"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
-        source = self.elsewhere or known["source"]
+        source = known["source"] if self.elsewhere is None else self.elsewhere
         template = Template(self.configuration["template"], self.configuration["prefix"])
         subject = load(source, template, replace(self.options, dtype=known["dtype"], quantize=quantize))
         if any(getattr(subject.identity, k) != known[k] for k in ("weight_hash", "tokenizer_hash")):

@@ -77,13 +77,7 @@ def load(subject: str, template: Template | None = None, options: LoadOptions | 
 
 
 def _load(subject: str, template: Template | None, options: LoadOptions) -> Subject:
-    device = pick_device(options.device)
-    if options.dtype not in ("auto", *DTYPES):
-        raise UserError(f"There is no dtype {options.dtype!r}; choose from auto, {', '.join(DTYPES)}.")
-    if options.quantize not in (None, *QUANTIZATIONS):
-        raise UserError(f"There is no quantisation {options.quantize!r}; choose {' or '.join(QUANTIZATIONS)}.")
-    if options.device_map is not None:
-        read_device_map(options.device_map)
+    device = check_options(options)
     _quiet()
     place = _find(subject)
     config = _configuration(place, options)
@@ -94,6 +88,18 @@ def _load(subject: str, template: Template | None, options: LoadOptions) -> Subj
     source = str(path.resolve()) if path.exists() else subject
     identity = Identity(place.name, revision, _weight_hash(place, model), _tokenizer_hash(tokenizer), source)
     return _attempt(place, "model", _checked, model, tokenizer, identity, template)
+
+
+def check_options(options: LoadOptions) -> torch.device:
+    """Refuse what no subject can be loaded with; the device that is meant."""
+    device = pick_device(options.device)
+    if options.dtype not in ("auto", *DTYPES):
+        raise UserError(f"There is no dtype {options.dtype!r}; choose from auto, {', '.join(DTYPES)}.")
+    if options.quantize not in (None, *QUANTIZATIONS):
+        raise UserError(f"There is no quantisation {options.quantize!r}; choose {' or '.join(QUANTIZATIONS)}.")
+    if options.device_map is not None:
+        read_device_map(options.device_map)
+    return device
 
 
 def _checked(model: Any, tokenizer: Any, identity: Identity, template: Template | None) -> Subject:
