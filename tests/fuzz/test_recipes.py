@@ -132,10 +132,15 @@ def test_recipes(tmp_path: Path, full: bool) -> None:
     assert fuzz("recipes", recipes, accepts, full).accepted
 
 
+def is_narrow(config: Any) -> bool:
+    """Whoever leaves the width out gets the library's, and may have to wait long."""
+    return not isinstance(config, dict) or "hidden_size" in config
+
+
 configurations = st.one_of(
-    documents(RECIPE["model"]["config"]).map(
-        lambda config: {**RECIPE, "model": {"family": "gpt_neox", "config": config}}
-    ),
+    documents(RECIPE["model"]["config"])
+    .filter(is_narrow)
+    .map(lambda config: {**RECIPE, "model": {"family": "gpt_neox", "config": config}}),
     st.fixed_dictionaries({o: st.sampled_from([0, 0.0, 1e-9, 0.5, 1]) for o in ("+", "/")}).map(
         lambda seen: {**RECIPE, "data": {**RECIPE["data"], "seen": seen}}
     ),
