@@ -40,12 +40,16 @@ def check_manifest(manifest: dict[str, Any], path: Path) -> None:
 def check_description(manifest: dict[str, Any], path: Path) -> None:
     """Complain of a manifest that does not say what was studied, and how."""
     subject, asked = manifest["subject"], manifest["configuration"]
-    sizes, limit = subject.get("sizes"), subject.get("limit")
+    sizes, limit, samples = subject.get("sizes"), subject.get("limit"), asked.get("sizes")
     operators = asked.get("operators")
     texts = ("name", "revision", "weight_hash", "tokenizer_hash", "family", "dtype", "quantization", "source")
     wrong = [name for name in texts if not isinstance(subject.get(name), str)]
     if not isinstance(sizes, dict) or not all(_whole(sizes.get(name), 1) for name in SIZES) or not _plain(sizes):
         wrong.append("sizes")
+    if samples is not None and not (
+        isinstance(samples, dict) and all(_whole(samples.get(n), 0) for n in ("discovery", "evaluation"))
+    ):
+        wrong.append("samples")
     wrong += ["limit"] if limit is not None and not _whole(limit, 1) else []
     if (
         not isinstance(operators, list)
@@ -111,9 +115,8 @@ def is_summary(summary: Any) -> bool:
 def _measure(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return entry is None or isinstance(entry, int | float | str | list)
-    return {"value", "low", "high", "n"} <= entry.keys() and all(
-        entry[name] is None or type(entry[name]) in (int, float) for name in ("value", "low", "high", "n")
-    )
+    numbers = [entry.get(name, "") for name in ("value", "low", "high")]
+    return _whole(entry.get("n"), 0) and all(x is None or type(x) is float or _whole(x, -(2**63)) for x in numbers)
 
 
 def misfit(stage: str, kind: Any, values: dict[str, Any]) -> str | None:
@@ -149,11 +152,19 @@ def _other_column(table: pd.DataFrame, expected: dict[str, list[str]]) -> str | 
             column = table[name]
             if len(table) and column.dtype.kind not in _KINDS[kind]:
                 return name
-            if len(table) and kind == "text" and not all(isinstance(value, str) for value in column.unique()):
+            if len(table) and kind == "text" and not _only_text(column):
                 return name
             if len(table) and kind == "list" and not all(isinstance(value, np.ndarray) for value in column):
                 return name
     return None
+
+
+def _only_text(column: pd.Series[Any]) -> bool:
+    try:
+        found = column.unique()
+    except TypeError:  # lists, say
+        return False
+    return all(isinstance(value, str) for value in found)
 
 
 def _fits(value: Any, declared: str) -> bool:

@@ -47,7 +47,7 @@ def _means(summary: Mapping[str, Any], experiment: str, measure: str) -> dict[st
 
 def _few(summary: Mapping[str, Any], asked: Mapping[str, Any]) -> Weakness | None:
     """Samples shrink where fewer prompts are answered correctly than discovery, evaluation and tests ask for together."""
-    if "sizes" not in asked:  # written by an earlier version
+    if asked.get("sizes") is None:  # written by an earlier version
         return None
     discovery, evaluation = (asked["sizes"][name] for name in ("discovery", "evaluation"))
     wanted = discovery + evaluation + max(discovery, evaluation)
@@ -68,7 +68,7 @@ def _few(summary: Mapping[str, Any], asked: Mapping[str, Any]) -> Weakness | Non
 def _saturated(summary: Mapping[str, Any], asked: Mapping[str, Any]) -> Weakness | None:
     sure = _means(summary, "accuracy", "p_answer_correct")
     full = {o: p for o, p in sure.items() if p.value >= SATURATED}
-    if not full or asked["effect"] != "probability":
+    if not full or asked.get("effect") != "probability":
         return None
     told = listed(f"{number(p.value)} for {SIGNS[o]}" for o, p in full.items())
     return Weakness(
@@ -81,7 +81,7 @@ def _saturated(summary: Mapping[str, Any], asked: Mapping[str, Any]) -> Weakness
 
 def _unstable(summary: Mapping[str, Any]) -> Weakness | None:
     halves = {o: entries.get("split_half") for o, entries in summary.get("neurons", {}).items()}
-    low = {o: r for o, r in halves.items() if r is not None and r < STABLE}
+    low = {o: r for o, r in halves.items() if o in SIGNS and isinstance(r, int | float) and r < STABLE}
     if not low:
         return None
     told = listed(f"{number(r)} for {SIGNS[o]}" for o, r in low.items())

@@ -245,6 +245,7 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
             "This version of transformers cannot leave all of a model on disk; put a part of it on cpu in the device map, or "
             "install transformers 5.15 or newer."
         )
+    _check_shapes(model, place)
     _check_finite(model, place)
     if options.device_map is None and options.quantize is None:
         model = model.to(device)
@@ -266,6 +267,22 @@ def _check_index(place: _Place) -> None:
         if elsewhere:
             raise UserError(
                 f"The weights of {place.name} are incomplete: there is no file {elsewhere[0]!r} beside its index."
+            )
+
+
+def _check_shapes(model: Any, place: _Place) -> None:
+    """The library takes weights from a GGUF file as they are, whatever the configuration in it says."""
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            wanted = (module.out_features, module.in_features)
+        elif type(module) is torch.nn.Embedding:
+            wanted = (module.num_embeddings, module.embedding_dim)
+        else:
+            continue
+        if module.weight.shape != wanted:
+            raise UserError(
+                f"The weights of {place.name} are damaged: {name} is {tuple(module.weight.shape)}, but its configuration says "
+                f"{wanted}."
             )
 
 
