@@ -145,7 +145,7 @@ HOSTS = ["127.0.0.1", "localhost", "0.0.0.0"]
 TEMPLATES = ["{op1}{operator}{op2}=", "{op1} {operator} {op2} =", "{{{op1}{operator}{op2}", "\\n{op1}{operator}{op2}"]
 PROMPTS = ["1+2=", " 40 - 40", "0 + 40 =", "12-5"]  # of the run: + and - up to 40
 CHECKPOINTS = ["all", "step-00500", "step-03500, step-00000"]
-LAYERS, NEURONS = 4, 512  # of tiny-llama
+LAYERS, NEURONS = (4, 5), 512  # of the run: those after the layer where the answer is first to be read
 Value = tuple[list[str], Legal]
 PATH: Value = (["some/where", "there"], can_be_a_path)
 SEED: Value = (["0", "7", str(2**70), "-1"], whole(0))
@@ -204,7 +204,7 @@ COMMANDS = [
     Command("report", [RUN]),
     Command(
         "neuron",
-        [RUN, (["0", "3", "4"], whole(0, LAYERS - 1)), (["0", "511", "512"], whole(0, NEURONS - 1))],
+        [RUN, (["4", "5", "3", "6"], whole(*LAYERS)), (["0", "511", "512"], whole(0, NEURONS - 1))],
         {"--operator": (["+", "-", "*"], one_of("+", "-"))},
     ),
     Command("explain", [RUN, (PROMPTS, one_of(*PROMPTS))], OF_A_RUN, ["--raw", "--json", *CODE]),
