@@ -291,7 +291,7 @@ def lines(draw: st.DrawFn) -> tuple[list[str], bool]:
 def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(small_run)
-    monkeypatch.setattr(load_module, "_find", begin)
+    monkeypatch.setattr(load_module, "find", begin)
     monkeypatch.setattr(driver, "_connected", begin)
     monkeypatch.setattr(files, "locked", begin)
     monkeypatch.setattr(comparison, "writing", begin)

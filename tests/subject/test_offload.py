@@ -31,6 +31,7 @@ from arithscope.subject.edits import gradients
 from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.memory import rows_that_fit
 from arithscope.subject.offload import fetched, offloaded, weight_of
+from arithscope.subject.place import Place
 from arithscope.subject.subject import Subject
 from tests.conftest import Smaller, saved
 from tests.families import small
@@ -233,7 +234,7 @@ def test_maps_that_are_none(saved_model: Path, tmp_path: Path) -> None:
 
 def test_a_gguf_file_is_not_left_on_disk() -> None:
     """The library cannot read it piece by piece. (Here without a file: what there is to say is said before it is read.)"""
-    place = load_module._Place("model", "models", None, "model.gguf", local=True)
+    place = Place("model", "models", None, "model.gguf", local=True)
     config = small("llama", "sdpa").model.config
     with pytest.raises(UserError, match="No part of a GGUF file can be left on disk"):
         load_module._device_map({"model": "cpu", "lm_head": "disk"}, config, place)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
-import json
 import logging
 import re
 import tempfile
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from arithscope.errors import UserError
@@ -27,8 +25,9 @@ from arithscope.paths import user_path
 from arithscope.prompts import Template
 from arithscope.shortage import enough_memory, is_shortage
 from arithscope.subject.architectures import FAMILIES
-from arithscope.subject.embedded import FOLDER, checkpoint_folder, embedded_names
+from arithscope.subject.embedded import embedded_names
 from arithscope.subject.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
+from arithscope.subject.place import Place, find
 from arithscope.subject.replay import check_replay
 from arithscope.subject.sizes import check_sizes
 from arithscope.subject.subject import Identity, Subject, unknown_family
@@ -49,27 +48,6 @@ class LoadOptions:
     trust_remote_code: bool = False  # models that bring their own code run it
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a subject's files are."""
-
-    name: str
-    source: str  # a folder, or a hub id
-    revision: str | None
-    gguf: str | None
-    local: bool
-
-    def arguments(self, options: LoadOptions) -> dict[str, Any]:
-        arguments: dict[str, Any] = dict(
-            trust_remote_code=options.trust_remote_code, local_files_only=True if self.local else None
-        )
-        if not self.local and self.revision is not None:
-            arguments["revision"] = self.revision
-        if self.gguf is not None:
-            arguments["gguf_file"] = self.gguf
-        return {k: v for k, v in arguments.items() if v is not None}
-
-
 def load(subject: str, template: Template | None = None, options: LoadOptions | None = None) -> Subject:
     """Load a subject, check that its family is supported and that it replays exactly."""
     with enough_memory(f"loading {subject}"):
@@ -79,11 +57,11 @@ def load(subject: str, template: Template | None = None, options: LoadOptions | 
 def _load(subject: str, template: Template | None, options: LoadOptions) -> Subject:
     device = check_options(options)
     _quiet()
-    place = _find(subject)
+    place = find(subject)
     config = _configuration(place, options)
     model = _model(place, config, device, options)
-    tokenizer = _attempt(place, "tokenizer", AutoTokenizer.from_pretrained, place.source, **place.arguments(options))
-    revision = place.revision or "" if place.local else _folder(place).name
+    tokenizer = _attempt(place, "tokenizer", AutoTokenizer.from_pretrained, place.source, **_arguments(place, options))
+    revision = place.revision or "" if place.local else place.folder().name
     path = user_path(subject)
     source = str(path.resolve()) if path.exists() else subject
     identity = Identity(place.name, revision, _weight_hash(place, model), _tokenizer_hash(tokenizer), source)
@@ -134,33 +112,19 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _find(subject: str) -> _Place:
-    if not subject.strip():
-        raise UserError(f"No subject was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
-    whole = user_path(subject)
-    base, _, revision = (subject, "", "") if whole.exists() or "@" not in subject else subject.rpartition("@")
-    if base in embedded_names():
-        folder = checkpoint_folder(FOLDER / base, revision or None)
-        return _Place(base, str(folder), revision or None, None, True)
-    path = user_path(base)
-    if path.is_dir():
-        folder = checkpoint_folder(path, revision or None)
-        if not (folder / "config.json").is_file():
-            raise UserError(f"The folder {base} holds no config.json; name a folder in Hugging Face format.")
-        return _Place(path.resolve().name, str(folder), revision or None, None, True)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise UserError(f"{base} is a file, but not a GGUF file; name a folder in Hugging Face format.")
-        if importlib.util.find_spec("gguf") is None:
-            raise UserError("Reading a GGUF file needs the package gguf; run: pip install 'arithscope[quant]'.")
-        return _Place(path.stem, str(path.parent), None, path.name, True)
-    looks_like_a_path = base.startswith((".", "/", "~")) or base.endswith(".gguf") or base.count("/") > 1
-    if looks_like_a_path:
-        raise UserError(f"There is no folder or file {base!r}; check the path.")
-    return _Place(base, base, revision or None, None, False)
+def _arguments(place: Place, options: LoadOptions) -> dict[str, Any]:
+    """What the library is told of where the files are."""
+    found: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if place.local:
+        found["local_files_only"] = True
+    elif place.revision is not None:
+        found["revision"] = place.revision
+    if place.gguf is not None:
+        found["gguf_file"] = place.gguf
+    return found
 
 
-def _attempt(place: _Place, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+def _attempt(place: Place, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the library, and turn whatever it raises on bad files into one sentence."""
     try:
         return function(*args, **kwargs)
@@ -182,8 +146,8 @@ def _shortened(reason: str, most: int = 300) -> str:
     return reason if len(reason) <= most else reason[: most - 1] + "…"
 
 
-def _configuration(place: _Place, options: LoadOptions) -> Any:
-    arguments = place.arguments(options)
+def _configuration(place: Place, options: LoadOptions) -> Any:
+    arguments = _arguments(place, options)
     config = _attempt(place, "configuration", AutoConfig.from_pretrained, place.source, **arguments)
     family = config.get_text_config().model_type
     if family not in FAMILIES:
@@ -191,29 +155,15 @@ def _configuration(place: _Place, options: LoadOptions) -> Any:
     return config
 
 
-def _folder(place: _Place) -> Path:
-    """Where the files lie; those of a hub model, once fetched, in a folder of the hub's cache named after the commit."""
-    return (
-        Path(place.source)
-        if place.local
-        else Path(cached_file(place.source, CONFIG_NAME, revision=place.revision)).parent
-    )
-
-
-def _weight_files(place: _Place) -> list[Path]:
-    folder = _folder(place)
-    return [folder / place.gguf] if place.gguf is not None else sorted(folder.glob("*.safetensors"))
-
-
-def _model(place: _Place, config: Any, device: torch.device, options: LoadOptions) -> Any:
-    if place.local and not _weight_files(place) and not options.allow_pickle:
+def _model(place: Place, config: Any, device: torch.device, options: LoadOptions) -> Any:
+    if place.local and not place.weight_files() and not options.allow_pickle:
         raise UserError(
             f"The folder {place.source} holds no .safetensors weights; pickled weights can run code, so they are loaded "
             "only with --allow-pickle."
         )
-    _attempt(place, "weights", _check_index, place)
-    parameters = _attempt(place, "configuration", check_sizes, config, _most_numbers(place))
-    arguments = place.arguments(options) | dict(
+    _attempt(place, "weights", place.check_index)
+    parameters = _attempt(place, "configuration", check_sizes, config, place.most_numbers())
+    arguments = _arguments(place, options) | dict(
         config=config,
         dtype=_dtype(config, options, parameters),
         attn_implementation="eager" if FAMILIES[config.get_text_config().model_type].eager_only else "sdpa",
@@ -252,25 +202,7 @@ def _model(place: _Place, config: Any, device: torch.device, options: LoadOption
     return model
 
 
-def _most_numbers(place: _Place) -> int:
-    """How many numbers a model may have: no more than its files can hold, with room for tables that are computed."""
-    files = [f for f in _folder(place).iterdir() if place.gguf in (None, f.name) and f.is_file()] if place.local else []
-    return 2**30 + 8 * sum(f.stat().st_size for f in files) if place.local else 10**13
-
-
-def _check_index(place: _Place) -> None:
-    """The parts of a model must be safetensors beside their index: others are not hashed, and can be anything."""
-    folder = _folder(place)
-    if place.local and not (folder / SAFE_WEIGHTS_NAME).exists() and (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
-        found = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text(encoding="utf-8"))["weight_map"].values()
-        elsewhere = [name for name in found if name not in {file.name for file in _weight_files(place)}]
-        if elsewhere:
-            raise UserError(
-                f"The weights of {place.name} are incomplete: there is no file {elsewhere[0]!r} beside its index."
-            )
-
-
-def _check_shapes(model: Any, place: _Place) -> None:
+def _check_shapes(model: Any, place: Place) -> None:
     """The library takes weights from a GGUF file as they are, whatever the configuration in it says."""
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear:
@@ -286,7 +218,7 @@ def _check_shapes(model: Any, place: _Place) -> None:
             )
 
 
-def _check_finite(model: Any, place: _Place) -> None:
+def _check_finite(model: Any, place: Place) -> None:
     for name, weight in model.named_parameters():
         if weight.dtype in DTYPES.values() and weight.device.type != "meta" and weight.numel():
             ends = torch.stack(torch.aminmax(weight.detach()))  # NaN if there is one among them
@@ -303,7 +235,7 @@ def _dtype(config: Any, options: LoadOptions, parameters: int) -> torch.dtype | 
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
-def _device_map(asked: str | DeviceMap, config: Any, place: _Place) -> str | DeviceMap:
+def _device_map(asked: str | DeviceMap, config: Any, place: Place) -> str | DeviceMap:
     found = read_device_map(asked)
     if not isinstance(found, str):
         check_device_map(found, _without_weights(config))
@@ -325,8 +257,8 @@ def _quantization(kind: str) -> Any:
     return BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
 
 
-def _weight_hash(place: _Place, model: Any) -> str:
-    files = _weight_files(place)
+def _weight_hash(place: Place, model: Any) -> str:
+    files = place.weight_files()
     if not files:
         return hash_weights(model)
     with ThreadPoolExecutor(4) as pool:
