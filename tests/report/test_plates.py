@@ -9,7 +9,7 @@ import pytest
 from arithscope.figures.gallery import PLATES
 from arithscope.progress import Silent
 from arithscope.report import plates
-from arithscope.report.plates import draw_plates
+from arithscope.report.plates import draw_plates, write_index
 from arithscope.settings import Settings
 from arithscope.stages import STAGES
 from arithscope.store import RunFolder
@@ -55,6 +55,15 @@ def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch:
     (tmp_path / "figures" / "index.json").write_text("{")
     study(tmp_path, replace(SMALL, max_operand=4))
     assert len(drawn) == 4
+
+
+def test_the_index_does_not_tell_in_which_order_figures_were_drawn(tmp_path: Path) -> None:
+    for folder, order in ("a", "xyz"), ("b", "zxy"):
+        (tmp_path / folder / "figures").mkdir(parents=True)
+        for name in order:
+            write_index(tmp_path / folder, {name: {"title": name}})
+    one, other = ((tmp_path / folder / "figures" / "index.json").read_text() for folder in "ab")
+    assert one == other
 
 
 def test_every_figure_needs_known_stages_and_has_a_name_of_its_own() -> None:

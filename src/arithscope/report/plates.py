@@ -65,12 +65,12 @@ def plate_drawn(run: RunFolder, plate: Plate) -> dict[str, Any]:
 
 
 def write_index(run: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Put what there is to say of some figures into the index."""
+    """Put what there is to say of some figures into the index, which is in the order of their names whenever they are drawn."""
     folder = run / FOLDER
     before = _index(folder)
     after = {**before, **json.loads(json.dumps(entries))}
     if after != before:
-        write_json(folder / "index.json", after)
+        write_json(folder / "index.json", dict(sorted(after.items())))
 
 
 def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: str) -> tuple[float, float]:
