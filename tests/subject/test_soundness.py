@@ -53,6 +53,11 @@ def test_half_precision_is_sound_within_its_noise(family: str, attention: str) -
     assert rounding_noise(subject, subject) == 0.0
 
 
+def test_sound_with_room_for_one_variant_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arithscope.subject.replay.rows_that_fit", lambda *args, **options: 1)
+    assert failed(small("llama", "sdpa")) == {}
+
+
 def hooked(module: torch.nn.Module, change: Callable[[Any], Any]) -> None:
     module.register_forward_hook(lambda m, args, output: change(output))
 

@@ -276,13 +276,11 @@ def _replay(seen: _Examined) -> Check:
             edit(subject, Site.HEADS, layer, heads, positions=at),
             edit(subject, Site.NEURONS, layer, neurons, positions=at),
         ]
-        replayed = replay(record(subject, seen.ids, at), edits, lambda before, after: torch.cat([before[None], after]))
+        unedited, edited = replay(record(subject, seen.ids, at), edits, _both).unbind(-1)
         with editing(subject, edits, batch):
             full = subject.logits(seen.ids.repeat(2, 1)).view(2, batch, -1)
-        off.append((seen.apart(replayed[0]), f"an unedited replay from layer {layer} and {name} on"))
-        off += [
-            (seen.apart(x), f"an edited replay at layer {layer} and {name}") for x in replayed[1:] - full + seen.logits
-        ]
+        off += [(seen.apart(x), f"an unedited replay from layer {layer} and {name} on") for x in unedited]
+        off += [(seen.apart(x), f"an edited replay at layer {layer} and {name}") for x in edited - full + seen.logits]
         tape = record(subject, seen.ids, length - 1, neurons=[layer])
         active = tape.neurons[layer][:, -1].float().abs().sum(0).argmax()
         value = -tape.neurons[layer][:, -1, active]
@@ -294,6 +292,11 @@ def _replay(seen: _Examined) -> Check:
     worst, where = _worst(off)
     wrong = _too_far(seen, worst, f"{where} differs from a full pass")
     return Check("replay", f"equals full passes, edited at every layer, to {worst:.1e} of the logits' spread", wrong)
+
+
+def _both(before: Tensor, after: Tensor) -> Tensor:
+    """Of each variant the unedited logits and the edited ones, whether variants come together or one at a time."""
+    return torch.stack([before.expand_as(after), after], -1)
 
 
 def _worst(off: list[tuple[float, str]]) -> tuple[float, str]:
