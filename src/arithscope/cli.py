@@ -267,7 +267,7 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if (message := getattr(error, "format_message", None)) is not None:
-        return f"{message()} See `arithscope --help`."
+        return f"{message().rstrip().rstrip('.')}. See `arithscope --help`."
     from arithscope.shortage import is_shortage, too_little
 
     return str(too_little("this")) if is_shortage(error) else None

@@ -33,5 +33,6 @@ def sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"]:
     """logsumexp and mean of float32 logits."""
     flat = logits.reshape(-1, logits.shape[-1])
     out = torch.empty(2, len(flat), device=logits.device)
-    _sums[(len(flat),)](flat, out, len(flat), flat.shape[1], BLOCK=BLOCK)
+    with torch.cuda.device(logits.device):  # or Triton would run it on the first
+        _sums[(len(flat),)](flat, out, len(flat), flat.shape[1], BLOCK=BLOCK)
     return out.view(2, *logits.shape[:-1])

@@ -21,6 +21,7 @@ from arithscope.errors import UserError
 from arithscope.prompts import OPERATORS, Template
 
 _KINDS = {"text": "OUT", "integer": "iu", "number": "iuf", "truth": "b", "list": "O"}  # of numpy's types, by a letter
+_ONCE = {("accuracy", "prompts"): ["operator", "op1", "op2"]}  # columns of a table that together tell its rows apart
 _ARRAYS = {"NDArray[np.float16]": "float16", "NDArray[np.float32]": "float32", "NDArray[np.int32]": "int32"}
 
 
@@ -133,6 +134,8 @@ def misfit(stage: str, kind: Any, values: dict[str, Any]) -> str | None:
                 return f"{name} is no table"
             if (column := _other_column(value, _columns().get(stage, {}).get(name, {}))) is not None:
                 return f"the table {name} has no such column {column}"
+            if (stage, name) in _ONCE and value.duplicated(_ONCE[stage, name]).any():
+                return f"the table {name} holds a row twice"
         elif declared in _ARRAYS:
             if not isinstance(value, np.ndarray) or value.dtype != _ARRAYS[declared]:
                 return f"{name} is no array of {_ARRAYS[declared]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import torch
@@ -32,6 +34,8 @@ class PretendedGPUs(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if function == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
             return self.place(args[0])
+        if function == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return self.place(args[0]).type == "cuda"
         if name == "numpy" and self.place(args[0]) != CPU:
             raise RuntimeError("a tensor of a GPU is no array")
         if function in (torch.Tensor.to, torch.Tensor.cpu):
@@ -88,3 +92,16 @@ class PretendedGPUs(TorchFunctionMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.numel() and not x.is_meta]
+
+
+class AtOnce(Executor):
+    """A pool of threads in name: other threads know nothing of pretended GPUs."""
+
+    def __init__(self, threads: int, initializer: Callable[[], None] | None = None):
+        if initializer is not None:
+            initializer()
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*args, **kwargs))
+        return done

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from arithscope import threads
+from arithscope.experiments import linear_probes
 from arithscope.progress import Silent
 from arithscope.study import run
 from arithscope.subject import memory, offload
 from arithscope.subject.load import LoadOptions, load
 from arithscope.subject.subject import Subject
 from tests.conftest import Smaller
-from tests.subject.pretended import PretendedGPUs
+from tests.subject.pretended import AtOnce, PretendedGPUs
 from tests.subject.spread import (
     EVERYTHING,
     assert_alike,
@@ -44,6 +46,9 @@ SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGPUs]:
     monkeypatch.setattr(memory, "_free", lambda subject: 2**28)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a pretended GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(linear_probes, "_recorded", lambda step, forget, device: step)
     mode, fetch = PretendedGPUs(), offload._Again.fetch
 
     def fetch_inside(weight: Any) -> Tensor:  # a backward pass would do it outside

@@ -113,7 +113,7 @@ def train(
         for x in [number, *(x for state in optimizer.state.values() for x in state.values())]:
             x.zero_()
 
-    take = step if device.type != "cuda" else _recorded(step, forget)
+    take = step if device.type != "cuda" else _recorded(step, forget, device)
     for i in range(len(orders)):
         take()
         if (i + 1) % SAID_EVERY == 0 or i + 1 == len(orders):
@@ -147,14 +147,15 @@ def _trained_on_chip(
     return Probes(every[:, :-1].contiguous(), every[:, -1:].contiguous())
 
 
-def _recorded(step: Callable[[], None], forget: Callable[[], None]) -> Callable[[], None]:
+def _recorded(step: Callable[[], None], forget: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """A step on a GPU as a graph of kernels that is played back: calling them one by one takes longer than they do."""
     step()  # prepares what cannot be while a graph is recorded
     forget()
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    with torch.cuda.device(device):  # a graph is of one device, by default the first
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            step()
     return graph.replay
 
 

@@ -44,10 +44,11 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: 
         out = torch.empty(rows, tail, heads, dim, dtype=x.dtype, device=x.device).transpose(1, 2)
         width = cos.shape[-1]
         sizes = dict(HEADS=triton.next_power_of_2(heads), HALF=triton.next_power_of_2(width // 2))
-        _rotary[(rows * tail,)](
-            x, out, cos, sin, tail, heads, *(y.stride(i) for y in (x, out) for i in (0, 2, 1)),
-            DIM=dim, ROTATED=width, REST=triton.next_power_of_2(max(1, dim - width)), **sizes,
-        )  # fmt: skip
+        with torch.cuda.device(x.device):  # or Triton would run it on the first
+            _rotary[(rows * tail,)](
+                x, out, cos, sin, tail, heads, *(y.stride(i) for y in (x, out) for i in (0, 2, 1)),
+                DIM=dim, ROTATED=width, REST=triton.next_power_of_2(max(1, dim - width)), **sizes,
+            )  # fmt: skip
         return out
 
     return rotated(query), rotated(key)
@@ -107,12 +108,13 @@ def attend(
     group = heads // kv_heads
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     strides = [x.stride(i) for x in (query, key, value) for i in (0, 1, 2)]
-    _attend[(rows * kv_heads,)](
-        query, key, value, prefix_keys.contiguous(), prefix_values.contiguous(), owner.to(query.device), out,
-        dim**-0.5 if scaling is None else scaling, kv_heads, *strides, *out.stride()[:3],
-        PREFIX=length, TAIL=tail, GROUP=group, DIM=dim,
-        QUERIES=triton.next_power_of_2(group * tail), WIDTH=triton.next_power_of_2(dim), num_warps=1 if tail == 1 else 4,
-    )  # fmt: skip
+    with torch.cuda.device(query.device):
+        _attend[(rows * kv_heads,)](
+            query, key, value, prefix_keys.contiguous(), prefix_values.contiguous(), owner.to(query.device), out,
+            dim**-0.5 if scaling is None else scaling, kv_heads, *strides, *out.stride()[:3],
+            PREFIX=length, TAIL=tail, GROUP=group, DIM=dim,
+            QUERIES=triton.next_power_of_2(group * tail), WIDTH=triton.next_power_of_2(dim), num_warps=1 if tail == 1 else 4,
+        )  # fmt: skip
     return out
 
 
@@ -126,5 +128,6 @@ def _gate(gate, up, size, BLOCK: tl.constexpr):
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU(gate) · up, written over gate."""
-    _gate[(triton.cdiv(gate.numel(), 4096),)](gate, up, gate.numel(), BLOCK=4096)
+    with torch.cuda.device(gate.device):
+        _gate[(triton.cdiv(gate.numel(), 4096),)](gate, up, gate.numel(), BLOCK=4096)
     return gate
