@@ -78,6 +78,7 @@ def test_a_worse_heuristic_of_a_neuron_has_a_worse_rate() -> None:
     assert rate[2] == pytest.approx(min(1e-3 * 5 / 2, 0.02 * 5 / 3))
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_p_below_that_of_every_neuron() -> None:
     """t = p itself has no neuron below it; of the others 0.5 · 2/1 and 0.9 · 2/2 the smaller is meant."""
     assert false_discovery_rate(np.array([0.01, 0.95]), np.array([0.9, 0.5])) == pytest.approx([0.9, 0.95])
@@ -88,6 +89,7 @@ def test_chance_counts_and_then_bounds() -> None:
     p = chance_of(np.array([0.0, 50.0, 99.0, 99.5, 2000.0]), null, tries=20)
     assert p == pytest.approx([1.0, 51 / 100, 2 / 100, 20 * 10**-99.5, 0.0])
     assert chance_of(np.array([1.5]), np.array([1.0]), tries=1000)[0] == 0.5
+    assert chance_of(np.array([5.0]), null[:3], tries=20)[0] == pytest.approx(20e-5)
 
 
 @given(st.integers(1, 400), st.floats(1e-6, 1 - 1e-6), st.floats(0, 1))
@@ -177,8 +179,11 @@ def test_what_remains_of_several_results() -> None:
     members = torch.from_numpy(rule.holds(sets.prompts))
     odd = parse("result mod 2 = 1")
     largest = int(odd.holds(sets.prompts).sum())
-    left = remaining(members.float(), torch.ones(len(sets)), [rule, odd], largest, sets, permutations(sets, 0))
+    permuted = permutations(sets, 0)
+    left = remaining(members.float(), torch.ones(len(sets)), [rule, odd], largest, sets, permuted)
     size = torch.tensor([int(members.sum())])
+    foremost = order(members[permuted].flatten(0, 1).float(), int(size))
+    assert left[:, 0].tolist() == pytest.approx(members[foremost].view(2, -1).sum(1).div(DRAWS).tolist())
     assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()

@@ -169,6 +169,16 @@ def test_single_neurons_are_edited_at_the_last_position_unless_said_otherwise() 
     assert worst(got, full(subject, ids, [change])) < TOLERANCE
 
 
+def test_values_are_rounded_like_the_models_own() -> None:
+    subject = small("llama", "sdpa", torch.bfloat16)
+    tape = record(subject, some_ids(subject), subject.positions.last, neurons=[1])
+    value = torch.full((1, 1), 2.0)
+    exact, close = (
+        replay_neurons(tape, 1, torch.tensor([3]), x, edited_logits) for x in (value.bfloat16(), value + 2**-9)
+    )
+    assert torch.equal(exact, close)
+
+
 def test_layers_that_are_called_with_keywords_only() -> None:
     subject = small("llama", "sdpa")
     ids, last = some_ids(subject), subject.positions.last
@@ -330,6 +340,7 @@ def test_the_cache_of_a_prefix() -> None:
         for cache in (PrefixCache(prefix, True), PrefixCache([], False)):
             assert all(a is b for a, b in zip(cache.update(*new, 0), new, strict=True))
         assert cache.get_seq_length() == 0
+        assert len(cache) == 0  # of the library's own layers
 
 
 def test_recording_and_replaying_leave_no_hooks_behind() -> None:

@@ -100,7 +100,6 @@ class Coverage:
         if (a, b) not in self._together:
             ones, shape = np.ones(self.total), (self._sizes[a], self._sizes[b])
             table = csr_array((ones, (self._values[a], self._values[b])), shape=shape)
-            table.sum_duplicates()
             self._together[a, b] = table if table.nnz < 0.1 * shape[0] * shape[1] else table.toarray()
         return (of_a @ self._together[a, b]) @ of_b.T
 
@@ -111,7 +110,7 @@ def _explained(sums: NDArray[np.float64], shared: NDArray[np.float64]) -> float:
     if len(sums) == 0:
         return 0.0
     strength, directions = np.linalg.eigh(shared)
-    kept = strength > 1e-9 * max(strength[-1], 1.0)
+    kept = strength > 1e-9 * strength[-1]
     return float(np.sum((sums @ directions[:, kept]) ** 2 / strength[kept]))
 
 
