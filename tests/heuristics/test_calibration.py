@@ -189,6 +189,7 @@ def test_what_remains_of_several_results() -> None:
     assert (left[:, 0] < 0.9 * size).all()
 
 
+@pytest.mark.filterwarnings("error")
 @given(st.integers(1, 3), st.integers(1, 9), st.data())
 def test_products_with_activations_that_are_moved_round(neurons: int, prompts: int, data: st.DataObject) -> None:
     """Both ways are what torch's roll gives."""

@@ -68,7 +68,8 @@ def test_the_largest_number_that_an_array_holds(text: str) -> None:
      "op1 mod 5 = 2 ", "op1 mod 0 = 0", "op1 mod 5 = 5", "op1 in [2, 1]", f"op1 mod {10**30} = 1", "op1 in [1, 1९]",
      "result in {1, 2, 3, 4, 5}", "op1, op2 ~ 1..", " in [1, 2]", "op1 in [, 2]", "op1 in [1, 2", " mod 5 = 2",
      "op1 mod  = 2", "op1 mod 5 =2", "op1 mod 5 = ", " ~ 1..", "op1 ~ ", "result in {1, 2", "result in {1, }",
-     f"op1 in [0, {2**63}]", f"op1 mod {2**63} = 0", f"result in {{1, 2, {2**63}}}"],
+     "op1 mod5 = 2", "op1 in 1, 2]", "op1in [1, 2]", "op1~ 1..", "result in {1,2}", "result in 1, 2}", f"op1 in [0, {2**63}]",
+     f"op1 mod {2**63} = 0", f"result in {{1, 2, {2**63}}}"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a heuristic"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log10
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,14 +16,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.calibration import Direct, Overlaps, direct
+from arithscope.heuristics.calibration import Direct, Overlaps
+from arithscope.heuristics.calibration import direct as directly
 from arithscope.heuristics.catalogue import Catalogue, _side, catalogue
 from arithscope.heuristics.classification import Matched, Neurons, _pairs, calibrate, classify, tries
-from arithscope.heuristics.kinds import BOTH, MultiResult, parse
-from arithscope.heuristics.matching import is_match, order, overlaps
+from arithscope.heuristics.kinds import BOTH, Identical, MultiResult, Rule, parse
+from arithscope.heuristics.matching import histogram, is_match, order, overlaps
 from arithscope.heuristics.multi_result import _information, grid, multi_results, occurrences, ranks_by_result
 from arithscope.heuristics.vocabulary import DIVISORS, ranges, vocabulary
-from arithscope.prompts import OPERATORS, legal_prompts
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts
 from tests.heuristics import brute
 
 MAX_OPERAND = 23  # uneven, so that ranges and patterns are cut off
@@ -200,6 +202,21 @@ def test_just_enough_results() -> None:
     assert assert_is_the_best_set(with_results_in_front(first)) == MultiResult((0, 1))
 
 
+def test_exactly_as_many_results_as_needed() -> None:
+    """Of 20 prompts all but 4/1 have a result of 0 to 3: 95 %. Among fewer of the foremost all five results are needed, or 0
+    alone."""
+    sets = catalogue("/", 4, 1000)
+    answers = sets.answers.tolist()
+    assert sorted(answers) == [0] * 10 + [1] * 6 + [2] * 2 + [3, 4]
+    by_result = sorted(range(20), key=lambda i: answers[i])
+    front = [*range(9), 19, 18, 17, 10]  # nine of 0, then one of each other
+    ordered = torch.tensor([[by_result[i] for i in front + [i for i in range(20) if i not in front]]])
+    found = multi_results(ordered, ranks_by_result(ordered, sets), sets)
+    assert found.found.tolist() == [True]
+    assert found.heuristic(0, sets) == MultiResult((0, 1, 2, 3))
+    assert (found.size.tolist(), found.overlap.tolist()) == ([19], [18])
+
+
 def test_ranks_of_very_many_results() -> None:
     """Result code · N + rank, also where that is beyond 32 bits."""
     for code, kind in ((2**30 - 1, torch.int64), (2**29, torch.int32)):
@@ -352,6 +369,10 @@ def test_p_and_rates_by_hand() -> None:
     assert found.neurons.fdr.tolist() == pytest.approx([0.4, 2 * p[3]])
     assert found.matches.fdr.tolist() == pytest.approx([0.4, 1.0, 1.0, 2 * p[3]])
     assert found.matches.calibrated.tolist() == [False, False, False, True]
+    # However improbable, 2 of 5 are no match.
+    few = calibrate(Matched(best.assign(overlap=2), best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
+    assert few.matches.fdr.tolist() == found.matches.fdr.tolist()
+    assert not few.matches.calibrated.any()
 
 
 def test_how_many_heuristics_are_tried() -> None:
@@ -413,11 +434,36 @@ def test_heuristics_that_look_at_the_same_share_a_variable() -> None:
 
 
 def test_ranges_of_both_operands_that_end_anywhere() -> None:
-    """[16, 66], say, where no other range begins at 67."""
-    prompts, found = legal_prompts("-", 90, 1000), list(ranges(BOTH, (50,), 90))
+    """[0, 50] and [16, 66], where no other range begins, and operands beyond."""
+    prompts, found = legal_prompts("+", 90, 1000), list(ranges(BOTH, (50,), 30))
     side = _side(prompts, found, "cpu")
     assert side.heuristics == found
-    assert side.sizes.tolist() == [int(h.holds(prompts).sum()) for h in found]
+    assert side.sizes.tolist() == [51 * 51, 51 * 51]
+
+
+@dataclass(frozen=True)
+class Larger(Rule):
+    kind: ClassVar[str] = "larger"
+
+    def __str__(self) -> str:
+        return "op1 > op2"
+
+    def holds(self, prompts: Prompts) -> NDArray[np.bool_]:
+        return prompts.op1 > prompts.op2
+
+
+def test_rules_of_both_operands_are_told_apart() -> None:
+    """4 of the 16 pairs of 0 to 3 are of equal numbers, 6 have a larger one first."""
+    side = _side(legal_prompts("+", 3, 1000), [Identical(), Larger()], "cpu")
+    assert side.heuristics == [Identical(), Larger()]
+    assert side.sizes.tolist() == [4, 6]
+
+
+def test_histograms_by_hand() -> None:
+    """In integers, as sums over very many cells are taken of them."""
+    found = histogram(torch.tensor([[0, 2, 2], [1, 1, 1]]), 4)
+    assert found.tolist() == [[1, 0, 2, 0], [0, 3, 0, 0]]
+    assert found.dtype is torch.int32
 
 
 def test_a_table_without_a_row_has_columns_of_the_same_kinds() -> None:
@@ -436,7 +482,7 @@ def test_permuted_neurons_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(activations: Tensor, logits: Tensor, sets: Catalogue, shifts: NDArray[np.int64], rows: int) -> Direct:
         moved.append(shifts.tolist())
-        return direct(activations, logits, sets, shifts, rows)
+        return directly(activations, logits, sets, shifts, rows)
 
     monkeypatch.setattr("arithscope.heuristics.classification.direct", asked)
     neurons = Neurons(np.ones((2, 2, 2), dtype=np.float16), np.ones((2, 2), dtype=np.float32))

@@ -266,6 +266,9 @@ def test_edits_outside_the_tape_or_of_unequal_variants_are_refused() -> None:
     late = edit(subject, Site.NEURONS, 0, positions=subject.positions.last)
     with pytest.raises(ValueError, match="before position"):
         replay(tape, [late, early], edited_logits)
+    partly = edit(subject, Site.NEURONS, 0, positions=(subject.positions.op1, subject.positions.last))
+    with pytest.raises(ValueError, match="before position"):
+        replay(tape, [partly], edited_logits)
     two = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:2], positions=subject.positions.last)
     three = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:3], positions=subject.positions.last)
     with pytest.raises(ValueError, match="number of variants"):

@@ -82,14 +82,14 @@ class Coverage:
         x = pattern.astype(np.float64)
         x -= x.mean()
         variance = float(np.square(x).sum())  # x @ x would wake threads of its own
-        if not heuristics or variance == 0.0:
+        if variance == 0.0:
             return [0.0] * len(subsets)
         rows = [(RESULT, h.admits(self._results)) if isinstance(h, MultiResult) else self._rows[h] for h in heuristics]
         names = np.array([name for name, _ in rows])
         holds = {n: np.stack([row for name, row in rows if name == n]).astype(np.float64) for n in dict.fromkeys(names)}
         sums, shared = np.empty(len(rows)), np.empty((len(rows), len(rows)))
         for a, of_a in holds.items():
-            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x, minlength=self._sizes[a])
+            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x)
             for b, of_b in holds.items():
                 shared[np.ix_(names == a, names == b)] = self._shared(a, of_a, b, of_b)
         centred = shared - np.outer(np.diagonal(shared), np.diagonal(shared)) / self.total
