@@ -180,10 +180,11 @@ def test_what_remains_of_several_results() -> None:
     odd = parse("result mod 2 = 1")
     largest = int(odd.holds(sets.prompts).sum())
     permuted = permutations(sets, 0)
-    left = remaining(members.float(), torch.ones(len(sets)), [rule, odd], largest, sets, permuted)
     size = torch.tensor([int(members.sum())])
-    foremost = order(members[permuted].flatten(0, 1).float(), int(size))
-    assert left[:, 0].tolist() == pytest.approx(members[foremost].view(2, -1).sum(1).div(DRAWS).tolist())
+    for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
+        left = remaining(members.float(), weights, [rule, odd], largest, sets, permuted)
+        foremost = order((members[permuted] * weights).flatten(0, 1), int(size))
+        assert left[:, 0].tolist() == pytest.approx(members[foremost].view(2, -1).sum(1).div(DRAWS).tolist())
     assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()
@@ -269,8 +270,10 @@ def test_without_a_set_of_several_results() -> None:
     assert not found.several[0].found.any()
     # One of two in its own order, and in the others the other one: at most half a prompt and chance are expected of it.
     assert (found.null < 0.5).all()
-    table = classified(Neurons(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32)), sets, 2).best
-    assert "multi-result" not in table.kind.tolist()
+    neurons = Neurons(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32))
+    tables = classified(neurons, sets, 2)
+    for table in (tables.matches, tables.best):
+        assert "multi-result" not in table.kind.tolist()
     kinds = {
         "row": "int64",
         "sign": "int8",

@@ -375,6 +375,13 @@ def test_p_and_rates_by_hand() -> None:
     assert not few.matches.calibrated.any()
 
 
+def test_a_rate_of_just_the_level_will_do() -> None:
+    """One neuron that is above all of 39 nulls: twice 1/40, exactly."""
+    best = pd.DataFrame({"row": [0], "direct": [False], "beyond": [1.0], "overlap": [6], "size": [10]})
+    found = calibrate(Matched(best, best, np.zeros((1, 1))), np.zeros(39), (1000, 1000))
+    assert (found.best.fdr.tolist(), found.best.calibrated.tolist()) == ([0.05], [True])
+
+
 def test_how_many_heuristics_are_tried() -> None:
     """Either sign of indirect ones; of 12 results there are C(12, 2) + C(12, 3) + C(12, 4) sets."""
     assert tries(SMALL) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)

@@ -59,6 +59,7 @@ def test_what_a_number_tells() -> None:
         assert abs(float(share.mean())) < 0.01
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_set_of_no_prompt_explains_nothing() -> None:
     sets = catalogue("/", 5, 1000)
     odd, never = parse("op1 mod 2 = 1"), parse("result in {6, 7}")

@@ -297,6 +297,13 @@ def test_there_must_be_something_to_replay() -> None:
         replay_neurons(tape, 0, torch.tensor([], dtype=torch.long), torch.zeros(0, 1), edited_logits)
 
 
+def test_values_must_be_of_as_many_neurons() -> None:
+    subject = small("llama", "sdpa")
+    tape = record(subject, some_ids(subject), subject.positions.last, neurons=[0])
+    with pytest.raises(RuntimeError, match="must match"):
+        replay_neurons(tape, 0, torch.arange(3), torch.zeros(5, 1), edited_logits)
+
+
 def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = small("llama", "sdpa")
     ids = some_ids(subject, 3)

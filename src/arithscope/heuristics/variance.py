@@ -66,7 +66,6 @@ class Coverage:
         self.total = len(catalogue)
         variables = [*catalogue.indirect.variables, *catalogue.direct.variables]
         self._values = {v.name: v.values.long().cpu().numpy() for v in variables}
-        self._sizes = {v.name: v.size for v in variables}
         self._rows = {
             h: (v.name, row)
             for side in (catalogue.indirect, catalogue.direct)
@@ -98,8 +97,8 @@ class Coverage:
     def _shared(self, a: str, of_a: NDArray[np.float64], b: str, of_b: NDArray[np.float64]) -> NDArray[np.float64]:
         """How many prompts each heuristic of variable a shares with each of variable b."""
         if (a, b) not in self._together:
-            ones, shape = np.ones(self.total), (self._sizes[a], self._sizes[b])
-            table = csr_array((ones, (self._values[a], self._values[b])), shape=shape)
+            table = csr_array((np.ones(self.total), (self._values[a], self._values[b])))
+            shape = table.shape
             self._together[a, b] = table if table.nnz < 0.1 * shape[0] * shape[1] else table.toarray()
         return (of_a @ self._together[a, b]) @ of_b.T
 
