@@ -181,9 +181,10 @@ def test_what_remains_of_several_results() -> None:
     largest = int(odd.holds(sets.prompts).sum())
     permuted = permutations(sets, 0)
     size = torch.tensor([int(members.sum())])
+    pattern = 1.0 + members
     for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
-        left = remaining(members.float(), weights, [rule, odd], largest, sets, permuted)
-        foremost = order((members[permuted] * weights).flatten(0, 1), int(size))
+        left = remaining(pattern, weights, [rule, odd], largest, sets, permuted)
+        foremost = order((pattern[permuted] * weights).flatten(0, 1), int(size))
         assert left[:, 0].tolist() == pytest.approx(members[foremost].view(2, -1).sum(1).div(DRAWS).tolist())
     assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
@@ -307,3 +308,6 @@ def test_takes_both_by_hand() -> None:
         assert both(least, left, 0.0)
         assert not both(least - 1, left, 0.0)
         assert not both(least - 1, 0.0, left)
+    # 3 of 3 where 0.3 are expected: one chance in a thousand, exactly.
+    three, left = torch.tensor([3]), torch.full((2, 1), 0.175, dtype=torch.float64)
+    assert takes_both(three, three, left).tolist() == [True]
