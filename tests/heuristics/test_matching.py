@@ -485,16 +485,16 @@ def test_a_table_without_a_row_has_columns_of_the_same_kinds() -> None:
 
 def test_permuted_neurons_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two prompts there is one order but the neuron's own, and every permutation is that."""
-    moved: list[list[list[int]]] = []
+    moved: list[list[int]] = []
 
     def asked(activations: Tensor, logits: Tensor, sets: Catalogue, shifts: NDArray[np.int64], rows: int) -> Direct:
-        moved.append(shifts.tolist())
+        moved.extend(shifts.tolist())
         return directly(activations, logits, sets, shifts, rows)
 
     monkeypatch.setattr("arithscope.heuristics.classification.direct", asked)
     neurons = Neurons(np.ones((2, 2, 2), dtype=np.float16), np.ones((2, 2), dtype=np.float32))
     classify(neurons, catalogue("/", 1, 1000), 10, 0, ["a", "b"], lambda n: None)
-    assert moved == [[[1] * 10] * 2]
+    assert moved == [[1] * 10] * 2
 
 
 def test_so_little_memory_that_neurons_are_worked_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
