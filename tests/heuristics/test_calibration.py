@@ -78,6 +78,7 @@ def test_a_worse_heuristic_of_a_neuron_has_a_worse_rate() -> None:
     assert rate[2] == pytest.approx(min(1e-3 * 5 / 2, 0.02 * 5 / 3))
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_p_below_that_of_every_neuron() -> None:
     """t = p itself has no neuron below it; of the others 0.5 · 2/1 and 0.9 · 2/2 the smaller is meant."""
     assert false_discovery_rate(np.array([0.01, 0.95]), np.array([0.9, 0.5])) == pytest.approx([0.9, 0.95])
@@ -88,6 +89,7 @@ def test_chance_counts_and_then_bounds() -> None:
     p = chance_of(np.array([0.0, 50.0, 99.0, 99.5, 2000.0]), null, tries=20)
     assert p == pytest.approx([1.0, 51 / 100, 2 / 100, 20 * 10**-99.5, 0.0])
     assert chance_of(np.array([1.5]), np.array([1.0]), tries=1000)[0] == 0.5
+    assert chance_of(np.array([5.0]), null[:3], tries=20)[0] == pytest.approx(20e-5)
 
 
 @given(st.integers(1, 400), st.floats(1e-6, 1 - 1e-6), st.floats(0, 1))
@@ -177,13 +179,19 @@ def test_what_remains_of_several_results() -> None:
     members = torch.from_numpy(rule.holds(sets.prompts))
     odd = parse("result mod 2 = 1")
     largest = int(odd.holds(sets.prompts).sum())
-    left = remaining(members.float(), torch.ones(len(sets)), [rule, odd], largest, sets, permutations(sets, 0))
+    permuted = permutations(sets, 0)
     size = torch.tensor([int(members.sum())])
+    pattern = 1.0 + members
+    for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
+        left = remaining(pattern, weights, [rule, odd], largest, sets, permuted)
+        foremost = order((pattern[permuted] * weights).flatten(0, 1), int(size))
+        assert left[:, 0].tolist() == pytest.approx(members[foremost].view(2, -1).sum(1).div(DRAWS).tolist())
     assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()
 
 
+@pytest.mark.filterwarnings("error")
 @given(st.integers(1, 3), st.integers(1, 9), st.data())
 def test_products_with_activations_that_are_moved_round(neurons: int, prompts: int, data: st.DataObject) -> None:
     """Both ways are what torch's roll gives."""
@@ -263,8 +271,10 @@ def test_without_a_set_of_several_results() -> None:
     assert not found.several[0].found.any()
     # One of two in its own order, and in the others the other one: at most half a prompt and chance are expected of it.
     assert (found.null < 0.5).all()
-    table = classified(Neurons(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32)), sets, 2).best
-    assert "multi-result" not in table.kind.tolist()
+    neurons = Neurons(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32))
+    tables = classified(neurons, sets, 2)
+    for table in (tables.matches, tables.best):
+        assert "multi-result" not in table.kind.tolist()
     kinds = {
         "row": "int64",
         "sign": "int8",
@@ -298,3 +308,6 @@ def test_takes_both_by_hand() -> None:
         assert both(least, left, 0.0)
         assert not both(least - 1, left, 0.0)
         assert not both(least - 1, 0.0, left)
+    # 3 of 3 where 0.3 are expected: one chance in a thousand, exactly.
+    three, left = torch.tensor([3]), torch.full((2, 1), 0.175, dtype=torch.float64)
+    assert takes_both(three, three, left).tolist() == [True]

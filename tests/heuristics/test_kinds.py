@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from arithscope.errors import UserError
 from arithscope.heuristics.kinds import (
+    BOTH,
     PLACES,
     VARIABLES,
     Heuristic,
@@ -55,12 +56,20 @@ def test_canonical_forms() -> None:
     assert str(MultiResult((8, 1, 8))) == "result in {1, 8}"
 
 
+@pytest.mark.parametrize("text", ["op1 in [0, {}]", "op1 mod {} = 0", "result in {{1, {}}}"])
+def test_the_largest_number_that_an_array_holds(text: str) -> None:
+    largest = text.format(2**63 - 1)
+    assert str(parse(largest)) == largest
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "op3 in [1, 2]", "op1 in [1,2]", "op1 in [01, 2]", "op1 ~ 12", "op1 ~ ...", "result in {1}", "op2 in {1, 2}",
      "op1 mod 5 = 2 ", "op1 mod 0 = 0", "op1 mod 5 = 5", "op1 in [2, 1]", f"op1 mod {10**30} = 1", "op1 in [1, 1९]",
      "result in {1, 2, 3, 4, 5}", "op1, op2 ~ 1..", " in [1, 2]", "op1 in [, 2]", "op1 in [1, 2", " mod 5 = 2",
-     "op1 mod  = 2", "op1 mod 5 =2", "op1 mod 5 = ", " ~ 1..", "op1 ~ ", "result in {1, 2", "result in {1, }"],
+     "op1 mod  = 2", "op1 mod 5 =2", "op1 mod 5 = ", " ~ 1..", "op1 ~ ", "result in {1, 2", "result in {1, }",
+     "op1 mod5 = 2", "op1 in 1, 2]", "op1in [1, 2]", "op1~ 1..", "result in {1,2}", "result in 1, 2}", f"op1 in [0, {2**63}]",
+     f"op1 mod {2**63} = 0", f"result in {{1, 2, {2**63}}}"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a heuristic"):
@@ -103,6 +112,20 @@ def test_the_vocabulary_is_the_papers() -> None:
     }
 
 
+def test_ranges_by_hand() -> None:
+    """Up to 40: those of operands, and those of the results of a division; none of both operands at once unless asked for."""
+    operand = ((10, 10), (30, 10), (50, 16), (100, 33))  # lengths, and how far it is from one to the next
+    of_each = {"op1": operand, "op2": operand, "result": ((2, 2), (10, 10), (100, 33))}
+    found = vocabulary("/", 40, 40)
+    assert [str(h) for h in found if h.kind == "range"] == [
+        f"{on} in [{low}, {low + length}]"
+        for on, lengths in of_each.items()
+        for length, step in lengths
+        for low in range(0, 40, step)
+    ]
+    assert [h for h in found if h.on == BOTH] == [Identical()]
+
+
 def test_names_of_kinds() -> None:
     assert kind_name("range", "op1") == "range of op1"
     assert kind_name("modulo", "result") == "modulo of result"
@@ -114,6 +137,8 @@ def test_what_is_no_heuristic() -> None:
     with pytest.raises(ValueError, match="op1, op2, result or both operands, not 'op3'"):
         Range("op3", 1, 2)
     with pytest.raises(ValueError, match="not 'op3'"):
+        Modulo("op3", 5, 2)
+    with pytest.raises(ValueError, match="not 'op3'"):
         Pattern("op3", "1..")
     for template, on in (("12", "op1"), ("1234", "op1"), ("...", "op1"), ("a12", "op1"), ("1..", "op1, op2")):
         with pytest.raises(ValueError, match="no pattern"):
@@ -121,6 +146,8 @@ def test_what_is_no_heuristic() -> None:
     for results in ((1,), (1, 1), (1, 2, 3, 4, 5)):
         with pytest.raises(ValueError, match="two to four"):
             MultiResult(results)
+    with pytest.raises(ValueError, match="from 0 on"):
+        MultiResult((-1, 2))
     assert MultiResult((4, 1, 3, 2)).results == (1, 2, 3, 4)
     assert Pattern("op1", "00.").admits(np.array([0, 9, 10, 999, 1000])).tolist() == [True, True, False, False, False]
     assert Pattern("op1", "9..").admits(np.array([999, 1999])).tolist() == [True, False]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log10
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -13,13 +16,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Matched, Neurons, calibrate, classify, tries
-from arithscope.heuristics.kinds import BOTH, MultiResult, parse
-from arithscope.heuristics.matching import is_match, order, overlaps
+from arithscope.heuristics.calibration import Direct, Overlaps
+from arithscope.heuristics.calibration import direct as directly
+from arithscope.heuristics.catalogue import Catalogue, _side, catalogue
+from arithscope.heuristics.classification import Matched, Neurons, _pairs, calibrate, classify, tries
+from arithscope.heuristics.kinds import BOTH, Identical, MultiResult, Rule, parse
+from arithscope.heuristics.matching import histogram, is_match, order, overlaps
 from arithscope.heuristics.multi_result import _information, grid, multi_results, occurrences, ranks_by_result
-from arithscope.heuristics.vocabulary import vocabulary
-from arithscope.prompts import OPERATORS, legal_prompts
+from arithscope.heuristics.vocabulary import DIVISORS, ranges, vocabulary
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts
 from tests.heuristics import brute
 
 MAX_OPERAND = 23  # uneven, so that ranges and patterns are cut off
@@ -176,14 +181,49 @@ def assert_is_the_best_set(ordered: Tensor) -> MultiResult | None:
     return None if best is None else MultiResult(best[1])
 
 
-@pytest.mark.parametrize("first", [[0] * 26 + [5, 3], [0] * 18 + [3]])
-def test_equally_frequent_results_and_just_too_few(first: list[int]) -> None:
-    """26 of 28 are not enough and 27 are, with either of two results: the smaller is taken. 18 of 19 are not enough."""
+def with_results_in_front(first: list[int]) -> Tensor:
+    """An order of the prompts: first such with these results, then the others with a result of 0, then the rest."""
     waiting = {r: np.flatnonzero(SMALL.answers.numpy() == r).tolist() for r in range(12)}
     foremost = [waiting[r].pop() for r in first]
     rest = [waiting[r].pop() for r in (*([0] * len(waiting[0])), *range(1, 12)) if waiting[r]]
     last = [i for some in waiting.values() for i in some]
-    assert assert_is_the_best_set(torch.tensor([foremost + rest + last])) == MultiResult((0, 3))
+    return torch.tensor([foremost + rest + last])
+
+
+@pytest.mark.parametrize("first", [[0] * 26 + [5, 3], [0] * 18 + [3]])
+def test_equally_frequent_results_and_just_too_few(first: list[int]) -> None:
+    """26 of 28 are not enough and 27 are, with either of two results: the smaller is taken. 18 of 19 are not enough."""
+    assert assert_is_the_best_set(with_results_in_front(first)) == MultiResult((0, 3))
+
+
+def test_just_enough_results() -> None:
+    """40 of 42, or 60 of 63, are enough: 95.2 %."""
+    first = [2, 3, *([0, 1] * 20), *([0] * 20), 4]
+    assert assert_is_the_best_set(with_results_in_front(first)) == MultiResult((0, 1))
+
+
+def test_exactly_as_many_results_as_needed() -> None:
+    """Of 20 prompts all but 4/1 have a result of 0 to 3: 95 %. Among fewer of the foremost all five results are needed, or 0
+    alone."""
+    sets = catalogue("/", 4, 1000)
+    answers = sets.answers.tolist()
+    assert sorted(answers) == [0] * 10 + [1] * 6 + [2] * 2 + [3, 4]
+    by_result = sorted(range(20), key=lambda i: answers[i])
+    front = [*range(9), 19, 18, 17, 10]  # nine of 0, then one of each other
+    ordered = torch.tensor([[by_result[i] for i in front + [i for i in range(20) if i not in front]]])
+    found = multi_results(ordered, ranks_by_result(ordered, sets), sets)
+    assert found.found.tolist() == [True]
+    assert found.heuristic(0, sets) == MultiResult((0, 1, 2, 3))
+    assert (found.size.tolist(), found.overlap.tolist()) == ([19], [18])
+
+
+def test_ranks_of_very_many_results() -> None:
+    """Result code · N + rank, also where that is beyond 32 bits."""
+    for code, kind in ((2**30 - 1, torch.int64), (2**29, torch.int32)):
+        many: Any = SimpleNamespace(results=range(code + 1), codes=torch.tensor([code, 0]))
+        ranks = ranks_by_result(torch.tensor([[0, 1], [1, 0]]), many)
+        assert ranks.tolist() == [[1, 2 * code], [0, 2 * code + 1]]
+        assert ranks.dtype is kind
 
 
 def _mutual_information(n: int, k: int, x: int) -> float:
@@ -277,6 +317,9 @@ def test_the_tables_against_sets(operator: str) -> None:
                 assert pair.expected == pytest.approx(pair.size / len(sets))
                 assert pair.beyond == pytest.approx(pair.evidence)
     several = {(pair.row, pair.heuristic) for pair in found.matches.itertuples() if pair.kind == "multi-result"}
+    own = found.best[found.best.kind == "multi-result"]
+    assert several == {(pair.row, pair.heuristic) for pair in own.itertuples() if 10 * pair.overlap >= 6 * pair.size}
+    assert len(several) == (6 if operator == "/" else 0) == max(len(own) - 1, 0)  # one of seven is no match
     want_matches = {
         (row, str(h))
         for side, counted in ((sets.indirect, torch.maximum(up, down)), (sets.direct, promoted))
@@ -286,7 +329,6 @@ def test_the_tables_against_sets(operator: str) -> None:
     }
     assert set(found.matches[["row", "heuristic"]].itertuples(index=False, name=None)) - several == want_matches
     assert len(found.matches) == len(want_matches) + len(several)
-    assert bool(several) is (operator == "/")
     # Of each kind there is one, about each number: the furthest beyond expectation.
     kinds = {(h.kind, h.on) for side in (sets.indirect, sets.direct) for h in side.heuristics}
     best = found.best[found.best.kind != "multi-result"]
@@ -327,6 +369,17 @@ def test_p_and_rates_by_hand() -> None:
     assert found.neurons.fdr.tolist() == pytest.approx([0.4, 2 * p[3]])
     assert found.matches.fdr.tolist() == pytest.approx([0.4, 1.0, 1.0, 2 * p[3]])
     assert found.matches.calibrated.tolist() == [False, False, False, True]
+    # However improbable, 2 of 5 are no match.
+    few = calibrate(Matched(best.assign(overlap=2), best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
+    assert few.matches.fdr.tolist() == found.matches.fdr.tolist()
+    assert not few.matches.calibrated.any()
+
+
+def test_a_rate_of_just_the_level_will_do() -> None:
+    """One neuron that is above all of 39 nulls: twice 1/40, exactly."""
+    best = pd.DataFrame({"row": [0], "direct": [False], "beyond": [1.0], "overlap": [6], "size": [10]})
+    found = calibrate(Matched(best, best, np.zeros((1, 1))), np.zeros(39), (1000, 1000))
+    assert (found.best.fdr.tolist(), found.best.calibrated.tolist()) == ([0.05], [True])
 
 
 def test_how_many_heuristics_are_tried() -> None:
@@ -370,13 +423,78 @@ def test_what_a_catalogue_says_of_itself(operator: str) -> None:
         assert len({group[0] for group in kinds}) == len(kinds)
 
 
-def test_of_one_prompt_nothing_can_be_said() -> None:
-    sets = catalogue("+", 0, 1000, both_operands=True)
-    assert len(sets) == 1
+@pytest.mark.parametrize(("operator", "prompts"), [("+", 1), ("/", 0)])
+def test_of_one_prompt_or_none_nothing_can_be_said(operator: str, prompts: int) -> None:
+    sets = catalogue(operator, 0, 1000, both_operands=True)
+    assert len(sets) == prompts
     for side in (sets.indirect, sets.direct):
         assert (side.heuristics, side.variables, side.kinds) == ([], [], [])
         assert side.sizes.tolist() == side.start.tolist() == side.table.tolist() == []
         assert side.sizes.dtype == torch.int64
+
+
+def test_heuristics_that_look_at_the_same_share_a_variable() -> None:
+    """Ranges of both operands, and what both leave when divided by the same; none of them are there unless asked for."""
+    names = [v.name for v in CATALOGUES["-"].indirect.variables]
+    assert len(names) == len(set(names)) == len(["op1", "op2", "op1 = op2", "ranges", *DIVISORS])
+    assert {h for h in catalogue("-", 3, 1000).indirect.heuristics if h.on == BOTH} == {parse("op1 = op2")}
+
+
+def test_ranges_of_both_operands_that_end_anywhere() -> None:
+    """[0, 50] and [16, 66], where no other range begins, and operands beyond."""
+    prompts, found = legal_prompts("+", 90, 1000), list(ranges(BOTH, (50,), 30))
+    side = _side(prompts, found, "cpu")
+    assert side.heuristics == found
+    assert side.sizes.tolist() == [51 * 51, 51 * 51]
+
+
+@dataclass(frozen=True)
+class Larger(Rule):
+    kind: ClassVar[str] = "larger"
+
+    def __str__(self) -> str:
+        return "op1 > op2"
+
+    def holds(self, prompts: Prompts) -> NDArray[np.bool_]:
+        return prompts.op1 > prompts.op2
+
+
+def test_rules_of_both_operands_are_told_apart() -> None:
+    """4 of the 16 pairs of 0 to 3 are of equal numbers, 6 have a larger one first."""
+    side = _side(legal_prompts("+", 3, 1000), [Identical(), Larger()], "cpu")
+    assert side.heuristics == [Identical(), Larger()]
+    assert side.sizes.tolist() == [4, 6]
+
+
+def test_histograms_by_hand() -> None:
+    """In integers, as sums over very many cells are taken of them."""
+    found = histogram(torch.tensor([[0, 2, 2], [1, 1, 1]]), 4)
+    assert found.tolist() == [[1, 0, 2, 0], [0, 3, 0, 0]]
+    assert found.dtype is torch.int32
+
+
+def test_a_table_without_a_row_has_columns_of_the_same_kinds() -> None:
+    none, zero = torch.zeros(0, dtype=torch.long), torch.zeros(1, 1)
+    sets = Overlaps(zero.int(), zero.int(), zero, zero)
+    empty, one = (
+        _pairs((at, at), range(1), found, torch.ones_like(at), zero, sets)
+        for at, found in ((none, []), (torch.zeros(1, dtype=torch.long), [parse("op1 = op2")]))
+    )
+    assert {name: x.dtype for name, x in empty.items()} == {name: x.dtype for name, x in one.items()}
+
+
+def test_permuted_neurons_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two prompts there is one order but the neuron's own, and every permutation is that."""
+    moved: list[list[int]] = []
+
+    def asked(activations: Tensor, logits: Tensor, sets: Catalogue, shifts: NDArray[np.int64], rows: int) -> Direct:
+        moved.extend(shifts.tolist())
+        return directly(activations, logits, sets, shifts, rows)
+
+    monkeypatch.setattr("arithscope.heuristics.classification.direct", asked)
+    neurons = Neurons(np.ones((2, 2, 2), dtype=np.float16), np.ones((2, 2), dtype=np.float32))
+    classify(neurons, catalogue("/", 1, 1000), 10, 0, ["a", "b"], lambda n: None)
+    assert moved == [[1] * 10] * 2
 
 
 def test_so_little_memory_that_neurons_are_worked_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

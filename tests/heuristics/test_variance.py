@@ -59,6 +59,16 @@ def test_what_a_number_tells() -> None:
         assert abs(float(share.mean())) < 0.01
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_set_of_no_prompt_explains_nothing() -> None:
+    sets = catalogue("/", 5, 1000)
+    odd, never = parse("op1 mod 2 = 1"), parse("result in {6, 7}")
+    pattern = sets.prompts.op1.astype(np.float32)
+    only_odd, only_never, both = np.array([[True, False], [False, True], [True, True]])
+    [one, nothing, together] = Coverage(sets)(pattern, [odd, never], only_odd, only_never, both)
+    assert (nothing, together) == (0.0, pytest.approx(one))
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
 def test_what_a_number_tells_by_hand(scale: float) -> None:
     """1, 2 and 4 in groups of two and one: 0.5 of 14/3 is left within groups, of one degree of freedom where all have two."""
@@ -68,6 +78,10 @@ def test_what_a_number_tells_by_hand(scale: float) -> None:
     assert spread.told_by(torch.tensor([0, 0, 2])).tolist() == pytest.approx([1 - 0.5 / (14 / 3) * 2, 1])
     assert spread.told_by(torch.tensor([0, 1, 2])).tolist() == pytest.approx([1, 1])
     assert spread.told_by(torch.tensor([1, 1, 1])).tolist() == pytest.approx([0, 0])
+    # 1, 2 and 4 with 0, 0 and 1: sums of squares of 14/3 and 2/3, and 5/3 of products, around means of 7/3 and 1/3.
+    function = torch.tensor([[0.0, 1.0], [1.0, 0.0]]) * scale
+    found = spread.correlation(torch.tensor([0, 0, 1]), function)
+    assert found.tolist() == pytest.approx([5 / 28**0.5, -1])
 
 
 def test_the_correlation_with_a_function_of_a_number() -> None:

@@ -169,6 +169,16 @@ def test_single_neurons_are_edited_at_the_last_position_unless_said_otherwise() 
     assert worst(got, full(subject, ids, [change])) < TOLERANCE
 
 
+def test_values_are_rounded_like_the_models_own() -> None:
+    subject = small("llama", "sdpa", torch.bfloat16)
+    tape = record(subject, some_ids(subject), subject.positions.last, neurons=[1])
+    value = torch.full((1, 1), 2.0)
+    exact, close = (
+        replay_neurons(tape, 1, torch.tensor([3]), x, edited_logits) for x in (value.bfloat16(), value + 2**-9)
+    )
+    assert torch.equal(exact, close)
+
+
 def test_layers_that_are_called_with_keywords_only() -> None:
     subject = small("llama", "sdpa")
     ids, last = some_ids(subject), subject.positions.last
@@ -256,6 +266,9 @@ def test_edits_outside_the_tape_or_of_unequal_variants_are_refused() -> None:
     late = edit(subject, Site.NEURONS, 0, positions=subject.positions.last)
     with pytest.raises(ValueError, match="before position"):
         replay(tape, [late, early], edited_logits)
+    partly = edit(subject, Site.NEURONS, 0, positions=(subject.positions.op1, subject.positions.last))
+    with pytest.raises(ValueError, match="before position"):
+        replay(tape, [partly], edited_logits)
     two = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:2], positions=subject.positions.last)
     three = edit(subject, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:3], positions=subject.positions.last)
     with pytest.raises(ValueError, match="number of variants"):
@@ -282,6 +295,13 @@ def test_there_must_be_something_to_replay() -> None:
         replay(tape, [], edited_logits)
     with pytest.raises(ValueError, match="nothing to replay"):
         replay_neurons(tape, 0, torch.tensor([], dtype=torch.long), torch.zeros(0, 1), edited_logits)
+
+
+def test_values_must_be_of_as_many_neurons() -> None:
+    subject = small("llama", "sdpa")
+    tape = record(subject, some_ids(subject), subject.positions.last, neurons=[0])
+    with pytest.raises(RuntimeError, match="must match"):
+        replay_neurons(tape, 0, torch.arange(3), torch.zeros(5, 1), edited_logits)
 
 
 def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +350,7 @@ def test_the_cache_of_a_prefix() -> None:
         for cache in (PrefixCache(prefix, True), PrefixCache([], False)):
             assert all(a is b for a, b in zip(cache.update(*new, 0), new, strict=True))
         assert cache.get_seq_length() == 0
+        assert len(cache) == 0  # of the library's own layers
 
 
 def test_recording_and_replaying_leave_no_hooks_behind() -> None:

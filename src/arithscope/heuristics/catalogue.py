@@ -160,7 +160,7 @@ def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch
     variables = []
     for name, group in groups.items():
         values, members = _coded(prompts, group)
-        k = members @ np.bincount(values, minlength=members.shape[1])
+        k = members @ np.bincount(values)
         says = np.flatnonzero((k > 0) & (k < len(prompts)))
         if len(says) == 0:
             continue

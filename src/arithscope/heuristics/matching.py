@@ -26,7 +26,7 @@ def order(activations: Float[Tensor, "rows prompts"], first: int | None = None) 
     below them, every key is different and holds the prompt itself, so keys can be sorted by any algorithm.
     """
     n = activations.shape[1]
-    shift = max(n - 1, 1).bit_length()
+    shift = n.bit_length()
     bits = (activations.float() + 0.0).view(torch.int32)  # + 0.0 makes −0 a 0
     descending = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits).bitwise_not_()
     keys = descending.long().bitwise_left_shift_(shift).bitwise_or_(torch.arange(n, device=bits.device))

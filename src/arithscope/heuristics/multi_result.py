@@ -90,10 +90,10 @@ def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalog
     backwards = torch.arange(results - 1, -1, -1, device=device)
     frequent = (counts * results + backwards).topk(most, dim=-1).indices  # [orders, cuts, most]
     accounted = counts.gather(-1, frequent).cumsum(-1) * 100 >= PERCENT * cuts[:, None]
-    needed = accounted.int().argmax(-1) + 1
+    needed = accounted.int().argmax(-1) + 1  # 1, too, where no set accounts for so many
     used = torch.arange(most, device=device) < needed[..., None]
     k = (catalogue.result_sizes[frequent] * used).sum(-1)
-    candidate = accounted.any(-1) & (needed >= 2) & (k < total)
+    candidate = (needed >= 2) & (k < total)
     overlap = (_below(ranks, frequent, k, catalogue) * used).sum(-1)
     says = _information(total, k, overlap) + MATCHED * is_match(overlap, k)
     says = says.masked_fill(~candidate, -torch.inf)

@@ -66,7 +66,6 @@ class Coverage:
         self.total = len(catalogue)
         variables = [*catalogue.indirect.variables, *catalogue.direct.variables]
         self._values = {v.name: v.values.long().cpu().numpy() for v in variables}
-        self._sizes = {v.name: v.size for v in variables}
         self._rows = {
             h: (v.name, row)
             for side in (catalogue.indirect, catalogue.direct)
@@ -82,14 +81,14 @@ class Coverage:
         x = pattern.astype(np.float64)
         x -= x.mean()
         variance = float(np.square(x).sum())  # x @ x would wake threads of its own
-        if not heuristics or variance == 0.0:
+        if variance == 0.0:
             return [0.0] * len(subsets)
         rows = [(RESULT, h.admits(self._results)) if isinstance(h, MultiResult) else self._rows[h] for h in heuristics]
         names = np.array([name for name, _ in rows])
         holds = {n: np.stack([row for name, row in rows if name == n]).astype(np.float64) for n in dict.fromkeys(names)}
         sums, shared = np.empty(len(rows)), np.empty((len(rows), len(rows)))
         for a, of_a in holds.items():
-            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x, minlength=self._sizes[a])
+            sums[names == a] = of_a @ np.bincount(self._values[a], weights=x)
             for b, of_b in holds.items():
                 shared[np.ix_(names == a, names == b)] = self._shared(a, of_a, b, of_b)
         centred = shared - np.outer(np.diagonal(shared), np.diagonal(shared)) / self.total
@@ -98,9 +97,8 @@ class Coverage:
     def _shared(self, a: str, of_a: NDArray[np.float64], b: str, of_b: NDArray[np.float64]) -> NDArray[np.float64]:
         """How many prompts each heuristic of variable a shares with each of variable b."""
         if (a, b) not in self._together:
-            ones, shape = np.ones(self.total), (self._sizes[a], self._sizes[b])
-            table = csr_array((ones, (self._values[a], self._values[b])), shape=shape)
-            table.sum_duplicates()
+            table = csr_array((np.ones(self.total), (self._values[a], self._values[b])))
+            shape = table.shape
             self._together[a, b] = table if table.nnz < 0.1 * shape[0] * shape[1] else table.toarray()
         return (of_a @ self._together[a, b]) @ of_b.T
 
@@ -111,7 +109,7 @@ def _explained(sums: NDArray[np.float64], shared: NDArray[np.float64]) -> float:
     if len(sums) == 0:
         return 0.0
     strength, directions = np.linalg.eigh(shared)
-    kept = strength > 1e-9 * max(strength[-1], 1.0)
+    kept = strength > 1e-9 * strength[-1]
     return float(np.sum((sums @ directions[:, kept]) ** 2 / strength[kept]))
 
 
