@@ -8,8 +8,15 @@ import torch
 
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.kinds import parse
-from arithscope.heuristics.variance import Coverage, Spread
+from arithscope.heuristics.variance import Coverage, Spread, _explained
 from arithscope.prompts import OPERATORS
+
+
+def test_rounding_explains_nothing() -> None:
+    """Of one indicator that is the same everywhere, and of two that are the same, all but the first direction is rounding."""
+    assert _explained(np.array([1e-12]), np.array([[1e-17]])) == 0.0
+    nearly = np.array([[1e6 + 1e-5, 1e6], [1e6, 1e6 + 1e-5]])
+    assert _explained(np.array([3e3, 3e3 + 0.1]), nearly) == pytest.approx(9.0, rel=1e-4)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

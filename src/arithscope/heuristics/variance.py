@@ -109,7 +109,7 @@ def _explained(sums: NDArray[np.float64], shared: NDArray[np.float64]) -> float:
     if len(sums) == 0:
         return 0.0
     strength, directions = np.linalg.eigh(shared)
-    kept = strength > 1e-9 * strength[-1]
+    kept = strength > 1e-9 * max(strength[-1], 1.0)  # what is less is rounding
     return float(np.sum((sums @ directions[:, kept]) ** 2 / strength[kept]))
 
 
