@@ -506,3 +506,10 @@ def test_so_little_memory_that_neurons_are_worked_on_one_by_one(monkeypatch: pyt
     assert done == [1] * 7
     for a, b in ((found.matches, want.matches), (found.best, want.best), (found.neurons, want.neurons)):
         pd.testing.assert_frame_equal(a, b)
+
+
+def test_heuristics_about_both_operands_are_asked_for() -> None:
+    """But for op1 = op2, which is of the paper's own kinds."""
+    without, with_them = catalogue("+", 9, 100), catalogue("+", 9, 100, both_operands=True)
+    assert {str(h) for h in without.indirect.heuristics if h.on == BOTH} == {"op1 = op2"}
+    assert "op1, op2 mod 2 = 0" in {str(h) for h in with_them.indirect.heuristics}
