@@ -344,7 +344,8 @@ def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> Non
         "score",
     ]
     notes = [f"tests of at most {LONGEST:.0f} seconds for a mutant", "where not all were run, a random sample"]
-    record(name, {"scores": Table(columns, rows), "survived": Table(["mutant"], survived)}, notes)
+    tables = {"scores": Table(columns, rows)} | ({"survived": Table(["mutant"], survived)} if survived else {})
+    record(name, tables, notes)
 
 
 if __name__ == "__main__":
