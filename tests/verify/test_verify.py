@@ -269,10 +269,11 @@ def test_mistakes_of_the_user(
         assert said in capsys.readouterr().err
     folder = shutil.copytree(two_stages, tmp_path / "run")
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["configuration"]["sizes"] = "many"
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert call("verify", folder) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    for sizes, said in ("many", "says of samples"), ({"discovery": 5, "evaluation": 5, "lunch": 1}, "cannot be read"):
+        manifest["configuration"]["sizes"] = sizes
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        assert call("verify", folder) == 2
+        assert said in capsys.readouterr().err
     manifest["stages"] = {}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert call("verify", folder) == 2
