@@ -26,9 +26,11 @@ from arithscope.options import (
     Quantize,
     RunArgument,
     SubjectArgument,
+    SubjectNow,
     TemplateText,
     TrustRemoteCode,
     how_to_load,
+    opened,
     path_option,
 )
 from arithscope.paths import user_path
@@ -90,9 +92,7 @@ def explain(
     prompt: Annotated[str, typer.Argument(help="A prompt as in 226-68=, whatever the run's template.")],
     raw: Annotated[bool, typer.Option("--raw", help="Use all matches, not only the calibrated ones.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for programs.")] = False,
-    subject: Annotated[
-        str | None, typer.Option(help="Where the run's subject is now, if it is not where it was.")
-    ] = None,
+    subject: SubjectNow = None,
     device: Device = "auto",
     device_map: DeviceMap = None,
     allow_pickle: AllowPickle = False,
@@ -103,13 +103,10 @@ def explain(
 
     from arithscope.experiments.classify import CALIBRATED, RAW
     from arithscope.report.explanation import explanation_report
-    from arithscope.runs.run import Run, explanation_as_json
-    from arithscope.subject.load import LoadOptions
+    from arithscope.runs.run import explanation_as_json
 
-    options = LoadOptions(
-        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
-    found = Run(run, subject, options).explain(prompt, RAW if raw else CALIBRATED)
+    studied = opened(run, subject, device, device_map, allow_pickle, trust_remote_code)
+    found = studied.explain(prompt, RAW if raw else CALIBRATED)
     if as_json:
         print(json.dumps(explanation_as_json(found), indent=2, ensure_ascii=False))
     else:
@@ -157,13 +154,9 @@ def explore(
     if subject is not None and len(runs) > 1:
         raise UserError("--subject says where one run's subject is; name one run only.")
     from arithscope.explorer.serve import serve
-    from arithscope.runs.run import Run
-    from arithscope.subject.load import LoadOptions
 
-    options = LoadOptions(
-        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
-    serve([Run(path, subject, options) for path in runs], host, port, browser)
+    how = subject, device, device_map, allow_pickle, trust_remote_code
+    serve([opened(path, *how) for path in runs], host, port, browser)
 
 
 @app.command()

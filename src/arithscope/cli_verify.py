@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from arithscope.errors import UserError
-from arithscope.options import AllowPickle, Device, DeviceMap, RunArgument, TrustRemoteCode
+from arithscope.options import AllowPickle, Device, DeviceMap, RunArgument, SubjectNow, TrustRemoteCode, opened
 
 if TYPE_CHECKING:
     from arithscope.verify.verify import Verdict
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def verify(
     run: RunArgument,
     seed: Annotated[int, typer.Option(help="Chooses what is recomputed.")] = 0,
-    subject: Annotated[
-        str | None, typer.Option(help="Where the run's subject is now, if it is not where it was.")
-    ] = None,
+    subject: SubjectNow = None,
     device: Device = "auto",
     device_map: DeviceMap = None,
     allow_pickle: AllowPickle = False,
@@ -28,24 +26,19 @@ def verify(
 ) -> None:
     """Recompute a sample of every stage of a run from its manifest, and say whether it agrees."""
     from arithscope.progress import for_console
-    from arithscope.runs.run import Run
-    from arithscope.subject.load import LoadOptions
     from arithscope.verify.inputs import Inputs
     from arithscope.verify.verify import check_files, check_stages, check_subject, conclusion
 
     if seed < 0:
         raise UserError(f"--seed {seed} is negative; use 0 or more.")
-    options = LoadOptions(
-        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
-    opened = Run(run, subject, options)
-    if not opened.stages:
+    studied = opened(run, subject, device, device_map, allow_pickle, trust_remote_code)
+    if not studied.stages:
         raise UserError(f"The run in {run} has no stage that is done, so there is nothing to verify.")
-    verdicts = _show(check_files(opened))
-    inputs = Inputs.of(opened, seed)
+    verdicts = _show(check_files(studied))
+    inputs = Inputs.of(studied, seed)
     verdicts += _show(check_subject(inputs))
     verdicts += _show(check_stages(inputs, for_console(Console(stderr=True))))
-    said = conclusion(verdicts, len(opened.stages))
+    said = conclusion(verdicts, len(studied.stages))
     if all(verdict.agrees for verdict in verdicts):
         print(said)
     else:

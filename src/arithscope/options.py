@@ -11,6 +11,7 @@ from arithscope.paths import user_path
 
 if TYPE_CHECKING:
     from arithscope.prompts import Template
+    from arithscope.runs.run import Run
     from arithscope.subject.load import LoadOptions
 
 
@@ -27,6 +28,9 @@ SubjectArgument = Annotated[
     ),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", parser=user_path)]
+SubjectNow = Annotated[
+    str | None, typer.Option("--subject", help="Where the run's subject is now, if it is not where it was.")
+]
 Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -61,3 +65,16 @@ def how_to_load(
 
     written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
     return written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+
+
+def opened(
+    run: Path, subject: str | None, device: str, device_map: str | None, allow_pickle: bool, trust_remote_code: bool
+) -> Run:
+    """A run whose subject, once it is needed, is loaded as such options say."""
+    from arithscope.runs.run import Run
+    from arithscope.subject.load import LoadOptions
+
+    options = LoadOptions(
+        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
+    return Run(run, subject, options)
