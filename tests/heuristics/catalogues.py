@@ -18,6 +18,7 @@ LIMITS = {
     "/": 130,
 }  # some sums and products are illegal, and some products have three digits
 CATALOGUES = {o: catalogue(o, MAX_OPERAND, limit, both_operands=True) for o, limit in LIMITS.items()}
+SMALL = catalogue("/", 11, 1000)  # results 0…11, so that all sets of up to four can be tried
 operators = pytest.mark.parametrize("operator", OPERATORS)
 
 

@@ -19,7 +19,7 @@ from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.matching import order, overlaps
 from arithscope.prompts import legal_prompts
 from tests.heuristics import brute
-from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, pairs_of, patterns
+from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, SMALL, pairs_of, patterns
 
 
 def test_neurons_are_scored_alike_in_any_company() -> None:

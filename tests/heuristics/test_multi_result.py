@@ -17,8 +17,7 @@ from arithscope.heuristics.kinds import MultiResult
 from arithscope.heuristics.matching import order
 from arithscope.heuristics.multi_result import _information, grid, multi_results, occurrences, ranks_by_result
 from tests.heuristics import brute
-
-SMALL = catalogue("/", 11, 1000)  # results 0…11, so that all sets of up to four can be tried
+from tests.heuristics.catalogues import SMALL
 
 
 @settings(max_examples=30, deadline=None)
