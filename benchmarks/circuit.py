@@ -23,15 +23,15 @@ import torch
 from benchmarks.record import Table, record, record_option
 from torch import Tensor
 
-from arithscope.experiments.ablation import Judging, ablated_scores, mean_ablation, nested_sets, score_reducer
-from arithscope.experiments.linear_probes import Examples, initial, train
+from arithscope.experiments.common.ablation import Judging, ablated_scores, mean_ablation, nested_sets, score_reducer
+from arithscope.experiments.common.linear_probes import Examples, initial, train
 from arithscope.experiments.localize import component_effects, effect_reducer
 from arithscope.experiments.probe import read_states
+from arithscope.models.engine.sweep import Means, mean_activations
+from arithscope.models.hooks import Edit, capturing, edit, editing
+from arithscope.models.load import LoadOptions, load
+from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample
-from arithscope.subject.edits import Edit, capturing, edit, editing
-from arithscope.subject.load import LoadOptions, load
-from arithscope.subject.subject import Site, Subject
-from arithscope.subject.sweep import Means, mean_activations
 
 REPEATS = 3
 CIRCUITS, PROBE_PROMPTS, TRAINING = 100, 400, 320
@@ -43,7 +43,7 @@ def silent(units: int) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    subject: Subject
+    model: Model
     prompts: Prompts
     others: Prompts
     means: Means
@@ -51,29 +51,29 @@ class Task:
     examples: Examples
 
     def amount(self, name: str) -> str:
-        s = self.subject.sizes
-        patches = s.layers * (s.heads + 1) * len(self.subject.positions.named())
+        s = self.model.sizes
+        patches = s.layers * (s.heads + 1) * len(self.model.positions.named())
         done = {"localize": f"{patches} patches", "circuit": f"{len(self.sets)} sets of heads"}
         return f"{name}: {done.get(name, f'{s.layers} layers at one position')}"
 
     def localize(self) -> Tensor:
-        layers, named = range(self.subject.sizes.layers), self.subject.positions.named().values()
-        given = self.subject, self.prompts, self.others
+        layers, named = range(self.model.sizes.layers), self.model.positions.named().values()
+        given = self.model, self.prompts, self.counterfactuals
         return torch.from_numpy(np.stack([component_effects(*given, p, layers, advance=silent) for p in named]))
 
     @torch.no_grad()
     def localize_plainly(self) -> Tensor:
-        subject, s = self.subject, self.subject.sizes
-        ids, named, layers = subject.encode(self.prompts), list(subject.positions.named().values()), range(s.layers)
-        with capturing(subject, heads=layers, neurons=layers) as seen:
-            subject.logits(subject.encode(self.others))
-        reduce, before = effect_reducer(subject, self.prompts, self.others, silent), subject.logits(ids)
+        model, s = self.model, self.model.sizes
+        ids, named, layers = model.encode(self.prompts), list(model.positions.named().values()), range(s.layers)
+        with capturing(model, heads=layers, neurons=layers) as seen:
+            model.logits(model.encode(self.counterfactuals))
+        reduce, before = effect_reducer(model, self.prompts, self.counterfactuals, silent), model.logits(ids)
 
         def patched(site: Site, layer: int, which: list[int] | None, position: int) -> Tensor:
             source = seen.heads[layer] if site is Site.HEADS else seen.neurons[layer]
             values = source[:, position : position + 1]
-            with editing(subject, [edit(subject, site, layer, which, positions=position, values=values)], len(ids)):
-                return reduce(before, subject.logits(ids)[None])[0]
+            with editing(model, [edit(model, site, layer, which, positions=position, values=values)], len(ids)):
+                return reduce(before, model.logits(ids)[None])[0]
 
         rows = [
             torch.stack(
@@ -88,43 +88,43 @@ class Task:
         return torch.stack(rows).view(len(named), s.layers, s.heads + 1, len(ids), -1).cpu()
 
     def circuit(self) -> Tensor:
-        edits = mean_ablation(self.subject, self.means, self.sets)
-        return torch.from_numpy(ablated_scores(self.subject, self.prompts, edits, Judging(), silent))
+        edits = mean_ablation(self.model, self.means, self.sets)
+        return torch.from_numpy(ablated_scores(self.model, self.prompts, edits, Judging(), silent))
 
     @torch.no_grad()
     def circuit_plainly(self) -> Tensor:
-        subject, ids = self.subject, self.subject.encode(self.prompts)
-        reduce = score_reducer(subject, self.prompts, Judging(), silent)
+        model, ids = self.model, self.model.encode(self.prompts)
+        reduce = score_reducer(model, self.prompts, Judging(), silent)
         found = []
         for kept in self.sets:
-            edits: list[Edit] = mean_ablation(subject, self.means, kept[None])
-            with editing(subject, edits, len(ids)):
-                logits = subject.logits(ids)
+            edits: list[Edit] = mean_ablation(model, self.means, kept[None])
+            with editing(model, edits, len(ids)):
+                logits = model.logits(ids)
             found.append(reduce(logits, logits[None])[0])
         return torch.stack(found).cpu()
 
     def probe(self, layers: range | None = None) -> Tensor:
-        layers = range(self.subject.sizes.layers) if layers is None else layers
+        layers = range(self.model.sizes.layers) if layers is None else layers
         some = Examples(self.examples.states[list(layers)], self.examples.of_prompt, self.examples.answer)
-        start = initial(layers, self.subject.sizes.width, self.subject.limit, 0, "last")
+        start = initial(layers, self.model.sizes.width, self.model.limit, 0, "last")
         return train(start, some, TRAINING, 0, "last", silent).matrix.cpu()
 
     def probe_plainly(self) -> Tensor:
-        return torch.cat([self.probe(range(layer, layer + 1)) for layer in range(self.subject.sizes.layers)])
+        return torch.cat([self.probe(range(layer, layer + 1)) for layer in range(self.model.sizes.layers)])
 
 
-def prepare(subject: Subject, prompts: int) -> Task:
-    pool = legal_prompts("+-*/", 300, subject.limit)
+def prepare(model: Model, prompts: int) -> Task:
+    pool = legal_prompts("+-*/", 300, model.limit)
     chosen = sample(pool, prompts, random_source(0, "benchmark"))
     others = counterfactuals(chosen, pool, random_source(0, "benchmark counterfactuals"))
-    s = subject.sizes
+    s = model.sizes
     random = random_source(0, "benchmark heads")
     orders = [random.permutation(s.layers * s.heads) for _ in range(10)]
     sets = nested_sets(orders, np.linspace(0, s.layers * s.heads, CIRCUITS // 10).astype(int).tolist())
     more = sample(pool, PROBE_PROMPTS, random_source(0, "benchmark probes"))
-    examples = read_states(subject, more, "last", range(s.layers))
+    examples = read_states(model, more, "last", range(s.layers))
     return Task(
-        subject, chosen, others, mean_activations(subject, chosen), sets.unflatten(1, (s.layers, s.heads)), examples
+        model, chosen, others, mean_activations(model, chosen), sets.unflatten(1, (s.layers, s.heads)), examples
     )
 
 
@@ -136,14 +136,14 @@ def seconds(function: Callable[[], Tensor]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subject", default="tiny-llama")
+    parser.add_argument("--model", default="tiny-llama")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--device", default="auto")
     record_option(parser)
     arguments = parser.parse_args()
-    subject = load(arguments.subject, options=LoadOptions(device=arguments.device))
-    print(f"{subject}\ntorch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
-    task = prepare(subject, arguments.prompts)
+    model = load(arguments.model, options=LoadOptions(device=arguments.device))
+    print(f"{model}\ntorch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
+    task = prepare(model, arguments.prompts)
     print(f"{'work':10} {'plain s':>9} {'arithscope s':>13} {'ratio':>7}")
     rows = []
     for name, fast, plain in (
@@ -157,7 +157,7 @@ def main() -> None:
         print(f"{name:10} {slow:9.2f} {quick:13.2f} {slow / quick:7.1f}")
         rows.append([task.amount(name), slow, quick, slow / quick])
     if arguments.record:
-        notes = [f"{subject}; {arguments.prompts} prompts; seconds, medians of {REPEATS}"]
+        notes = [f"{model}; {arguments.prompts} prompts; seconds, medians of {REPEATS}"]
         record(arguments.record, {"stages": Table(["work", "plain", "stage", "ratio"], rows)}, notes)
 
 

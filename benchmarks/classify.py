@@ -24,9 +24,9 @@ from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.classification import Neurons, classify, match
 from arithscope.heuristics.matching import order, overlaps
+from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
-from arithscope.subject.load import load
-from arithscope.threads import workers
+from arithscope.utils.threads import workers
 
 MAX_OPERAND, LIMIT = 300, 1000
 MANY = 32  # neurons of each operator that are counted together; the loop over pairs gets one
@@ -40,10 +40,10 @@ def silent(units: int) -> None:
 def some_neurons(n: int, seed: int = 0) -> Neurons:
     """Noise with a wave in it, and the value vectors of tiny-llama, over and over."""
     random = np.random.default_rng(seed)
-    subject = load("tiny-llama")
+    model = load("tiny-llama")
     with torch.no_grad():
-        lens = torch.cat([subject.logit_lens(subject.value_vectors(layer)) for layer in range(2, 6)])
-    logits = lens[:, subject.encoder.answer_tokens].cpu().numpy()
+        lens = torch.cat([model.logit_lens(model.value_vectors(layer)) for layer in range(2, 6)])
+    logits = lens[:, model.encoder.answer_tokens].cpu().numpy()
     a, b = np.indices((MAX_OPERAND + 1, MAX_OPERAND + 1), dtype=np.float32)
     activations = np.empty((n, MAX_OPERAND + 1, MAX_OPERAND + 1), dtype=np.float16)
     for row in activations:

@@ -28,9 +28,9 @@ import arithscope
 from arithscope.experiments.classify import Classify
 from arithscope.experiments.neurons import Neurons
 from arithscope.experiments.patterns import Patterns
-from arithscope.measures import EFFECTS
-from arithscope.runs.run import Run
-from arithscope.store import claim, mapped_arrays
+from arithscope.pipeline.store import claim, mapped_arrays
+from arithscope.results.run import Run
+from arithscope.stats.measures import EFFECTS
 
 OPERATORS, LAYERS, TOP, WIDTH = ("+", "-", "*", "/"), range(16, 32), 200, 14336
 PAGE, PATTERN, TABLE = "a neuron's page", "its pattern", "a page of the table, filtered and sorted"
@@ -75,9 +75,9 @@ def large_run(source: Run, folder: Path) -> None:
         "patterns": Patterns(patterns, np.zeros((0, 1, 1), np.float16), np.zeros((0, 1), np.float32)),
     }
     keys = dict.fromkeys(results, "made up")
-    subject = source.manifest["subject"]
-    subject = {**subject, "sizes": {**subject["sizes"], "layers": LAYERS.stop, "neurons": WIDTH}}
-    with claim(folder, subject, source.configuration, keys) as run:
+    model = source.manifest["model"]
+    model = {**model, "sizes": {**model["sizes"], "layers": LAYERS.stop, "neurons": WIDTH}}
+    with claim(folder, model, source.configuration, keys) as run:
         for name, result in results.items():
             run.write(name, result, 0.0)
     replace_arrays(folder, source, taken)

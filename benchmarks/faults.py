@@ -23,11 +23,11 @@ from tests.test_damaged import DAMAGES
 from tests.test_shortage import assert_same, memory_for
 from tests.training.test_loop import RECIPE
 
-from arithscope import shortage
-from arithscope.progress import Silent
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.study import run
+from arithscope.utils import out_of_memory as memory
+from arithscope.utils.progress import Silent
 
 COLUMNS = ["fault", "where", "cases", "same result afterwards", "told in a sentence", "failed"]
 Row = list[str | int]
@@ -69,8 +69,8 @@ def _counted(fault: str, where: str, found: Sequence[Case]) -> Row:
 
 def damaged(scratch: Path) -> Iterator[Row]:
     """Every file of two stages, in six ways; the run again makes that stage anew and no other."""
-    subject, asked, whole = small("llama", "sdpa"), Settings(("+",), 3), scratch / "whole"
-    run(subject, asked, whole, ["accuracy"], Silent())
+    model, asked, whole = small("llama", "sdpa"), Settings(("+",), 3), scratch / "whole"
+    run(model, asked, whole, ["accuracy"], Silent())
     files = sorted(p.relative_to(whole) for p in whole.glob("*/*") if p.is_file())
     for name, damage in DAMAGES.items():
         same = 0
@@ -78,7 +78,7 @@ def damaged(scratch: Path) -> Iterator[Row]:
             folder = Path(shutil.copytree(whole, scratch / "damaged"))
             before = records(folder)
             damage(folder / file)
-            run(subject, asked, folder, ["accuracy"], Silent())
+            run(model, asked, folder, ["accuracy"], Silent())
             others = {stage: text for stage, text in records(folder).items() if stage != file.parts[0]}
             same += snapshot(folder) == snapshot(whole) and others.items() <= before.items()
             shutil.rmtree(folder)
@@ -87,16 +87,16 @@ def damaged(scratch: Path) -> Iterator[Row]:
 
 def out_of_memory(scratch: Path) -> Iterator[Row]:
     """Each stage that runs the model, with memory for a third of the rows that a pass would have had."""
-    subject, asked = copy_and_add(), Smaller(("+",), 6, topk=8, neurons="atp")
+    model, asked = copy_and_add(), Smaller(("+",), 6, topk=8, neurons="atp")
     tried = same = 0
     for stage in (s for s in STAGES if not s.asked):
-        shortage._pieces = shortage._Pieces()
+        memory._pieces = memory._Pieces()
         rows: list[int] = []
-        with memory_for(np.inf, subject, rows):
-            much = run(subject, asked, scratch / "much", [stage.name], Silent())
+        with memory_for(np.inf, model, rows):
+            much = run(model, asked, scratch / "much", [stage.name], Silent())
         most = max(rows, default=0)
-        with memory_for(max(2, most // 3), subject, []):
-            little = run(subject, asked, scratch / "little", [stage.name], Silent())
+        with memory_for(max(2, most // 3), model, []):
+            little = run(model, asked, scratch / "little", [stage.name], Silent())
         if most > 2:
             tried += 1
             found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))

@@ -31,12 +31,12 @@ from matplotlib.figure import Figure
 from arithscope.experiments.localize import component_effects
 from arithscope.experiments.neurons import neuron_effects
 from arithscope.figures.style import finish, new_figure, styled
+from arithscope.models.engine.sweep import sweep
+from arithscope.models.flops import first_layer_run, row_operations
+from arithscope.models.load import DTYPES, pick_device
+from arithscope.models.model import Identity, Model
+from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample
-from arithscope.subject.fresh import fresh_model, number_tokenizer
-from arithscope.subject.load import DTYPES, pick_device
-from arithscope.subject.operations import first_layer_run, row_operations
-from arithscope.subject.subject import Identity, Subject
-from arithscope.subject.sweep import sweep
 
 REPEATS = 3
 SECOND_OPERANDS = 300  # of each first operand in a sweep
@@ -84,7 +84,7 @@ LARGE = Plan(
 )
 
 
-def random_subject(shape: Shape, device: torch.device, dtype: torch.dtype) -> Subject:
+def random_subject(shape: Shape, device: torch.device, dtype: torch.dtype) -> Model:
     tokenizer = number_tokenizer(1000)
     config = dict(
         hidden_size=shape.width,
@@ -95,66 +95,74 @@ def random_subject(shape: Shape, device: torch.device, dtype: torch.dtype) -> Su
         max_position_embeddings=64,
     )
     with device:  # where the weights are drawn, too: a large model takes minutes on a CPU
-        model = fresh_model("llama", config, tokenizer)
-    return Subject(model.to(dtype), tokenizer, Identity("random weights", "", "random", "numbers"))
+        hf_model = untrained_model("llama", config, tokenizer)
+    return Model(hf_model.to(dtype), tokenizer, Identity("random weights", "", "random", "numbers"))
 
 
 @dataclass(frozen=True)
-class Work:
+class Executor:
     """The three stages on one subject."""
 
-    subject: Subject
+    model: Model
     prompts: Prompts
     others: Prompts
-    square: Prompts
+    operand_grid: Prompts
 
     @property
     def upper(self) -> range:
-        depth = self.subject.sizes.layers
+        depth = self.model.sizes.layers
         return range(depth // 2, depth)
 
     def effects(self) -> None:
-        everything = np.tile(np.arange(self.subject.sizes.neurons), (len(self.upper), 1))
-        last = self.subject.positions.last
+        everything = np.tile(np.arange(self.model.sizes.neurons), (len(self.upper), 1))
+        last = self.model.positions.last
         neuron_effects(
-            self.subject, self.prompts, self.others, self.upper, everything, position=last, advance=lambda units: None
+            self.model,
+            self.prompts,
+            self.counterfactuals,
+            self.upper,
+            everything,
+            position=last,
+            advance=lambda units: None,
         )
 
     def sweep(self) -> None:
-        for block in sweep(self.subject, self.square):
+        for block in sweep(self.model, self.square):
             block.logits.argmax(-1).cpu()
 
     def localize(self) -> None:
-        layers = range(self.subject.sizes.layers)
-        for position in self.subject.positions.named().values():
-            component_effects(self.subject, self.prompts, self.others, position, layers, advance=lambda units: None)
+        layers = range(self.model.sizes.layers)
+        for position in self.model.positions.named().values():
+            component_effects(
+                self.model, self.prompts, self.counterfactuals, position, layers, advance=lambda units: None
+            )
 
     def operations(self, stage: str) -> int:
         """By the formulas of docs/performance.md: a pass has rows, each with a tail of positions, and one unembedding a row."""
-        s, length = self.subject.sizes, self.subject.encoder.length
-        unembedding = row_operations(self.subject, s.layers)
+        s, length = self.model.sizes, self.model.encoder.length
+        unembedding = row_operations(self.model, s.layers)
 
         def passes(rows: int, tail: int, start: int) -> int:
-            return rows * (tail * (row_operations(self.subject, start) - unembedding) + unembedding)
+            return rows * (tail * (row_operations(self.model, start) - unembedding) + unembedding)
 
         if stage == "effects":
             rows = (s.neurons + 1) * len(self.prompts)
-            return sum(passes(rows, 1, first_layer_run(self.subject, layer)) for layer in self.upper)
-        first = self.subject.positions.op2
+            return sum(passes(rows, 1, first_layer_run(self.model, layer)) for layer in self.upper)
+        first = self.model.positions.op2
         if stage == "sweep":
-            beginnings = len(np.unique(self.square.op1)) * first * (row_operations(self.subject) - unembedding)
+            beginnings = len(np.unique(self.square.op1)) * first * (row_operations(self.model) - unembedding)
             return beginnings + passes(len(self.square), length - first, 0)
         rows = (s.heads + 2) * len(self.prompts)  # every head, the MLP, and the unedited variant
-        tails = [length - position for position in self.subject.positions.named().values()]
+        tails = [length - position for position in self.model.positions.named().values()]
         return sum(passes(rows, tail, layer) for tail in tails for layer in range(s.layers))
 
 
-def work(subject: Subject, prompts: int) -> Work:
-    pool = legal_prompts("+", 300, subject.limit)
+def executor(model: Model, prompts: int) -> Executor:
+    pool = legal_prompts("+", 300, model.limit)
     chosen = sample(pool, prompts, random_source(0, "growth"))
     others = counterfactuals(chosen, pool, random_source(0, "growth counterfactuals"))
     op1, op2 = (x.ravel() for x in np.indices((prompts, SECOND_OPERANDS)))
-    return Work(subject, chosen, others, Prompts(op1, np.zeros_like(op1), op2))
+    return Executor(model, chosen, others, Prompts(op1, np.zeros_like(op1), op2))
 
 
 def seconds(function: Callable[[], None]) -> float:
@@ -171,7 +179,7 @@ def seconds(function: Callable[[], None]) -> float:
 def measure(plan: Plan, device: torch.device, dtype: torch.dtype) -> dict[str, Table]:
     rows: list[list[Any]] = []
     for side, shape in plan.shapes():
-        task = work(random_subject(shape, device, dtype), shape.prompts)
+        task = executor(random_subject(shape, device, dtype), shape.prompts)
         times = [seconds(getattr(task, stage)) for stage in STAGES]
         operations = [task.operations(stage) / 1e12 for stage in STAGES]
         rows.append([side, getattr(shape, side), *times, *operations])

@@ -1,6 +1,6 @@
 """Studies of models of real size on one GPU: a model's exact shape with random weights, so that nothing has to be fetched.
 
-The real stages run, by `study.run`, into a run folder. Each is timed, with its peak of memory, and compared with its floor:
+The real stages run, by `runner.run`, into a run folder. Each is timed, with its peak of memory, and compared with its floor:
 the operations that it cannot do without, at the speed of plain products on the same GPU. A random model is never right, so
 every prompt is counted as correct; it has no circuit and no answer layer, so the circuit is the first 20 heads, answers come
 from the middle layer on, and 200 neurons are kept of each MLP, as in the paper. Times do not depend on who is right.
@@ -32,26 +32,26 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from arithscope import study
-from arithscope.bench import PROMPTS, Task
-from arithscope.doctor import examine
+from arithscope.cli.benchmark import PROMPTS, Task
+from arithscope.cli.doctor import examine
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
-from arithscope.experiments.linear_probes import BATCH, steps
+from arithscope.experiments.common.linear_probes import BATCH, steps
+from arithscope.experiments.common.samples import PRESETS, TRAINING_SHARE
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.neurons import EXACT
 from arithscope.experiments.probe import probe
-from arithscope.experiments.samples import PRESETS, TRAINING_SHARE
 from arithscope.experiments.topk import neuron_counts
-from arithscope.progress import Silent, for_console
+from arithscope.models.flops import row_operations
+from arithscope.models.model import Identity, Model
+from arithscope.models.untrained import number_tokenizer
+from arithscope.pipeline import runner
+from arithscope.pipeline.registry import STAGES, Stage
+from arithscope.pipeline.store import RunWriter
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.settings import Settings
-from arithscope.stages import STAGES, Stage
-from arithscope.store import RunWriter
-from arithscope.subject.fresh import number_tokenizer
-from arithscope.subject.operations import row_operations
-from arithscope.subject.subject import Identity, Subject
+from arithscope.utils.progress import Silent, for_console
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": dict(
@@ -73,7 +73,7 @@ TOP_NEURONS = 200
 SAMPLE = 16  # neurons that are patched one at a time, to compare with
 
 
-def random_subject(shape: str, layers: int | None, device: str) -> Subject:
+def random_subject(shape: str, layers: int | None, device: str) -> Model:
     """The shape with random weights, in bfloat16 on a GPU."""
     config = dict(SHAPES[shape])
     family, tokenizer = config.pop("family"), number_tokenizer(config.pop("numbers"))
@@ -83,13 +83,13 @@ def random_subject(shape: str, layers: int | None, device: str) -> Subject:
     filled = AutoConfig.for_model(family, max_position_embeddings=64, tie_word_embeddings=False, **special, **config)
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(filled, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    return Subject(model, tokenizer, Identity(shape, "", "random weights", "numbers"))
+        hf_model = AutoModelForCausalLM.from_config(filled, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    return Model(hf_model, tokenizer, Identity(shape, "", "random weights", "numbers"))
 
 
-def stages_for_random_weights(subject: Subject) -> list[Stage]:
+def stages_for_random_weights(model: Model) -> list[Stage]:
     """The stages, but for what a random model cannot give."""
-    layers = subject.sizes.layers
+    layers = model.sizes.layers
     changes: dict[str, Callable[[Any], Any]] = {
         "accuracy": lambda found: replace(found, prompts=found.prompts.assign(correct=True)),
         "probe": lambda found: replace(found, first_answer_layer=layers // 2),
@@ -134,16 +134,16 @@ def product_speed(device: str) -> float:
     return 2 * n**3 / seconds_of(lambda: a @ b, 10)
 
 
-def floors(subject: Subject, settings: Settings, speed: float) -> dict[str, float]:
+def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
     """The least seconds of the larger stages: products of activations with weights."""
-    s, sizes, operators = subject.sizes, settings.sizes, len(settings.operators)
-    head = row_operations(subject, s.layers)  # the unembedding alone
-    layer = (row_operations(subject) - head) / s.layers
-    square = (settings.max_operand + 1) ** 2
-    tails = [subject.encoder.length - at for at in subject.positions.named().values()]
+    s, sizes, operators = model.sizes, settings.sizes, len(settings.operators)
+    head = row_operations(model, s.layers)  # the unembedding alone
+    layer = (row_operations(model) - head) / s.layers
+    operand_grid = (settings.max_operand + 1) ** 2
+    tails = [model.encoder.length - at for at in model.positions.named().values()]
     later, length = s.layers - s.layers // 2, tails[0]
     found = {
-        "means": len(subject.encoder.operators) * square * (tails[2] * s.layers * layer + head),
+        "means": len(model.encoder.operators) * operand_grid * (tails[2] * s.layers * layer + head),
         "localize": operators
         * sizes.discovery
         * (s.heads + 1)
@@ -167,49 +167,49 @@ def floors(subject: Subject, settings: Settings, speed: float) -> dict[str, floa
         * len(neuron_counts(s.neurons))
         * (1 + sizes.draws)
         * (later * layer + head),
-        "patterns": operators * square * tails[2] * s.layers * layer,
+        "patterns": operators * operand_grid * tails[2] * s.layers * layer,
     }
-    taken = steps(int(TRAINING_SHARE * probe_prompts(subject, settings)))
-    found["probe"] = len(tails) * s.layers * taken * 2 * (2 * BATCH * s.width * subject.limit)  # logits and gradients
+    taken = steps(int(TRAINING_SHARE * probe_prompts(model, settings)))
+    found["probe"] = len(tails) * s.layers * taken * 2 * (2 * BATCH * s.width * model.limit)  # logits and gradients
     if settings.neurons != EXACT:
         del found["neurons"]
     return {name: operations / speed for name, operations in found.items()}
 
 
-def probe_prompts(subject: Subject, settings: Settings) -> int:
-    every = len(legal_prompts(settings.operators, settings.max_operand, subject.limit))
+def probe_prompts(model: Model, settings: Settings) -> int:
+    every = len(legal_prompts(settings.operators, settings.max_operand, model.limit))
     return every if settings.sizes.probe is None else min(every, settings.sizes.probe)
 
 
-def with_all_operators(subject: Subject, settings: Settings, stage: str, seconds: float) -> float:
+def with_all_operators(model: Model, settings: Settings, stage: str, seconds: float) -> float:
     """What a stage would take with all operators and, for probes, all prompts."""
     if stage in ("means", "accuracy"):
         return seconds
     if stage == "probe":
-        return seconds + seconds_a_probe_prompt(subject, settings, seconds) * (
-            len(legal_prompts(OPERATORS, settings.max_operand, subject.limit)) - probe_prompts(subject, settings)
+        return seconds + seconds_a_probe_prompt(model, settings, seconds) * (
+            len(legal_prompts(OPERATORS, settings.max_operand, model.limit)) - probe_prompts(model, settings)
         )
     return seconds * len(OPERATORS) / len(settings.operators)
 
 
-def seconds_a_probe_prompt(subject: Subject, settings: Settings, seconds: float) -> float:
+def seconds_a_probe_prompt(model: Model, settings: Settings, seconds: float) -> float:
     """From the stage and from probes of an eighth of its prompts; steps and passes are both in proportion to prompts."""
-    n = probe_prompts(subject, settings)
-    prompts = legal_prompts(settings.operators, settings.max_operand, subject.limit)
+    n = probe_prompts(model, settings)
+    prompts = legal_prompts(settings.operators, settings.max_operand, model.limit)
     columns = {"operator": np.array(OPERATORS)[prompts.operator], "op1": prompts.op1, "op2": prompts.op2}
     pretended = Accuracy(pd.DataFrame({**columns, "correct": True}), pd.DataFrame())
     sizes = replace(settings.sizes, probe=n // 8)
-    fewer = seconds_of(lambda: probe(subject, pretended, sizes, settings.seed, Silent()))
+    fewer = seconds_of(lambda: probe(model, pretended, sizes, settings.seed, Silent()))
     return (seconds - fewer) / (n - n // 8)
 
 
 def study_table(
-    subject: Subject, settings: Settings, stages: Sequence[str] | None, speed: float, taken: int
+    model: Model, settings: Settings, stages: Sequence[str] | None, speed: float, taken: int
 ) -> tuple[Table, list[float]]:
     """Run the stages into a folder that is thrown away; a row for each, and the seconds with all operators."""
     rows: list[list[Any]] = []
     every: list[float] = []
-    least = floors(subject, settings, speed)
+    least = floors(model, settings, speed)
     lines = for_console(Console(stderr=True))
 
     def after(folder: RunWriter) -> None:
@@ -217,7 +217,7 @@ def study_table(
         for name in done[len(rows) :]:
             seconds = folder.manifest["stages"][name]["seconds"]
             peak = (torch.cuda.max_memory_allocated() - taken) / 1e9 if torch.cuda.is_available() else None
-            scaled = with_all_operators(subject, settings, name, seconds)
+            scaled = with_all_operators(model, settings, name, seconds)
             floor = least.get(name)
             rows.append([name, seconds, scaled, peak, floor, seconds / floor if floor else None])
             every.append(scaled)
@@ -226,8 +226,8 @@ def study_table(
             torch.cuda.reset_peak_memory_stats()
 
     with tempfile.TemporaryDirectory() as folder:
-        known = stages_for_random_weights(subject)
-        study.run(subject, settings, Path(folder) / "run", stages, lines, after, known=known)
+        known = stages_for_random_weights(model)
+        runner.run(model, settings, Path(folder) / "run", stages, lines, after, known=known)
     return Table(["stage", "seconds", "all operators", "most GB", "floor, seconds", "times the floor"], rows), every
 
 
@@ -251,30 +251,30 @@ def replayed(task: Task, neurons: int) -> Tensor:
 
 def one_at_a_time(task: Task, neurons: int) -> Tensor:
     """The same by a full pass over the prompts for each neuron."""
-    each = torch.arange(neurons, device=task.subject.device).split(1)
+    each = torch.arange(neurons, device=task.model.device).split(1)
     return torch.cat([task.batched(neuron, task.values[neuron], task.effect) for neuron in each])
 
 
-def single_neuron_table(subject: Subject, depth: int, every: float | None) -> Table:
+def single_neuron_table(model: Model, depth: int, every: float | None) -> Table:
     """Replay, and one neuron at a time. `depth` is the shape's true number of layers; `every` is what the exact effects of all
     neurons of its later half took, for all operators."""
-    s = subject.sizes
+    s = model.sizes
     low, high = s.layers // 2, max(s.layers // 2 + 1, s.layers - 4)
     some = min(1000, s.neurons)
-    tasks = {layer: Task(subject, PROMPTS, layer) for layer in (low, high)}
+    tasks = {layer: Task(model, PROMPTS, layer) for layer in (low, high)}
     for task in tasks.values():  # once unmeasured, for what is prepared then
         replayed(task, some)
     replay = {layer: seconds_of(lambda task=task: replayed(task, some), 3) for layer, task in tasks.items()}
     one_at_a_time(tasks[low], 2)
     alone = seconds_of(lambda: one_at_a_time(tasks[low], SAMPLE)) / SAMPLE
-    work = (high - low) * (row_operations(subject, 0) - row_operations(subject, 1)) * some * PROMPTS
+    executor = (high - low) * (row_operations(model, 0) - row_operations(model, 1)) * some * PROMPTS
     a_layer = (replay[low] - replay[high]) / (high - low)  # more for each layer above
     top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, with the unembedding alone above it
     later, patches = depth - depth // 2, s.neurons / some * len(OPERATORS)
     extrapolated = patches * (later * top + later * (later - 1) / 2 * a_layer)
     one_by_one = later * s.neurons * len(OPERATORS) * alone
     rows: list[list[Any]] = [
-        ["in the replayed layers, TFLOP/s", work / (replay[low] - replay[high]) / 1e12],
+        ["in the replayed layers, TFLOP/s", executor / (replay[low] - replay[high]) / 1e12],
         *([f"replay, layer {layer}, microseconds a neuron and prompt", 1e6 * seconds / some / PROMPTS]
           for layer, seconds in replay.items()),
         *([f"replay, layer {layer}, seconds for all its neurons, {PROMPTS} prompts, all operators", patches * seconds]
@@ -317,23 +317,23 @@ def main() -> None:
     speed = product_speed(device)
     print(f"products {speed / 1e12:.0f} TFLOP/s", flush=True)
     with held(arguments.hold) as taken:
-        subject = random_subject(arguments.shape, arguments.layers, device)
-        print(subject, flush=True)
-        for line in examine(subject, settings.operators, settings.max_operand):
+        model = random_subject(arguments.shape, arguments.layers, device)
+        print(model, flush=True)
+        for line in examine(model, settings.operators, settings.max_operand):
             print(line, flush=True)
         names = None if arguments.stages is None else arguments.stages.split(",")
-        stages, every = study_table(subject, settings, names, speed, taken)
+        stages, every = study_table(model, settings, names, speed, taken)
         by_name = dict(zip([row[0] for row in stages.rows], every, strict=True))
         depth = SHAPES[arguments.shape].get("num_hidden_layers") or SHAPES[arguments.shape]["n_layer"]
-        exact = by_name.get("neurons") if settings.neurons == EXACT and subject.sizes.layers == depth else None
-        tables = {"stages": stages, "single-neurons": single_neuron_table(subject, depth, exact)}
+        exact = by_name.get("neurons") if settings.neurons == EXACT and model.sizes.layers == depth else None
+        tables = {"stages": stages, "single-neurons": single_neuron_table(model, depth, exact)}
     stages.rows.append(["all together", sum(row[1] for row in stages.rows), sum(every), None, None, None])
     for table in tables.values():
         print(table.columns)
         for row in table.rows:
             print(row, flush=True)
     if arguments.record:
-        record(arguments.record, tables, [str(subject), f"plain products reach {speed / 1e12:.0f} TFLOP/s"])
+        record(arguments.record, tables, [str(model), f"plain products reach {speed / 1e12:.0f} TFLOP/s"])
 
 
 if __name__ == "__main__":

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import accuracy
 from arithscope.experiments.neurons import agreement_of_ranks, neuron_effects
-from arithscope.measures import EFFECTS
+from arithscope.models.load import LoadOptions, load
+from arithscope.models.model import Model
+from arithscope.models.sources import embedded_names
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
-from arithscope.subject.embedded import embedded_names
-from arithscope.subject.load import LoadOptions, load
-from arithscope.subject.subject import Subject
+from arithscope.stats.measures import EFFECTS
 
 BEST = 5  # per cent of each layer's neurons
 
 
-def samples(subject: Subject, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
+def samples(model: Model, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
     """By operator some correct prompts and their counterfactuals."""
-    asked = sample(legal_prompts(OPERATORS, 300, subject.limit), 8000, random_source(0, "precision"))
-    found = accuracy(subject, asked)
+    asked = sample(legal_prompts(OPERATORS, 300, model.limit), 8000, random_source(0, "precision"))
+    found = accuracy(model, asked)
     chosen = {o: sample(found.correct(o), prompts, random_source(0, "precision", o)) for o in OPERATORS}
     pool = found.correct()
     return {o: (p, counterfactuals(p, pool, random_source(0, "others", o))) for o, p in chosen.items()}
@@ -62,7 +62,7 @@ def main() -> None:
                 halves = full[:, :, :middle].mean(2), full[:, :, middle:].mean(2)
                 rows.append([name, operator, measure, *agreement(full.mean(2), rounded.mean(2)), *agreement(*halves)])
                 print(rows[-1], flush=True)
-    columns = ["subject", "operator", "effect by", "rank correlation", f"best {BEST} % shared"]
+    columns = ["model", "operator", "effect by", "rank correlation", f"best {BEST} % shared"]
     columns += ["rank correlation of halves", f"best {BEST} % shared by halves"]
     if arguments.record:
         record(arguments.record, {"ranks": Table(columns, rows)})

@@ -24,7 +24,7 @@ import torch
 
 from arithscope import __version__
 from arithscope.errors import UserError
-from arithscope.files import write_text
+from arithscope.utils.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

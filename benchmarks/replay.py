@@ -10,11 +10,11 @@ import argparse
 from benchmarks.record import Table, record, record_option
 from rich.console import Console
 
-from arithscope.bench import BATCHED, LENS, ONE_BY_ONE, PROMPTS, REPLAY, SECONDS, Bench, bench
-from arithscope.cli_bench import layer_numbers
-from arithscope.progress import Silent
+from arithscope.cli.bench import layer_numbers
+from arithscope.cli.benchmark import BATCHED, LENS, ONE_BY_ONE, PROMPTS, REPLAY, SECONDS, Bench, bench
+from arithscope.models.load import LoadOptions, load
 from arithscope.report.bench import bench_report
-from arithscope.subject.load import LoadOptions, load
+from arithscope.utils.progress import Silent
 
 
 def tables(found: Bench) -> dict[str, Table]:
@@ -34,19 +34,19 @@ def tables(found: Bench) -> dict[str, Table]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subject", default="tiny-llama")
+    parser.add_argument("--model", default="tiny-llama")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--layers", type=layer_numbers)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--device", default="auto")
     record_option(parser)
     arguments = parser.parse_args()
-    subject = load(arguments.subject, options=LoadOptions(device=arguments.device))
-    found = bench(subject, arguments.prompts, arguments.layers, arguments.seconds, progress=Silent())
+    model = load(arguments.model, options=LoadOptions(device=arguments.device))
+    found = bench(model, arguments.prompts, arguments.layers, arguments.seconds, progress=Silent())
     for part in bench_report(found):
         Console(highlight=False, markup=False, soft_wrap=True).print(part)
     if arguments.record:
-        notes = [f"{found.subject}; neurons × prompts per second, {found.prompts} prompts, medians"]
+        notes = [f"{found.model}; neurons × prompts per second, {found.prompts} prompts, medians"]
         record(arguments.record, tables(found), notes)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from benchmarks.record import Table, record, record_option
 
 from arithscope.experiments.stability import CHOICES, HALVES, SEEDS, Stability
-from arithscope.store import RunFolder
+from arithscope.pipeline.store import RunFolder
 
 
 def tables(found: Stability) -> dict[str, Table]:
@@ -48,10 +48,10 @@ def main() -> None:
     for table in found.values():
         print(pd.DataFrame(table.rows, columns=table.columns).to_string(index=False))
     if arguments.record:
-        subject, asked = run.manifest["subject"], run.manifest["configuration"]
+        model, asked = run.manifest["model"], run.manifest["configuration"]
         seconds = sum(entry.get("seconds", 0) for entry in run.manifest["stages"].values())
-        note = f"{subject['name']}, preset {asked['preset']}, seed {asked['seed']}; the run without repetitions {seconds:.0f} s"
-        record(arguments.record, found, [note, f"studied on {subject['device']}"])
+        note = f"{model['name']}, preset {asked['preset']}, seed {asked['seed']}; the run without repetitions {seconds:.0f} s"
+        record(arguments.record, found, [note, f"studied on {model['device']}"])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.record import ROOT, result_path
 
 from arithscope.errors import UserError
-from arithscope.files import write_text
+from arithscope.utils.files import write_text
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 DIGITS = 3  # significant ones of a measured number

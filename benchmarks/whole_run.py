@@ -28,31 +28,29 @@ def seconds_of(words: list[str]) -> float:
     return time.perf_counter() - begun
 
 
-def one_run(subject: str) -> dict[str, float]:
+def one_run(model: str) -> dict[str, float]:
     """Seconds by stage, of what is not in any stage, and of everything."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = seconds_of(["-m", "arithscope", "run", subject, "--out", f"{folder}/run"])
+        whole = seconds_of(["-m", "arithscope", "run", model, "--out", f"{folder}/run"])
         stages = json.loads(Path(folder, "run", "manifest.json").read_text(encoding="utf-8"))["stages"]
     found = {name: entry["seconds"] for name, entry in stages.items() if entry["status"] == "done"}
-    work = sum(found.values())
-    return {**found, "all stages": work, "start, figures, report": whole - work, "all": whole}
+    executor = sum(found.values())
+    return {**found, "all stages": executor, "start, figures, report": whole - executor, "all": whole}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subject", default="tiny-llama")
+    parser.add_argument("--model", default="tiny-llama")
     parser.add_argument("--runs", type=int, default=3)
     record_option(parser)
     arguments = parser.parse_args()
     start = [[name, median(seconds_of(words) for _ in range(STARTS))] for name, words in START.items()]
-    runs = [one_run(arguments.subject) for _ in range(arguments.runs)]
+    runs = [one_run(arguments.model) for _ in range(arguments.runs)]
     rows = [[name, *(pick(run[name] for run in runs) for pick in (median, min, max))] for name in runs[0]]
     for name, *seconds in [*start, *rows]:
         print(f"{name:24} {'  '.join(f'{x:7.1f} s' for x in seconds)}")
     if arguments.record:
-        note = (
-            f"{arguments.subject}, quick preset, all operators, {len(runs)} runs; figures are drawn beside the stages"
-        )
+        note = f"{arguments.model}, quick preset, all operators, {len(runs)} runs; figures are drawn beside the stages"
         stages = Table(["stage", "seconds, median", "least", "most"], rows)
         record(arguments.record, {"stages": stages, "start": Table(["what", "seconds"], start)}, [note])
 

@@ -1,20 +1,20 @@
 """A family that is not supported yet, StarCoder2: one row that says where its modules are, tried on a small untrained model."""
 
 import arithscope
-from arithscope.subject.architectures import FAMILIES, Architecture
-from arithscope.subject.fresh import fresh_model, number_tokenizer
-from arithscope.subject.replay import check_replay
-from arithscope.subject.subject import Identity
+from arithscope.models.engine.replay import check_replay
+from arithscope.models.families import FAMILIES, Architecture
+from arithscope.models.model import Identity
+from arithscope.models.untrained import number_tokenizer, untrained_model
 
 # As in Llama, but for an MLP without a gate.
 FAMILIES["starcoder2"] = Architecture(mlp_down="mlp.c_proj", mlp_activation="mlp.act", gated=False)
 
 tokenizer = number_tokenizer(100)
 sizes = dict(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96)
-model = fresh_model("starcoder2", sizes, tokenizer)
-subject = arithscope.Subject(model, tokenizer, Identity("small starcoder2", "", "", ""))
-print(subject)
-print("replay differs by", check_replay(subject, subject.encode(subject.encoder.examples())))
+hf_model = untrained_model("starcoder2", sizes, tokenizer)
+model = arithscope.Model(hf_model, tokenizer, Identity("small starcoder2", "", "", ""))
+print(model)
+print("replay differs by", check_replay(model, model.encode(model.encoder.examples())))
 
-lab = arithscope.Lab(subject, operators="+", max_operand=20)
+lab = arithscope.Lab(model, operators="+", max_operand=20)
 print(lab.accuracy.table)

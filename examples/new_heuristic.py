@@ -8,7 +8,7 @@ import numpy as np
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.classification import Neurons, classify
 from arithscope.heuristics.kinds import RULES, Bools, Rule
-from arithscope.prompts import Prompts, square
+from arithscope.prompts import Prompts, operand_grid
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Carry(Rule):
 
 RULES.append(Carry())
 
-prompts = square("+", max_operand=40)
+prompts = operand_grid("+", max_operand=40)
 activations = np.random.default_rng(0).standard_normal((20, len(prompts)))
 activations[7] += 4 * Carry().holds(prompts)
 neurons = Neurons(activations.astype(np.float16), logits=np.ones((20, 100), dtype=np.float32))

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 
 import arithscope
-from arithscope.experiments.result import Result, by_operator, table_of
-from arithscope.measures import bootstrap_mean
-from arithscope.progress import Silent
+from arithscope.experiments.common.result import Result, by_operator, table_of
+from arithscope.pipeline.registry import STAGES, Stage
+from arithscope.pipeline.runner import run
 from arithscope.prompts import random_source
-from arithscope.stages import STAGES, Stage
-from arithscope.study import run
+from arithscope.stats.measures import bootstrap_mean
+from arithscope.utils.progress import Silent
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,7 +23,7 @@ class Commutes(Result):
         return by_operator(self.table)
 
 
-def commutes(subject: Any, settings: Any, results: dict[str, Any], progress: Any, work: Any) -> Commutes:
+def commutes(model: Any, settings: Any, results: dict[str, Any], progress: Any, executor: Any) -> Commutes:
     rows = results["accuracy"].prompts.query("operator == '+'")
     pairs = rows.merge(rows, left_on=["op1", "op2"], right_on=["op2", "op1"]).query("op1_x < op2_x")
     same = bootstrap_mean(pairs.predicted_x == pairs.predicted_y, random_source(settings.seed, "commutes"))
@@ -31,6 +31,6 @@ def commutes(subject: Any, settings: Any, results: dict[str, Any], progress: Any
 
 
 stage = Stage("commutes", Commutes, needs=("accuracy",), reads=("seed",), compute=commutes)
-subject, settings = arithscope.load("tiny-gptj"), arithscope.Settings(("+",), max_operand=30)
-folder = run(subject, settings, Path("runs/commutes"), ["commutes"], Silent(), known=[*STAGES, stage])
+model, settings = arithscope.load("tiny-gptj"), arithscope.Settings(("+",), max_operand=30)
+folder = run(model, settings, Path("runs/commutes"), ["commutes"], Silent(), known=[*STAGES, stage])
 print(folder.read("commutes", Commutes).table)

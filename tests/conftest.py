@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from arithscope.checkpoints import follow
-from arithscope.experiments.samples import SampleSizes
-from arithscope.progress import Silent
+from arithscope.experiments.common.samples import SampleSizes
+from arithscope.models.load import load
+from arithscope.models.model import Model
+from arithscope.pipeline.checkpoints import follow
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
-from arithscope.study import run
-from arithscope.subject.load import load
-from arithscope.subject.subject import Subject
+from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.hand_built import MAX_OPERAND, copy_and_add
 
 
-def saved(subject: Subject, folder: Path) -> Path:
+def saved(model: Model, folder: Path) -> Path:
     """A subject as a folder in Hugging Face format."""
-    subject.model.save_pretrained(folder)
-    subject.tokenizer.save_pretrained(folder)
+    model.hf_model.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -124,8 +124,8 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     those that the curves need. Several processes read it: do not write to it, copy it."""
 
     def make(folder: Path) -> None:
-        subject, settings = load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
-        final = run(subject, settings, folder, ["bag", "prompt_knockout"], Silent())
-        follow(subject, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent())
+        model, settings = load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+        final = run(model, settings, folder, ["bag", "prompt_knockout"], Silent())
+        follow(model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent())
 
     return made_once(tmp_path_factory, "small-training-run", make)

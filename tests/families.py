@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from arithscope.models.families import FAMILIES
+from arithscope.models.model import Identity, Model
+from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Template
-from arithscope.subject.architectures import FAMILIES
-from arithscope.subject.fresh import fresh_model, number_tokenizer
-from arithscope.subject.subject import Identity, Subject
 
 NUMBERS = 40
 
@@ -46,16 +46,16 @@ FAMILY_AND_ATTENTION = [
 
 
 @cache
-def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.float32, prefix: str = "") -> Subject:
+def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.float32, prefix: str = "") -> Model:
     """A random model whose weights are larger than at initialisation, so that every part of it matters."""
     tokenizer = number_tokenizer(NUMBERS)
-    model = fresh_model(family, CONFIGS[family], tokenizer, seed=7)
+    hf_model = untrained_model(family, CONFIGS[family], tokenizer, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in hf_model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise * (0.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.1))
-    model.set_attn_implementation(attention)
-    return Subject(
-        model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template(prefix=prefix)
+    hf_model.set_attn_implementation(attention)
+    return Model(
+        hf_model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template(prefix=prefix)
     )

@@ -197,7 +197,7 @@ def install(points: Points) -> None:
 
 def forked(arguments: Sequence[str], errors: Path, prepare: Callable[[], None] = lambda: None) -> int:
     """Run a command in a fork of this process. Returns its exit code; `errors` gets what it says on stderr."""
-    from arithscope.cli import main
+    from arithscope.cli.app import main
 
     pid = os.fork()
     if pid:
@@ -300,7 +300,7 @@ def at_every_point(
     arguments: Sequence[str | Path],
     scratch: Path,
     faults: Sequence[str] = FAULTS,
-    subjects: Sequence[str | Path] = (),
+    models: Sequence[str | Path] = (),
     before: Path | None = None,
     every: int = 1,
 ) -> list[Case]:
@@ -310,7 +310,7 @@ def at_every_point(
         "arguments": [str(a) for a in arguments],
         "scratch": str(scratch / "cases"),
         "faults": list(faults),
-        "subjects": [str(s) for s in subjects],
+        "models": [str(s) for s in models],
         "before": None if before is None else str(before),
         "every": every,
     }
@@ -332,18 +332,18 @@ def main(specification: Path) -> None:
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import arithscope.checkpoints
+    import arithscope.pipeline.checkpoints
     import arithscope.report.comparison
+    import arithscope.report.figure_files
     import arithscope.report.page
-    import arithscope.report.plates
     import arithscope.report.terminal
     import arithscope.training.loop  # noqa: F401
-    from arithscope.cluster import driver
-    from arithscope.subject.load import load
+    from arithscope.models.load import load
+    from arithscope.pipeline import ray_executor
 
     asked = json.loads(specification.read_text())
-    loaded = {name: load(name) for name in asked["subjects"]}
-    driver.load = lambda name, *how: loaded.get(name) or load(name, *how)  # type: ignore[assignment]
+    loaded = {name: load(name) for name in asked["models"]}
+    ray_executor.load = lambda name, *how: loaded.get(name) or load(name, *how)  # type: ignore[assignment]
     before = None if asked["before"] is None else Path(asked["before"])
     for case in cases(asked["arguments"], Path(asked["scratch"]), asked["faults"], before, asked["every"]):
         print(json.dumps(asdict(case)), flush=True)

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arithscope.subject.fresh import fresh_model, number_tokenizer
-from arithscope.subject.subject import Identity, Subject
+from arithscope.models.model import Identity, Model
+from arithscope.models.untrained import number_tokenizer, untrained_model
 
 MAX_OPERAND = 30
 LAYERS, HEADS = 5, 4
@@ -65,48 +65,48 @@ READING, WRITING = 0.05, 0.001  # deviations of the distractors' weights, to and
 
 
 @cache
-def copy_and_add() -> Subject:
+def copy_and_add() -> Model:
     """The hand-built model, in float32 on the CPU."""
     tokenizer = number_tokenizer(SUMS)
     config = dict(
         n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_inner=NEURONS, n_positions=16, tie_word_embeddings=False
     )
-    model = fresh_model("gpt2", config, tokenizer)
+    hf_model = untrained_model("gpt2", config, tokenizer)
     with torch.no_grad():
-        _clear(model)
-        _embed(model)
-        _distract(model)
-        _copy(model, OP1_HEAD, OP1_POSITION, OP1)
-        _copy(model, OP2_HEAD, OP2_POSITION, OP2)
-        _add(model)
-        _unembed(model)
-    return Subject(model, tokenizer, Identity("copy and add", "", "copy and add", "numbers"))
+        _clear(hf_model)
+        _embed(hf_model)
+        _distract(hf_model)
+        _copy(hf_model, OP1_HEAD, OP1_POSITION, OP1)
+        _copy(hf_model, OP2_HEAD, OP2_POSITION, OP2)
+        _add(hf_model)
+        _unembed(hf_model)
+    return Model(hf_model, tokenizer, Identity("copy and add", "", "copy and add", "numbers"))
 
 
-def _clear(model: Any) -> None:
+def _clear(hf_model: Any) -> None:
     """All weights 0, but the gains of the LayerNorms 1."""
-    for parameter in model.parameters():
+    for parameter in hf_model.parameters():
         parameter.zero_()
-    for module in model.modules():
+    for module in hf_model.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.weight.fill_(1.0)
 
 
-def _embed(model: Any) -> None:
-    model.transformer.wte.weight[:, TOKEN] = torch.eye(TOKENS)
-    model.transformer.wpe.weight[: len(POSITIONS), POSITION] = torch.eye(len(POSITIONS))
+def _embed(hf_model: Any) -> None:
+    hf_model.transformer.wte.weight[:, TOKEN] = torch.eye(TOKENS)
+    hf_model.transformer.wpe.weight[: len(POSITIONS), POSITION] = torch.eye(len(POSITIONS))
 
 
-def _distract(model: Any) -> None:
+def _distract(hf_model: Any) -> None:
     """Make every head and neuron a distractor; the circuit then overwrites its own."""
     generator = torch.Generator().manual_seed(0)
-    for layer in model.transformer.h:
+    for layer in hf_model.transformer.h:
         for reader, writer in ((layer.attn.c_attn, layer.attn.c_proj), (layer.mlp.c_fc, layer.mlp.c_proj)):
             reader.weight.normal_(0.0, READING, generator=generator)
             writer.weight.normal_(0.0, WRITING, generator=generator)
 
 
-def _copy(model: Any, head: tuple[int, int], source: int, target: slice) -> None:
+def _copy(hf_model: Any, head: tuple[int, int], source: int, target: slice) -> None:
     """Let a head copy the operand at position `source` to the last position, into the block `target`.
 
     Two entries of query and key fix the attention: at the last position it goes to `source`; at all others it goes to
@@ -120,7 +120,7 @@ def _copy(model: Any, head: tuple[int, int], source: int, target: slice) -> None
     value[:OPERANDS, :OPERANDS] = torch.eye(OPERANDS)
 
     layer, index = head
-    attention = model.transformer.h[layer].attn
+    attention = hf_model.transformer.h[layer].attn
     own = slice(index * HEAD_DIM, (index + 1) * HEAD_DIM)  # the head's part of queries, of keys and of values
     for part, weight in enumerate((query * sqrt(HEAD_DIM), key, value)):  # scores are divided by √HEAD_DIM
         columns = slice(part * WIDTH + own.start, part * WIDTH + own.stop)
@@ -130,7 +130,7 @@ def _copy(model: Any, head: tuple[int, int], source: int, target: slice) -> None
     attention.c_proj.weight[own.start : own.start + OPERANDS, target] = torch.eye(OPERANDS)
 
 
-def _add(model: Any) -> None:
+def _add(hf_model: Any) -> None:
     """Neuron (a, b) gets FIRING · (2 · OP1[a] + 2 · OP2[b] − 3) and, firing, writes SUM_SIZE into SUM[a + b]."""
     pair = torch.arange(PAIRS)
     a, b = pair // OPERANDS, pair % OPERANDS
@@ -138,7 +138,7 @@ def _add(model: Any) -> None:
     weight[OP1.start + a, pair] = 2 * FIRING
     weight[OP2.start + b, pair] = 2 * FIRING
 
-    mlp = model.transformer.h[ADDING_LAYER].mlp
+    mlp = hf_model.transformer.h[ADDING_LAYER].mlp
     # One-hots here: token, position and both operands.
     mlp.c_fc.weight[:, :PAIRS], mlp.c_fc.bias[:PAIRS] = _after_norm(weight, 1.0, 1.0, 1.0, 1.0)
     mlp.c_fc.bias[:PAIRS] -= 3 * FIRING
@@ -146,7 +146,7 @@ def _add(model: Any) -> None:
     mlp.c_proj.weight[pair, SUM.start + a + b] = SUM_SIZE / FIRING
 
 
-def _unembed(model: Any) -> None:
+def _unembed(hf_model: Any) -> None:
     """The logit of each number is its entry of SUM, scaled so that the answer leads by ANSWER_MARGIN.
 
     The bias that would undo the LayerNorm's mean does not exist here; it is small, and the same for all numbers.
@@ -154,7 +154,7 @@ def _unembed(model: Any) -> None:
     weight = torch.zeros(WIDTH, TOKENS)
     weight[SUM, :SUMS] = torch.eye(SUMS) * ANSWER_MARGIN / SUM_SIZE
     scaled, _ = _after_norm(weight, 1.0, 1.0, 1.0, 1.0, SUM_SIZE)
-    model.lm_head.weight.copy_(scaled.T)
+    hf_model.lm_head.weight.copy_(scaled.T)
 
 
 def _after_norm(weight: Tensor, *one_hots: float) -> tuple[Tensor, Tensor]:

@@ -13,20 +13,17 @@ ROOT = Path(arithscope.__file__).parent
 # From the ground up; a module may import from its own level or a lower one.
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "paths", "progress", "shortage", "stopping", "threads", "work", "parts"},
-    {"prompts", "gpu", "fused_sums"},
-    {"measures", "heuristics"},
-    {"subject"},
+    {"utils"},
+    {"prompts"},
+    {"stats", "heuristics"},
+    {"models"},
     {"training"},
     {"experiments"},
     {"settings", "figures"},
-    {"stages"},
-    {"store", "stored"},
-    {"study", "cluster"},
-    {"checkpoints", "repeats"},
-    {"runs"},
-    {"doctor", "bench", "report", "explorer", "verify"},
-    {"options", "cli_bench", "cli_run", "cli_verify", "cli", "__main__", "__init__"},
+    {"pipeline"},
+    {"results"},
+    {"report", "explorer", "verify"},
+    {"cli", "__main__", "__init__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 HUB = {"transformers", "tokenizers", "huggingface_hub"}
@@ -47,7 +44,7 @@ def room(path: Path) -> str:
 
 
 def modules() -> list[Path]:
-    return [p for p in ROOT.rglob("*.py") if "subjects" not in p.parts]
+    return [p for p in ROOT.rglob("*.py") if "pretrained" not in p.parts]
 
 
 def test_every_module_has_a_level() -> None:
@@ -72,7 +69,7 @@ def test_imports_point_downwards() -> None:
 
 def test_only_the_model_room_touches_transformers() -> None:
     for path in modules():
-        if room(path) != "subject":
+        if room(path) != "models":
             assert not {name.split(".")[0] for name in imports(path)} & HUB, path
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import arithscope.bench as benching
-from arithscope.bench import (
+import arithscope.cli.benchmark as benching
+from arithscope.cli.benchmark import (
     BATCHED,
     EXACT_TOLERANCE,
     HALF_TOLERANCE,
@@ -29,13 +29,13 @@ from arithscope.bench import (
     estimates,
 )
 from arithscope.errors import UserError
-from arithscope.progress import Silent
+from arithscope.models.families import FAMILIES
+from arithscope.models.flops import first_layer_run, row_operations
+from arithscope.models.load import load
+from arithscope.models.model import Model
+from arithscope.models.transformer_lens import Lens, NoLens
 from arithscope.report.bench import bench_report, duration
-from arithscope.subject.architectures import FAMILIES
-from arithscope.subject.lens import Lens, NoLens
-from arithscope.subject.load import load
-from arithscope.subject.operations import first_layer_run, row_operations
-from arithscope.subject.subject import Subject
+from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.test_cli import call, complaint
 
@@ -43,8 +43,8 @@ from tests.test_cli import call, complaint
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer", [1, -1])
 def test_all_ways_agree(family: str, layer: int) -> None:
-    subject = small(family)
-    task = Task(subject, 6, layer % subject.sizes.layers)
+    model = small(family)
+    task = Task(model, 6, layer % model.sizes.layers)
     for way in (task.batched, task.one_by_one):
         assert task.disagreement(way) < 1e-4
     neurons = torch.arange(5)
@@ -78,16 +78,16 @@ def test_ways_that_disagree_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_measured_adds_up() -> None:
-    subject = small("llama")
-    found = bench(subject, prompts=4, layers=[2, 0], seconds=0.2, progress=Silent())
+    model = small("llama")
+    found = bench(model, prompts=4, layers=[2, 0], seconds=0.2, progress=Silent())
     assert [row.layer for row in found.layers] == [0, 2]
     expected = {ONE_BY_ONE, BATCHED, REPLAY} | ({LENS} if find_spec("transformer_lens") else set())
     for row in found.layers:
         assert set(row.rates) == expected
         assert min(row.rates.values()) > 0
         assert row.ratio(BATCHED) == row.rates[REPLAY] / row.rates[BATCHED] > 0
-        run = first_layer_run(subject, row.layer)
-        assert row.tflops == pytest.approx(row.rates[REPLAY] * row_operations(subject, run) / 1e12)
+        run = first_layer_run(model, row.layer)
+        assert row.tflops == pytest.approx(row.rates[REPLAY] * row_operations(model, run) / 1e12)
     assert found.upper_half == (1, 2)
     assert set(found.estimates) == expected
     told = json.loads(json.dumps(found.as_json()))
@@ -107,7 +107,7 @@ def test_estimates() -> None:
 
 
 def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject: Any = SimpleNamespace(sizes=SimpleNamespace(neurons=1000), device="cpu")
+    model: Any = SimpleNamespace(sizes=SimpleNamespace(neurons=1000), device="cpu")
 
     def chosen(fixed: float, each: float, first: float = 0.0) -> tuple[int, float]:
         spent: list[float] = []
@@ -117,7 +117,7 @@ def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
             return spent[-1], 1
 
         monkeypatch.setattr(benching, "_timed", pretended)
-        return benching._sample_size(lambda n: n, subject, 1.0), sum(spent)
+        return benching._sample_size(lambda n: n, model, 1.0), sum(spent)
 
     assert chosen(0.0, 5.0) == (1, 10.0)  # one is more than there is time for
     assert chosen(0.0, 1e-6, first=60.0)[0] == 1000  # what is done only once says nothing
@@ -162,7 +162,7 @@ def test_durations() -> None:
 
 
 def without_lens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: None)
+    monkeypatch.setattr("arithscope.models.transformer_lens.find_spec", lambda name: None)
 
 
 def test_without_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch:
     source: Any = ModuleType("transformer_lens.model_bridge.sources")
     late = SimpleNamespace(run_with_hooks=refuse)
     source.build_bridge_from_module = refuse if at_once else lambda *args, **kwargs: late
-    monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: True)
+    monkeypatch.setattr("arithscope.models.transformer_lens.find_spec", lambda name: True)
     for name in ("transformer_lens", "transformer_lens.model_bridge"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, source.__name__, source)
@@ -193,49 +193,49 @@ def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch:
     assert "\n" not in line
 
 
-def real_lens(subject: Subject) -> Lens:
+def real_lens(model: Model) -> Lens:
     pytest.importorskip("transformer_lens", reason="transformer-lens is not installed")
-    return Lens(subject)
+    return Lens(model)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformer_lens_agrees(family: str) -> None:
     """With another library's way of editing."""
-    subject = small(family)
-    lens, task = real_lens(subject), Task(subject, 6, 1)
+    model = small(family)
+    lens, task = real_lens(model), Task(model, 6, 1)
     assert task.disagreement(lambda n, values, reduce: task.in_lens(lens, n, values, reduce)) < 1e-4
 
 
 @pytest.mark.slow
 def test_transformer_lens_leaves_the_subject_as_it_was() -> None:
     """Although it shares the weights."""
-    subject = load("tiny-llama")
-    lens, task = real_lens(subject), Task(subject, 6, 3)
-    before = subject.logits(task.ids)
+    model = load("tiny-llama")
+    lens, task = real_lens(model), Task(model, 6, 3)
+    before = model.logits(task.ids)
     lens.logits_with(task.ids, 3, 7, task.values[7])
-    assert torch.equal(subject.logits(task.ids), before)
+    assert torch.equal(model.logits(task.ids), before)
     shared = {p.data_ptr() for p in chain(lens._bridge.parameters(), lens._bridge.buffers())}
-    assert {p.data_ptr() for p in subject.model.parameters()} <= shared
-    found = bench(subject, prompts=4, layers=[3], seconds=0.5, progress=Silent())
+    assert {p.data_ptr() for p in model.hf_model.parameters()} <= shared
+    found = bench(model, prompts=4, layers=[3], seconds=0.5, progress=Silent())
     assert found.lens == ""
     assert found.layers[0].rates[LENS] > 0
 
 
 @pytest.mark.slow
 def test_transformer_lens_that_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = small("llama")
-    real_lens(subject)
+    model = small("llama")
+    real_lens(model)
     right = Lens.logits_with
     monkeypatch.setattr(Lens, "logits_with", lambda self, ids, layer, n, new: right(self, ids, layer, n + 1, new))
-    found = bench(subject, prompts=4, layers=[1], seconds=0.1, progress=Silent())
+    found = bench(model, prompts=4, layers=[1], seconds=0.1, progress=Silent())
     assert "its logits differ" in found.lens
     assert LENS not in found.ways
 
 
 def test_quantised_and_spread_models_are_no_matter_for_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arithscope.subject.lens.find_spec", lambda name: True)
-    subject = small("llama")
-    monkeypatch.setattr(subject.model, "hf_device_map", {"": "cpu"}, raising=False)
+    monkeypatch.setattr("arithscope.models.transformer_lens.find_spec", lambda name: True)
+    model = small("llama")
+    monkeypatch.setattr(model.hf_model, "hf_device_map", {"": "cpu"}, raising=False)
     with pytest.raises(NoLens, match="on one device and not quantised"):
-        Lens(subject)
+        Lens(model)

@@ -16,32 +16,32 @@ import torch
 
 from arithscope.errors import UserError
 from arithscope.experiments.training import LAST, Training
-from arithscope.report import plates
-from arithscope.store import RunFolder
-from arithscope.subject import checkpoints as subject_checkpoints
-from arithscope.subject.checkpoints import checkpoints_of, chosen_checkpoints
-from arithscope.subject.load import load
-from arithscope.subject.subject import Subject
+from arithscope.models import checkpoints as subject_checkpoints
+from arithscope.models.checkpoints import checkpoints_of, chosen_checkpoints
+from arithscope.models.load import load
+from arithscope.models.model import Model
+from arithscope.pipeline.store import RunFolder
+from arithscope.report import figure_files
 from tests.conftest import saved
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.test_cli import call, complaint
 
 
-def changed(change: Any) -> Subject:
-    subject = copy_and_add()
-    model = copy.deepcopy(subject.model)
+def changed(change: Any) -> Model:
+    model = copy_and_add()
+    hf_model = copy.deepcopy(model.hf_model)
     with torch.no_grad():
-        change(model)
-    return Subject(model, subject.tokenizer, subject.identity)
+        change(hf_model)
+    return Model(hf_model, model.tokenizer, model.identity)
 
 
-def forget_half(model: Any) -> None:
+def forget_half(hf_model: Any) -> None:
     """The neurons of sums whose first operand is 5 or more write nothing yet."""
-    model.transformer.h[ADDING_LAYER].mlp.c_proj.weight[5 * OPERANDS : OPERANDS**2] = 0
+    hf_model.transformer.h[ADDING_LAYER].mlp.c_proj.weight[5 * OPERANDS : OPERANDS**2] = 0
 
 
-def never_right(model: Any) -> None:
-    model.lm_head.weight.neg_()
+def never_right(hf_model: Any) -> None:
+    hf_model.lm_head.weight.neg_()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,9 @@ ASKED = ("--max-operand", "9", "--operators", "+", "--neurons", "atp", "--stages
 def few_figures() -> Iterator[None]:
     """Drawing all of them for every run would take minutes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plates, "PLATES", tuple(p for p in plates.PLATES if p.name in ("accuracy", "training")))
+        patch.setattr(
+            figure_files, "PLATES", tuple(p for p in figure_files.PLATES if p.name in ("accuracy", "training"))
+        )
         yield
 
 

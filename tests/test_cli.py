@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 
-from arithscope.cli import main
+from arithscope.cli.app import main
 from arithscope.figures.gallery import PLATES
 from tests.tokenizers_for_tests import digit_splitting
 
@@ -122,7 +122,7 @@ def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixtu
     assert {"layer", "neuron", "contribution", "heuristic"} <= set(found["neurons"][0])
     own = max(found["neurons"], key=lambda n: n["contribution"])
     assert (own["layer"], own["neuron"]) == (3, 17 * 31 + 8)
-    assert call("explain", explained, "17+8=", "--subject", str(saved_adder)) == 0
+    assert call("explain", explained, "17+8=", "--model", str(saved_adder)) == 0
 
 
 def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,13 +136,13 @@ def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pyte
     ):
         assert expected in complaint(capsys, "explain", explained, prompt)
     assert "no run at" in complaint(capsys, "explain", tmp_path, "1+1=")
-    assert "not the subject of the run" in complaint(capsys, "explain", explained, "1+1=", "--subject", "tiny-llama")
-    assert "no folder" in complaint(capsys, "explain", explained, "1+1=", "--subject", str(tmp_path / "gone"))
+    assert "not the subject of the run" in complaint(capsys, "explain", explained, "1+1=", "--model", "tiny-llama")
+    assert "no folder" in complaint(capsys, "explain", explained, "1+1=", "--model", str(tmp_path / "gone"))
     other = Path(shutil.copytree(explained, tmp_path / "run"))
     shutil.rmtree(other / "classify")
     assert "no complete stage 'classify'" in complaint(capsys, "explain", other, "1+1=")
     manifest = json.loads((other / "manifest.json").read_text())
-    del manifest["subject"]["limit"]
+    del manifest["model"]["limit"]
     (other / "manifest.json").write_text(json.dumps(manifest))
     assert "earlier version" in complaint(capsys, "explain", other, "1+1=")
 
@@ -223,7 +223,7 @@ def test_prefixes_take_line_breaks(saved_model: Path, tmp_path: Path, capsys: py
 def test_help_and_version_are_quick_to_load() -> None:
     """--help must not import torch."""
     code = (
-        "import sys\nfrom arithscope.cli import main\n"
+        "import sys\nfrom arithscope.cli.app import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

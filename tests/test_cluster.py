@@ -19,17 +19,17 @@ import psutil
 import pytest
 
 import arithscope
-from arithscope.checkpoints import follow
-from arithscope.cluster.driver import Cluster
 from arithscope.errors import UserError
-from arithscope.experiments.means import units_of_square
-from arithscope.progress import Advance, Silent
+from arithscope.experiments.means import units_of_grid
+from arithscope.models.load import LoadOptions
+from arithscope.models.model import Model
+from arithscope.pipeline.checkpoints import follow
+from arithscope.pipeline.ray_executor import Cluster
+from arithscope.pipeline.runner import describe_model, run
 from arithscope.prompts import Template
 from arithscope.settings import Settings
-from arithscope.study import describe_subject, run
-from arithscope.subject.load import LoadOptions
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE
+from arithscope.utils.executor import LOCAL
+from arithscope.utils.progress import Advance, Silent
 from tests import units
 from tests.conftest import Smaller
 from tests.families import small
@@ -87,10 +87,10 @@ def test_units_come_back_in_order(cluster: Cluster) -> None:
     assert cluster.where == "2 workers with one CPU each"
 
 
-def processes(cluster: Cluster, subject: Subject, wanted: int) -> set[int]:
+def processes(cluster: Cluster, model: Model, wanted: int) -> set[int]:
     """Where the workers are, once there are so many of them."""
     for _ in range(600):
-        found = set(cluster.map(units.process, subject, [(n,) for n in range(20)], lambda n: None))
+        found = set(cluster.map(units.process, model, [(n,) for n in range(20)], lambda n: None))
         if len(found) >= wanted:
             break
         time.sleep(0.1)
@@ -111,12 +111,12 @@ def test_weights_are_shared(cluster: Cluster) -> None:
 
 
 def test_another_subject_takes_the_place_of_the_first(cluster: Cluster) -> None:
-    for subject in (small("gpt2"), copy_and_add(), small("gpt2")):
-        named = cluster.map(units.name_of_subject, subject, [(n,) for n in range(5)], lambda n: None)
-        assert named == [subject.identity.name] * 5
+    for model in (small("gpt2"), copy_and_add(), small("gpt2")):
+        named = cluster.map(units.name_of_subject, model, [(n,) for n in range(5)], lambda n: None)
+        assert named == [model.identity.name] * 5
         op1 = np.arange(20)
-        [found] = cluster.map(units.logits, subject, [(op1,)], lambda n: None)
-        assert found == pytest.approx(units.logits(subject, op1, advance=None), abs=1e-5)
+        [found] = cluster.map(units.logits, model, [(op1,)], lambda n: None)
+        assert found == pytest.approx(units.logits(model, op1, advance=None), abs=1e-5)
 
 
 def test_exceptions_of_a_unit_arrive_as_they_are(cluster: Cluster) -> None:
@@ -162,12 +162,12 @@ def test_a_worker_and_a_node_are_lost(
         }
     )
     monkeypatch.setattr(cluster, "progress", saboteur)
-    run(copy_and_add(), ASKED, tmp_path / "run", STAGES, saboteur, work=cluster)
+    run(copy_and_add(), ASKED, tmp_path / "run", STAGES, saboteur, executor=cluster)
     assert not saboteur.bad
     assert any("was lost" in note for note in saboteur.notes)
     assert same_numbers(tmp_path / "run", undisturbed)
     # One worker is left; the other's place is taken once there is a node for it.
-    run(copy_and_add(), ASKED, tmp_path / "by one", STAGES, Silent(), work=cluster)
+    run(copy_and_add(), ASKED, tmp_path / "by one", STAGES, Silent(), executor=cluster)
     assert same_numbers(tmp_path / "by one", undisturbed)
     assert len(processes(cluster, copy_and_add(), 1)) == 1
     nodes.add_node(num_cpus=1, object_store_memory=STORE)
@@ -178,14 +178,14 @@ def test_a_worker_and_a_node_are_lost(
 DYING = """
 import os, signal, sys
 import arithscope
-from arithscope import parts
-left, write = [2], parts.write_part
+from arithscope.pipeline import unit_cache
+left, write = [2], unit_cache.write_part
 def dying(path, *others):
     write(path, *others)
     left[0] -= "localize" in str(path)
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-parts.write_part = dying
+unit_cache.write_part = dying
 arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operators="+", max_operand=12)
 """
 
@@ -199,13 +199,11 @@ def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path, saved_adder: Pat
         first = subprocess.run(command, env=environment, capture_output=True, timeout=240)
         assert first.returncode == -signal.SIGKILL, first.stderr.decode()
         assert len(list((tmp_path / "run").glob(".parts/localize/*/*"))) == 2
-        subject = arithscope.load(str(saved_adder))
-        rest, whole = units.Counting(cluster), units.Counting(HERE)
-        for folder_of, work in (("run", rest), ("whole", whole)):
-            run(subject, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), work=work)
-        assert whole.units == rest.units + 2 + len(
-            units_of_square(len(subject.encoder.operators), 12)
-        )  # those of means
+        model = arithscope.load(str(saved_adder))
+        rest, whole = units.Counting(cluster), units.Counting(LOCAL)
+        for folder_of, executor in (("run", rest), ("whole", whole)):
+            run(model, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), executor=executor)
+        assert whole.units == rest.units + 2 + len(units_of_grid(len(model.encoder.operators), 12))  # those of means
         assert same_numbers(tmp_path / "run", tmp_path / "whole")
         for _ in range(100):
             if not (left := _processes_with(str(folder))):
@@ -238,11 +236,11 @@ def test_a_subject_that_workers_load_themselves(
     hollow, whole = cluster.load(str(saved_adder), Template()), arithscope.load(str(saved_adder))
     assert hollow.device.type == "meta"
     assert (hollow.identity, hollow.sizes, hollow.limit) == (whole.identity, whole.sizes, whole.limit)
-    assert describe_subject(hollow) == describe_subject(whole)
+    assert describe_model(hollow) == describe_model(whole)
     op1 = np.arange(20)
     [found] = cluster.map(units.logits, hollow, [(op1,)], lambda n: None)
     assert found == pytest.approx(units.logits(whole, op1, advance=None), abs=1e-5)
-    run(hollow, ASKED, tmp_path / "hollow", ["circuit"], Silent(), work=cluster)
+    run(hollow, ASKED, tmp_path / "hollow", ["circuit"], Silent(), executor=cluster)
     run(whole, ASKED, tmp_path / "whole", ["circuit"], Silent())
     assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
     with pytest.raises(UserError, match="There is no folder or file"):
@@ -257,7 +255,7 @@ def test_every_stage_is_done_by_workers(
     monkeypatch.setattr(cluster, "_apart", True)
     monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
     asked = Smaller(("+", "-"), 40, topk=16, neurons="screen")
-    run(cluster.load("tiny-llama", Template()), asked, tmp_path / "hollow", None, Silent(), work=cluster)
+    run(cluster.load("tiny-llama", Template()), asked, tmp_path / "hollow", None, Silent(), executor=cluster)
     run(arithscope.load("tiny-llama"), asked, tmp_path / "whole", None, Silent())
     assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
 
@@ -265,11 +263,11 @@ def test_every_stage_is_done_by_workers(
 @pytest.mark.slow
 def test_training_is_followed(cluster: Cluster, small_training_run: Path, tmp_path: Path) -> None:
     """Checkpoint after checkpoint, each by all workers."""
-    subject, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
-    final = run(subject, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), work=cluster)
+    model, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+    final = run(model, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), executor=cluster)
 
-    def checkpoint(name: str) -> Subject:
+    def checkpoint(name: str) -> Model:
         return cluster.load(f"tiny-pythia@{name}", Template())
 
-    follow(subject, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), work=cluster)
+    follow(model, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), executor=cluster)
     assert same_numbers(tmp_path / "run", small_training_run)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from arithscope.cli import main
-from arithscope.cluster import driver
-from arithscope.cluster.driver import Cluster, Share
-from arithscope.cluster.worker import Ready, versions
+from arithscope.cli.app import main
 from arithscope.errors import UserError
-from arithscope.progress import Silent
-from arithscope.subject.load import LoadOptions
-from arithscope.subject.shared import hull_of
+from arithscope.models.load import LoadOptions
+from arithscope.models.model_spec import model_spec
+from arithscope.pipeline import ray_executor
+from arithscope.pipeline.ray_executor import Cluster, Share
+from arithscope.pipeline.ray_worker import Ready, versions
+from arithscope.utils.progress import Silent
 from tests.families import small
 
 
@@ -86,7 +86,7 @@ def test_one_worker_for_each_gpu_or_cpu(
     nodes: Any, options: Any, wanted: list[Share], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = Actors(*nodes)
-    monkeypatch.setattr(driver, "_connected", lambda address: (ray, False))
+    monkeypatch.setattr(ray_executor, "_connected", lambda address: (ray, False))
     cluster = Cluster("somewhere", LoadOptions(**options), Silent())
     assert [slot.share for slot in cluster._slots] == wanted
     assert cluster.where == said
@@ -100,7 +100,7 @@ def waiting_for(ready: Any, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     ray = Actors(CPUS)
     ray.exceptions = SimpleNamespace(RayTaskError=ZeroDivisionError, RayError=ConnectionError)
     ray.get = lambda promise: ready
-    monkeypatch.setattr(driver, "_connected", lambda address: (ray, False))
+    monkeypatch.setattr(ray_executor, "_connected", lambda address: (ray, False))
     return Cluster("somewhere", LoadOptions(), Silent())
 
 
@@ -116,10 +116,10 @@ def test_another_version_on_a_node(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_another_model_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    hull = hull_of(small("llama"))
-    other = replace(hull, identity=replace(hull.identity, weight_hash="another"))
+    spec = model_spec(small("llama"))
+    other = replace(spec, identity=replace(spec.identity, weight_hash="another"))
     cluster = waiting_for(Ready(versions(), "1", "node-1", other), monkeypatch)
-    cluster._hull = hull
+    cluster._hull = spec
     with pytest.raises(UserError, match="node-1 has another small llama than the others"):
         cluster._started(cluster._slots[0], None)
 
@@ -134,14 +134,14 @@ def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_replace", replaced.append)
     monkeypatch.setattr(cluster._ray, "get", lost)
     [slot, *_] = cluster._slots
-    for _ in range(driver.TRIES - 1):
+    for _ in range(ray_executor.TRIES - 1):
         cluster._started(slot, None)
-    assert replaced == [slot] * (driver.TRIES - 1)
+    assert replaced == [slot] * (ray_executor.TRIES - 1)
     with pytest.raises(UserError, match=r"could not be started \(No module named 'arithscope'\); arithscope must be"):
         cluster._started(slot, None)
 
 
 def test_no_gpus_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_connected", lambda address: (Actors(CPUS), False))
+    monkeypatch.setattr(ray_executor, "_connected", lambda address: (Actors(CPUS), False))
     with pytest.raises(UserError, match="The cluster has no GPUs"):
         Cluster("somewhere", LoadOptions(device="cuda"), Silent())

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from arithscope import parts
 from arithscope.errors import UserError
-from arithscope.files import is_whole, sealed
-from arithscope.progress import Silent
+from arithscope.models.load import load
+from arithscope.pipeline import unit_cache
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
+from arithscope.report.figure_files import draw_plates, plates_to_draw
 from arithscope.report.page import write_report
-from arithscope.report.plates import draw_plates, plates_to_draw
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
-from arithscope.study import run
-from arithscope.subject.load import load
-from arithscope.work import HERE
+from arithscope.utils.executor import LOCAL
+from arithscope.utils.files import is_whole, sealed
+from arithscope.utils.progress import Silent
 from tests.conftest import Smaller
 from tests.families import small
 from tests.faults import records, snapshot
@@ -123,29 +123,29 @@ def test_every_file_of_every_stage_is_guarded(small_run: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_each_stage_of_a_whole_run_is_computed_again(small_run: Path, tmp_path: Path) -> None:
     """Alone: those that need it still have what it was, as it comes to the same."""
-    folder, subject = Path(shutil.copytree(small_run, tmp_path / "run")), load("tiny-llama")
+    folder, model = Path(shutil.copytree(small_run, tmp_path / "run")), load("tiny-llama")
     asked, wanted = Smaller(("+", "-"), 40, topk=16, neurons="atp"), snapshot(small_run)
     for i, stage in enumerate(s for s in STAGES if not s.asked):
         before = records(folder)
         files = sorted(p for p in (folder / stage.name).iterdir())
         list(DAMAGES.values())[i % len(DAMAGES)](files[i % len(files)])
-        run(subject, asked, folder, None, Silent())
+        run(model, asked, folder, None, Silent())
         assert snapshot(folder) == wanted, stage.name
         assert {name for name, record in records(folder).items() if record != before.get(name)} <= {stage.name}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_parts_are_done_again(finished: Path, tmp_path: Path, damage: str) -> None:
-    subject, folder = small("llama", "sdpa"), tmp_path / "run"
+    model, folder = small("llama", "sdpa"), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(subject, ASKED, folder, ["accuracy"], Silent(), work=Counting(HERE, 2))
-    first, second = sorted((folder / parts.FOLDER).rglob("*.safetensors"))
+        run(model, ASKED, folder, ["accuracy"], Silent(), executor=Counting(LOCAL, 2))
+    first, second = sorted((folder / unit_cache.FOLDER).rglob("*.safetensors"))
     DAMAGES[damage](first)
-    assert parts.read_part(first) is None
-    assert parts.read_part(second) is not None
-    work = Counting(HERE)
-    run(subject, ASKED, folder, ["accuracy"], Silent(), work=work)
-    assert work.units == len(OPERATORS) - 1
+    assert unit_cache.read_unit(first) is None
+    assert unit_cache.read_unit(second) is not None
+    executor = Counting(LOCAL)
+    run(model, ASKED, folder, ["accuracy"], Silent(), executor=executor)
+    assert executor.units == len(OPERATORS) - 1
     assert snapshot(folder) == snapshot(finished)
 
 

@@ -14,7 +14,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-from arithscope.cli import main
+from arithscope.cli.app import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.*")), ROOT / "src/arithscope/subjects/README.md"]
@@ -49,20 +49,20 @@ def test_the_how_to_runs(
     """All blocks in order, as one program."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(small_run, tmp_path / "runs" / "tiny-llama")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to.md").read_text(encoding="utf-8"), re.S)
-    assert len(blocks) >= 10
+    split_evenly = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to.md").read_text(encoding="utf-8"), re.S)
+    assert len(split_evenly) >= 10
     names: dict[str, Any] = {}
-    for i, code in enumerate(blocks, 1):
+    for i, code in enumerate(split_evenly, 1):
         exec(compile(code, f"how-to.md, block {i}", "exec", dont_inherit=True), names)
     said = capsys.readouterr().out
     for expected in (
         "This subject can be studied.",
-        "Subject('tiny-llama'",
+        "Model('tiny-llama'",
         "computed: means, accuracy, localize, circuit)",
         "torch.Size([512, 50])",
     ):
         assert expected in said
-    assert names["prompted"].encoder.length > names["subject"].encoder.length
+    assert names["prompted"].encoder.length > names["model"].encoder.length
     assert (names["lab"].accuracy.prompts.op1 % 10 + names["lab"].accuracy.prompts.op2 % 10).min() == 10
     assert names["neuron"].pattern is not None
     assert (tmp_path / "neuron.png").stat().st_size > 10_000

@@ -11,18 +11,18 @@ import torch
 
 from arithscope.errors import UserError
 from arithscope.experiments.accuracy import accuracy
-from arithscope.progress import Silent
+from arithscope.models.load import load
+from arithscope.models.model import Model
+from arithscope.models.sources import DEFAULT, FOLDER, checkpoint_folder, checkpoint_folders, embedded_names
+from arithscope.pipeline.runner import run
 from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
 from arithscope.settings import Settings
-from arithscope.study import run
-from arithscope.subject.embedded import DEFAULT, FOLDER, checkpoint_folder, checkpoint_folders, embedded_names
-from arithscope.subject.load import load
-from arithscope.subject.subject import Subject
 from arithscope.training.data import split_pairs
 from arithscope.training.recipe import read_recipe
+from arithscope.utils.progress import Silent
 
 NAMES = ("tiny-gptj", "tiny-llama", "tiny-pythia")
-subjects = pytest.mark.parametrize("name", NAMES)
+models = pytest.mark.parametrize("name", NAMES)
 
 
 def card(name: str) -> dict[str, list[float]]:
@@ -31,10 +31,10 @@ def card(name: str) -> dict[str, list[float]]:
     return {operator: [float(x.replace(",", "")) for x in cells.split(" | ")] for operator, cells in rows}
 
 
-def right(subject: Subject, operator: str, size: int) -> np.ndarray:  # type: ignore[type-arg]
+def right(model: Model, operator: str, size: int) -> np.ndarray:  # type: ignore[type-arg]
     prompts = sample(legal_prompts(operator, 300, 1000), size, random_source(0, "embedded", operator))
     with torch.no_grad():
-        return (subject.logits(subject.encode(prompts)).argmax(-1) == subject.answers(prompts)).numpy()
+        return (model.logits(model.encode(prompts)).argmax(-1) == model.answers(prompts)).numpy()
 
 
 def test_they_are_all_there_and_small() -> None:
@@ -46,7 +46,7 @@ def test_they_are_all_there_and_small() -> None:
             assert (FOLDER / name / file).is_file()
 
 
-@subjects
+@models
 def test_cards_promise_what_a_subject_must_be(name: str) -> None:
     table = card(name)
     assert list(table) == list(OPERATORS)
@@ -57,20 +57,20 @@ def test_cards_promise_what_a_subject_must_be(name: str) -> None:
         assert wrong >= 200 or operator == "*"
 
 
-@subjects
+@models
 def test_cards_are_true(name: str) -> None:
     """On a sample; the slow test below checks every prompt."""
-    subject = load(name)
+    model = load(name)
     for operator, (_, share, *_) in card(name).items():
-        found = right(subject, operator, 1500)
+        found = right(model, operator, 1500)
         assert abs(found.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(found))
 
 
 @pytest.mark.slow
-@subjects
+@models
 def test_cards_are_true_to_the_last_prompt(name: str) -> None:
-    subject = load(name)
-    result = accuracy(subject, legal_prompts(OPERATORS, 300, subject.limit))
+    model = load(name)
+    result = accuracy(model, legal_prompts(OPERATORS, 300, model.limit))
     recipe = read_recipe(FOLDER / name / "recipe.toml")
     pairs = split_pairs(recipe.data, recipe.seed)
     frame = result.prompts.set_index(["operator", "op1", "op2"])
@@ -105,13 +105,13 @@ def test_unknown_checkpoints() -> None:
 
 
 @pytest.mark.slow
-@subjects
+@models
 def test_every_stage_of_the_circuit(name: str, tmp_path: Path) -> None:
     """tiny-llama's circuits are small and far better than random ones; in the other two nearly every head takes part. Some top
     neurons of each operator implement a heuristic."""
-    subject = load(name)
-    summary = run(subject, Settings(), tmp_path, None, Silent()).summary
-    all_heads = subject.sizes.layers * subject.sizes.heads
+    model = load(name)
+    summary = run(model, Settings(), tmp_path, None, Silent()).summary
+    all_heads = model.sizes.layers * model.sizes.heads
     for operator in OPERATORS:
         found = summary["circuit"][operator]
         assert found["faithfulness"]["value"] >= 0.9
@@ -123,5 +123,5 @@ def test_every_stage_of_the_circuit(name: str, tmp_path: Path) -> None:
         assert 0 < classes["calibrated_share"]["value"] <= classes["raw_share"]["value"]
         assert summary["neurons"][operator]["atp_rank_correlation"] > 0.8
     assert summary["classify"]["*"]["raw_share"]["value"] == 1  # which is why there is a calibrated share
-    assert summary["probe"]["all"]["best_layer"] == subject.sizes.layers - 1
+    assert summary["probe"]["all"]["best_layer"] == model.sizes.layers - 1
     assert summary["probe"]["all"]["best_accuracy"]["value"] > 2 * summary["probe"]["all"]["chance"]

@@ -15,10 +15,10 @@ import torch
 import arithscope
 from arithscope.errors import UserError
 from arithscope.heuristics.kinds import RULES, parse
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
-from arithscope.subject.architectures import FAMILIES
-from arithscope.subject.replay import record, replay_neurons
+from arithscope.models.engine.replay import record, replay_neurons
+from arithscope.models.families import FAMILIES
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.store import RunFolder
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -45,10 +45,10 @@ def test_a_new_family(capsys: pytest.CaptureFixture[str]) -> None:
     """A neuron that is silenced by replay, against a hook on the module that the row names."""
     assert "starcoder2" not in FAMILIES  # else it is no example any more
     with patch.dict(FAMILIES):
-        subject = ran("new_family.py")["subject"]
+        model = ran("new_family.py")["model"]
         assert "Subject('small starcoder2'" in capsys.readouterr().out
-        ids, last = subject.encode(subject.encoder.examples()), subject.positions.last
-        tape = record(subject, ids, last, neurons=[1])
+        ids, last = model.encode(model.encoder.examples()), model.positions.last
+        tape = record(model, ids, last, neurons=[1])
         silent = torch.zeros(1, len(ids))
         [got] = replay_neurons(tape, 1, torch.tensor([5]), silent, lambda before, after: after)
 
@@ -57,9 +57,9 @@ def test_a_new_family(capsys: pytest.CaptureFixture[str]) -> None:
         changed[:, last, 5] = 0
         return changed
 
-    unedited = subject.logits(ids)
-    handle = subject.model.model.layers[1].mlp.c_proj.register_forward_pre_hook(silence)
-    expected = subject.logits(ids)
+    unedited = model.logits(ids)
+    handle = model.hf_model.hf_model.layers[1].mlp.c_proj.register_forward_pre_hook(silence)
+    expected = model.logits(ids)
     handle.remove()
     assert (got - expected).abs().max() < 1e-5
     assert (unedited - expected).abs().max() > 1e-4
@@ -71,8 +71,8 @@ def test_a_new_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path / "runs" / "commutes")
     written = (run.path / "commutes" / "stage.json").stat().st_mtime_ns
     assert names["stage"] not in STAGES
-    prompts = arithscope.legal_prompts("+", 30, names["subject"].limit)
-    asked = arithscope.ask(names["subject"], prompts.text(arithscope.Template()))
+    prompts = arithscope.legal_prompts("+", 30, names["model"].limit)
+    asked = arithscope.ask(names["model"], prompts.text(arithscope.Template()))
     said = dict(zip(zip(prompts.op1.tolist(), prompts.op2.tolist(), strict=True), asked.predicted, strict=True))
     same = [said[a, b] == said[b, a] for a, b in said if a < b]
     found = run.summary["commutes"]["+"]["same_answer"]

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from arithscope.errors import UserError
-from arithscope.progress import Silent
-from arithscope.runs.run import Run
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder
+from arithscope.results.run import Run
 from arithscope.settings import Settings
-from arithscope.store import RunFolder
-from arithscope.study import run
+from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.faults import is_complete, records, snapshot
 from tests.test_cli import call, complaint

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import growth, record
-from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, exponents, measure, random_subject, work
+from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, executor, exponents, measure, random_subject
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.subject.test_operations import matrix_operations
+from tests.models.test_operations import matrix_operations
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("shape", [Shape(4, 64, 4, 128, 16), Shape(2, 32, 9, 256, 8), Shape(5, 64, 3, 64, 32)], ids=str)
 def test_operations_are_those_of_the_formulas(stage: str, shape: Shape) -> None:
     """Recording the passes that are replayed comes on top: a pass or two over each prompt, in localize for each position."""
-    task = work(random_subject(shape, CPU, torch.float32), shape.prompts)
+    task = executor(random_subject(shape, CPU, torch.float32), shape.prompts)
     with FlopCounterMode(display=False) as counter:
         getattr(task, stage)()
     counted, expected = matrix_operations(counter), task.operations(stage)

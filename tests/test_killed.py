@@ -21,7 +21,7 @@ from tests.training.test_loop import RECIPE
 
 RUN = """
 import sys
-from arithscope.cli import main
+from arithscope.cli.app import main
 main(["run", sys.argv[2], "--max-operand", "9", "--operators", "+", "--stages", sys.argv[3], "--out", sys.argv[1]])
 """
 
@@ -97,7 +97,7 @@ def test_every_fault_at_every_point(tmp_path: Path, saved_model: Path) -> None:
 def test_stages_with_figures_at_every_point(tmp_path: Path, saved_adder: Path) -> None:
     """Parts, tables, figures and the report."""
     asked = ("run", saved_adder, "--max-operand", "4", "--operators", "+", "--stages", "localize", "--out", "OUT")
-    check(at_every_point(asked, tmp_path, subjects=[saved_adder]), 500)
+    check(at_every_point(asked, tmp_path, models=[saved_adder]), 500)
 
 
 @pytest.mark.slow
@@ -126,5 +126,5 @@ def test_checkpoints_killed_at_every_point(tmp_path: Path) -> None:
     saved(copy_and_add(), folder / "checkpoints" / "step-1")
     asked = ("--max-operand", "3", "--operators", "+", "--neurons", "atp", "--stages", "accuracy")
     command = ["run", folder, *asked, "--checkpoints", "all", "--out", "OUT"]
-    subjects = [folder, f"{folder}@step-1"]
-    check(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], subjects, every=7), 100)
+    models = [folder, f"{folder}@step-1"]
+    check(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], models, every=7), 100)

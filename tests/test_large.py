@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks import large, record
 
-from arithscope.bench import Task
-from arithscope.experiments.samples import PRESETS
+from arithscope.cli.benchmark import Task
+from arithscope.experiments.common.samples import PRESETS
 
 SMALL = dict(
     family="llama", hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
@@ -53,8 +53,8 @@ def test_single_neurons_both_ways(measured: dict[str, list[list[float]]]) -> Non
 
 def test_the_two_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(large.SHAPES, "small", SMALL)
-    subject = large.random_subject("small", None, "cpu")
+    model = large.random_subject("small", None, "cpu")
     for layer in (2, 3):
-        task = Task(subject, 50, layer)
+        task = Task(model, 50, layer)
         found, want = large.replayed(task, 4).numpy(), large.one_at_a_time(task, 4).numpy()
         assert found == pytest.approx(want, rel=1e-2, abs=1e-4)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from arithscope.measures import (
+from arithscope.stats.measures import (
     BOOTSTRAP_ROWS,
     EFFECTS,
     RESAMPLES,
@@ -189,8 +189,8 @@ def test_where_there_is_a_kernel_for_the_sums(monkeypatch: pytest.MonkeyPatch) -
         asked.append(logits.shape)
         return torch.stack([logits.logsumexp(-1), logits.mean(-1)])
 
-    monkeypatch.setattr("arithscope.measures.runs_kernels", lambda device: device == torch.device("cpu"))
-    monkeypatch.setitem(sys.modules, "arithscope.fused_sums", SimpleNamespace(sums=sums))
+    monkeypatch.setattr("arithscope.stats.measures.runs_kernels", lambda device: device == torch.device("cpu"))
+    monkeypatch.setitem(sys.modules, "arithscope.stats.triton_sums", SimpleNamespace(sums=sums))
     again = effects(before, after, r, r2)
     assert asked == [before.shape, after.shape]
     for measure in EFFECTS:
@@ -377,7 +377,7 @@ def test_logistic_where_one_feature_tells_everything() -> None:
 @pytest.mark.parametrize("rare", [True, False])
 def test_logistic_intervals_against_a_general_optimiser(rare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every resample fitted anew. The rarer outcome occurs once, so many resamples lack it and are left out."""
-    monkeypatch.setattr("arithscope.measures.RESAMPLES", 40)
+    monkeypatch.setattr("arithscope.stats.measures.RESAMPLES", 40)
     x = np.random.default_rng(2).normal(size=(9, 1)).round(1)
     x[8] = x[7]  # a tie
     y = (np.arange(9) == 8) == rare

@@ -36,7 +36,7 @@ def test_a_change_does_what_it_says() -> None:
 
 
 def test_what_is_left_alone() -> None:
-    texts = [m.id for m in mutants(PACKAGE / "subject" / "replay.py")]
+    texts = [m.id for m in mutants(PACKAGE / "model" / "replay.py")]
     for part in ("is outside the prompt", "Float", "no_grad", "strict=False", "The fast engine", "dataclass"):
         assert not [text for text in texts if part in text.split(" → ")[-1] and part not in text.split(" → ")[0]]
     assert any("raise ValueError" in text and text.endswith("→ pass") for text in texts)

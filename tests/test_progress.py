@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from arithscope.progress import Bars, Lines, Silent, for_console
+from arithscope.utils.progress import Bars, Lines, Silent, for_console
 
 
 def test_lines_say_what_is_done_and_left() -> None:

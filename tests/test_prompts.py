@@ -14,11 +14,11 @@ from arithscope.prompts import (
     counterfactuals,
     disjoint_samples,
     legal_prompts,
+    operand_grid,
     operator_indices,
     parse_prompt,
     random_source,
     sample,
-    square,
 )
 
 operands = st.integers(0, 999)
@@ -61,13 +61,13 @@ def test_legal_by_definition(rows: list[tuple[int, int, int]], limit: int) -> No
 
 
 def test_square_holds_everything_once_in_order() -> None:
-    prompts = square("-+", 4)
+    prompts = operand_grid("-+", 4)
     expected = [(a, o, b) for o in (0, 1) for a in range(5) for b in range(5)]
     assert list(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True)) == expected
 
 
 def test_sizes_of_the_papers_setting() -> None:
-    assert len(square("+-*/", 300)) == 362_404
+    assert len(operand_grid("+-*/", 300)) == 362_404
     counted = {o: len(legal_prompts(o, 300, 1000)) for o in OPERATORS}
     brute = {
         o: sum(
@@ -82,7 +82,7 @@ def test_sizes_of_the_papers_setting() -> None:
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 80), min_size=1, max_size=4))
 def test_disjoint_samples_share_nothing(seed: int, sizes: list[int]) -> None:
-    prompts = square("+", 9)
+    prompts = operand_grid("+", 9)
     parts = disjoint_samples(prompts, sizes, random_source(seed, "test"))
     together = [t for part in parts for t in triples(part)]
     assert len(together) == len(set(together)) == sum(map(len, parts))
@@ -95,7 +95,7 @@ def test_disjoint_samples_share_nothing(seed: int, sizes: list[int]) -> None:
 
 
 def test_samples_depend_on_seed_and_purpose_only() -> None:
-    prompts = square("+", 20)
+    prompts = operand_grid("+", 20)
 
     def draw(seed: int, purpose: str) -> list[int]:
         return sample(prompts, 5, random_source(seed, purpose)).op1.tolist()

@@ -58,5 +58,5 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_no_name_is_hidden_by_a_module() -> None:
     """`import arithscope.prompts` sets arithscope.prompts; a public name like that would turn into the module."""
     modules = {path.stem for path in SOURCE.parent.iterdir()}
-    assert {"prompts", "runs", "cli"} <= modules
+    assert {"prompts", "results", "cli"} <= modules
     assert not modules & set(arithscope._WHERE)

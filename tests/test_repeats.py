@@ -12,18 +12,18 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from arithscope import repeats, study
 from arithscope.errors import UserError
-from arithscope.experiments.result import AVERAGE
-from arithscope.experiments.samples import too_few
+from arithscope.experiments.common.result import AVERAGE
+from arithscope.experiments.common.samples import too_few
 from arithscope.experiments.stability import Stability
-from arithscope.progress import Advance, Silent
-from arithscope.repeats import asks_for_repeats, repeat, repetitions
-from arithscope.report import plates
+from arithscope.pipeline import repeats, runner
+from arithscope.pipeline.registry import COMPARED
+from arithscope.pipeline.repeats import asks_for_repeats, repeat, repetitions
+from arithscope.pipeline.store import RunFolder, RunWriter
+from arithscope.report import figure_files
 from arithscope.report.page import write_report
 from arithscope.settings import Settings
-from arithscope.stages import COMPARED
-from arithscope.store import RunFolder, RunWriter
+from arithscope.utils.progress import Advance, Silent
 from arithscope.verify.verify import check_stage
 from tests.conftest import SMALL_SAMPLES, Smaller
 from tests.hand_built import MAX_OPERAND, copy_and_add
@@ -72,7 +72,7 @@ def one_other_seed() -> Iterator[None]:
 
 
 def whole(folder: Path) -> RunWriter:
-    return study.run(copy_and_add(), ASKED, folder, COMPARED, Silent())
+    return runner.run(copy_and_add(), ASKED, folder, COMPARED, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +145,15 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
     out = Path(shutil.copytree(repeated, tmp_path / "run"))
     for folder in ("stability", "repeats/half-2"):
         shutil.rmtree(out / folder)
-    final, run = whole(out), study.run
+    final, run = whole(out), runner.run
 
-    def never_right(subject: Any, settings: Settings, folder: Path, stages: Any, *rest: Any, **more: Any) -> RunWriter:
-        found = run(subject, settings, folder, ["accuracy"] if settings.half == 2 else stages, *rest, **more)
+    def never_right(model: Any, settings: Settings, folder: Path, stages: Any, *rest: Any, **more: Any) -> RunWriter:
+        found = run(model, settings, folder, ["accuracy"] if settings.half == 2 else stages, *rest, **more)
         if settings.half == 2:
             raise too_few()
         return found
 
-    monkeypatch.setattr(study, "run", never_right)
+    monkeypatch.setattr(runner, "run", never_right)
     progress = Noting()
     repeat(copy_and_add(), ASKED, final, progress)
     assert any("half-2 has next to no prompt" in text for text in progress.noted)
@@ -165,8 +165,8 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
 
 def test_the_report_tells(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path(shutil.copytree(repeated, tmp_path / "run"))
-    monkeypatch.setattr(plates, "PLATES", tuple(p for p in plates.PLATES if p.name == "stability"))
-    plates.draw_plates(RunFolder(out), Silent())
+    monkeypatch.setattr(figure_files, "PLATES", tuple(p for p in figure_files.PLATES if p.name == "stability"))
+    figure_files.draw_plates(RunFolder(out), Silent())
     page = write_report(RunFolder(out)).read_text()
     section = page[page.index("<h2>10. How stable it is") :]
     assert "Repeated 3 times, the share or faithfulness that moves most is" in section
@@ -201,20 +201,22 @@ def test_verify_gathers_them_anew(repeated: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_from_the_command_line(saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is there before the study is repeated; stopped then, the same command goes on."""
-    monkeypatch.setattr(plates, "PLATES", tuple(p for p in plates.PLATES if p.name in ("accuracy", "stability")))
+    monkeypatch.setattr(
+        figure_files, "PLATES", tuple(p for p in figure_files.PLATES if p.name in ("accuracy", "stability"))
+    )
     out = tmp_path / "run"
     asked = ("run", saved_adder, "--max-operand", "9", "--operators", "+", "--neurons", "atp", "--out", out)
     asked = (*asked, "--stages", "stability")
-    run = study.run
+    run = runner.run
 
-    def stopped(subject: Any, settings: Settings, *rest: Any, **more: Any) -> RunWriter:
+    def stopped(model: Any, settings: Settings, *rest: Any, **more: Any) -> RunWriter:
         if settings.half == 2:
             assert "How stable it is" in (out / "report.html").read_text()
             raise KeyboardInterrupt
-        return run(subject, settings, *rest, **more)
+        return run(model, settings, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(study, "run", stopped)
+        patch.setattr(runner, "run", stopped)
         assert call(*asked) == 130
     before = times(out)
     assert call(*asked) == 0

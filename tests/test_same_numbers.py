@@ -18,16 +18,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from arithscope.cluster.driver import Cluster
-from arithscope.experiments.samples import SampleSizes
-from arithscope.progress import Silent
+from arithscope.experiments.common.samples import SampleSizes
+from arithscope.models.load import LoadOptions, load
+from arithscope.pipeline.ray_executor import Cluster
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
-from arithscope.study import run
-from arithscope.subject.load import LoadOptions, load
+from arithscope.utils.executor import LOCAL, Executor, FinishedUnit
+from arithscope.utils.progress import Silent
 from arithscope.verify.compare import Tally, noise_of
-from arithscope.work import HERE, Done, Work
 from tests.conftest import SMALL_SAMPLES, torch_threads
 
 
@@ -43,33 +43,33 @@ ASKED = Smallest(("+",), 14, topk=8, neurons="atp")
 NOISE = noise_of("float32")
 
 
-class Backwards(Work):
+class Backwards(Executor):
     """Units are finished in another order than they were asked for, as with many workers."""
 
-    def stream(self, function: Any, subject: Any, units: Sequence[Any], advance: Any) -> Iterator[Done]:
+    def stream(self, function: Any, model: Any, units: Sequence[Any], advance: Any) -> Iterator[FinishedUnit]:
         places = range(len(units))[::-1]
-        for done in HERE.stream(function, subject, [units[place] for place in places], advance):
-            yield Done(places[done.place], done.result, done.steps)
+        for done in LOCAL.stream(function, model, [units[place] for place in places], advance):
+            yield FinishedUnit(places[done.place], done.result, done.steps)
 
 
 def another_batch_size(patch: pytest.MonkeyPatch, rows: int) -> None:
     """Passes of so many rows, whatever there is room for."""
-    for module in ("experiments.samples", "subject.replay", "subject.sweep"):
+    for module in ("experiments.common.samples", "models.engine.replay", "models.engine.sweep"):
         patch.setattr(f"arithscope.{module}.rows_that_fit", lambda *args, **options: rows)
 
 
 def little_memory(patch: pytest.MonkeyPatch) -> None:
     """Room for a few rows of a pass, and of results for next to nothing."""
-    patch.setattr("arithscope.subject.memory.CPU_BUDGET", 1)
-    patch.setattr("arithscope.subject.memory.CPU_ROWS", 20)
-    patch.setattr("arithscope.experiments.probe.storage", lambda subject: 1)
+    patch.setattr("arithscope.models.memory.CPU_BUDGET", 1)
+    patch.setattr("arithscope.models.memory.CPU_ROWS", 20)
+    patch.setattr("arithscope.experiments.probe.storage", lambda model: 1)
     patch.setattr("arithscope.experiments.knockout.MASK_BYTES", 1)
     patch.setattr("arithscope.heuristics.classification.CPU_CELLS", 2**14)
-    patch.setattr("arithscope.measures.BOOTSTRAP_ROWS", 7)
+    patch.setattr("arithscope.stats.measures.BOOTSTRAP_ROWS", 7)
 
 
-def study(folder: Path, settings: Settings = ASKED, work: Work = HERE) -> Path:
-    run(load("tiny-llama"), settings, folder, None, Silent(), work=work)
+def study(folder: Path, settings: Settings = ASKED, executor: Executor = LOCAL) -> Path:
+    run(load("tiny-llama"), settings, folder, None, Silent(), executor=executor)
     return folder
 
 
@@ -117,7 +117,7 @@ def test_all_but_the_threads_at_once(usual: Path, tmp_path: Path, monkeypatch: p
     little_memory(monkeypatch)
     another_batch_size(monkeypatch, 100)
     with torch_threads(1):
-        found = study(tmp_path / "run", work=Backwards())
+        found = study(tmp_path / "run", executor=Backwards())
     assert compare(usual, found) > 20_000
 
 
@@ -165,6 +165,6 @@ def test_another_number_of_workers(workers: int, usual: Path, tmp_path: Path) ->
             nodes.add_node(**node)
         with Cluster(nodes.address, LoadOptions(), Silent()) as cluster:
             assert (cluster.where or "").startswith("one worker" if workers == 1 else f"{workers} workers")
-            compare(usual, study(tmp_path / "run", work=cluster))
+            compare(usual, study(tmp_path / "run", executor=cluster))
     finally:
         nodes.shutdown()

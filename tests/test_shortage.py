@@ -12,17 +12,17 @@ import pandas as pd
 import pytest
 import torch
 
-from arithscope import shortage
 from arithscope.errors import UserError
-from arithscope.progress import Silent
-from arithscope.shortage import enough_memory, fitting, is_shortage
-from arithscope.stages import STAGES, Stage
-from arithscope.store import RunFolder
-from arithscope.study import run
-from arithscope.subject.load import load
-from arithscope.subject.memory import rows_that_fit
-from arithscope.subject.subject import Subject
-from arithscope.work import Here, carry_out
+from arithscope.models.load import load
+from arithscope.models.memory import rows_that_fit
+from arithscope.models.model import Model
+from arithscope.pipeline.registry import STAGES, Stage
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder
+from arithscope.utils import out_of_memory
+from arithscope.utils.executor import LocalExecutor, run_unit
+from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory, rows_within
+from arithscope.utils.progress import Silent
 from tests.conftest import Smaller, torch_threads
 from tests.families import small
 from tests.hand_built import copy_and_add
@@ -30,7 +30,7 @@ from tests.hand_built import copy_and_add
 
 @pytest.fixture(autouse=True)
 def as_if_never_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "_pieces", shortage._Pieces())
+    monkeypatch.setattr(out_of_memory, "_pieces", out_of_memory._Pieces())
 
 
 ERRORS = [
@@ -44,33 +44,33 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: str(e)[:30])
 def test_what_is_a_shortage(error: Exception) -> None:
-    assert is_shortage(error)
+    assert is_out_of_memory(error)
     hidden = RuntimeError("capture failed")
     hidden.__context__ = error
-    assert is_shortage(hidden)
+    assert is_out_of_memory(hidden)
     told = UserError("There is no such thing.")
     told.__context__ = error
-    assert not is_shortage(told)
-    with pytest.raises(UserError, match=r"too little memory for a cake; use --dtype"), enough_memory("a cake"):
+    assert not is_out_of_memory(told)
+    with pytest.raises(UserError, match=r"too little memory for a cake; use --dtype"), explain_out_of_memory("a cake"):
         raise error
 
 
 def test_what_is_none() -> None:
     for error in (RuntimeError("shapes do not match"), ValueError("out of memory"), KeyboardInterrupt(), None):
-        assert not is_shortage(error)
-    with pytest.raises(ValueError, match="nothing"), enough_memory("a cake"):
+        assert not is_out_of_memory(error)
+    with pytest.raises(ValueError, match="nothing"), explain_out_of_memory("a cake"):
         raise ValueError("nothing to do with it")
 
 
 def test_a_real_allocation_that_cannot_be() -> None:
     for allocate in (lambda: torch.empty(2**58, dtype=torch.uint8), lambda: np.empty(2**62, dtype=np.uint8)):
-        with pytest.raises(UserError, match="too little memory"), enough_memory("all of it"):
+        with pytest.raises(UserError, match="too little memory"), explain_out_of_memory("all of it"):
             allocate()
 
 
-def in_pieces(subject: Any, rows: int, fits: int, *, advance: Any) -> list[int]:
+def in_pieces(model: Any, rows: int, fits: int, *, advance: Any) -> list[int]:
     """A unit of so many rows, of which so many fit into memory at a time."""
-    size, found = fitting(1000, 1), []
+    size, found = rows_within(1000, 1), []
     for start in range(0, rows, size):
         some = list(range(start, min(start + size, rows)))
         if len(some) > fits and start + size >= min(rows, 2 * size):  # not at once: some steps are counted by then
@@ -83,24 +83,26 @@ def in_pieces(subject: Any, rows: int, fits: int, *, advance: Any) -> list[int]:
 def test_pieces_are_halved_until_they_fit() -> None:
     steps: list[int] = []
     notes: list[str] = []
-    assert carry_out(in_pieces, None, (3000, 130), steps.append, notes.append) == (list(range(3000)), 3000)
+    assert run_unit(in_pieces, None, (3000, 130), steps.append, notes.append) == (list(range(3000)), 3000)
     assert sum(steps) == 3000  # none is told twice
     assert min(steps) > 0
     assert notes == ["in_pieces: memory was short, so passes are half as large from now on"] * 3
-    assert fitting(1000, 1) == 125  # also for what comes next
+    assert rows_within(1000, 1) == 125  # also for what comes next
     notes.clear()
-    assert Here(notes.append).map(in_pieces, None, [(300, 130), (200, 60)], steps.append)[1] == list(range(200))
+    assert LocalExecutor(notes.append).map(in_pieces, None, [(300, 130), (200, 60)], steps.append)[1] == list(
+        range(200)
+    )
     assert len(notes) == 2
 
 
 def test_what_never_fits_is_told() -> None:
     notes: list[str] = []
     with pytest.raises(UserError, match="too little memory for a single row of in_pieces; use --dtype"):
-        carry_out(in_pieces, None, (5, 0), lambda n: None, notes.append)
+        run_unit(in_pieces, None, (5, 0), lambda n: None, notes.append)
     assert len(notes) == 9  # behind 1000, 500, …, 3; with 1 there is nothing to halve
 
 
-def unsized(subject: Any, failures: list[int], *, advance: Any) -> str:
+def unsized(model: Any, failures: list[int], *, advance: Any) -> str:
     failures[0] -= 1
     if failures[0] >= 0:
         raise MemoryError
@@ -109,9 +111,9 @@ def unsized(subject: Any, failures: list[int], *, advance: Any) -> str:
 
 def test_what_has_no_pieces_is_tried_once_more() -> None:
     """Other memory may have been given back by then."""
-    assert carry_out(unsized, None, ([1],), lambda n: None, lambda text: None) == ("done", 0)
+    assert run_unit(unsized, None, ([1],), lambda n: None, lambda text: None) == ("done", 0)
     with pytest.raises(UserError, match="too little memory"):
-        carry_out(unsized, None, ([2],), lambda n: None, lambda text: None)
+        run_unit(unsized, None, ([2],), lambda n: None, lambda text: None)
 
 
 class Holding:
@@ -124,23 +126,23 @@ class Holding:
         Holding.alive -= 1
 
 
-def holds_much(subject: Any, before: list[int], *, advance: Any) -> None:
+def holds_much(model: Any, before: list[int], *, advance: Any) -> None:
     before.append(Holding.alive)
     much = Holding()
-    if len(before) < 3 and fitting(100, 1) and much:
+    if len(before) < 3 and rows_within(100, 1) and much:
         raise torch.OutOfMemoryError("out of memory")
 
 
 def test_nothing_of_the_failed_pass_is_held() -> None:
     before: list[int] = []
-    carry_out(holds_much, None, (before,), lambda n: None, lambda text: None)
+    run_unit(holds_much, None, (before,), lambda n: None, lambda text: None)
     assert before == [0, 0, 0]
 
 
 @contextmanager
-def memory_for(rows: float, subject: Subject, seen: list[int]) -> Iterator[None]:
+def memory_for(rows: float, model: Model, seen: list[int]) -> Iterator[None]:
     """A device on which any pass of more rows than that fails in the last layer; `seen` gets the rows of every pass."""
-    kind: Any = type(subject.layers[-1])
+    kind: Any = type(model.layers[-1])
     original = kind.forward
 
     def forward(self: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -207,16 +209,18 @@ def with_little_memory(
     stages: Sequence[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> list[str]:
     """Run each with memory for a third of the rows that it would have taken, and compare; returns those that ran short."""
-    asked, subject, short = Smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
+    asked, model, short = Smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
     for stage in stages:
-        monkeypatch.setattr(shortage, "_pieces", shortage._Pieces())
+        monkeypatch.setattr(out_of_memory, "_pieces", out_of_memory._Pieces())
         progress, rows = Noting(), [list[int](), list[int]()]
         with torch_threads(threads):
-            with memory_for(np.inf, subject, rows[0]):
-                much = run(subject, asked, tmp_path / "much", [stage.name], Silent())
+            with memory_for(np.inf, model, rows[0]):
+                much = run(model, asked, tmp_path / "much", [stage.name], Silent())
             most = max(rows[0], default=0)
-            with memory_for(max(2, most // 3), subject, rows[1]):
-                little = run(subject, asked, tmp_path / "little", [stage.name], progress, work=Here(progress.note))
+            with memory_for(max(2, most // 3), model, rows[1]):
+                little = run(
+                    model, asked, tmp_path / "little", [stage.name], progress, executor=LocalExecutor(progress.note)
+                )
         if most > 2:
             assert max(rows[1]) > most // 3  # it was tried, and
             assert "half as large" in progress.notes[-1]
@@ -227,14 +231,14 @@ def with_little_memory(
 
 
 def test_a_model_that_never_fits(tmp_path: Path) -> None:
-    asked, subject = Smaller(("+",), 6), copy_and_add()
+    asked, model = Smaller(("+",), 6), copy_and_add()
     with (
-        memory_for(0, subject, []),
+        memory_for(0, model, []),
         pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"),
     ):
-        run(subject, asked, tmp_path / "run", ["means"], Silent())
+        run(model, asked, tmp_path / "run", ["means"], Silent())
     assert RunFolder(tmp_path / "run").manifest["stages"]["means"] == {"status": "failed", "reason": "UserError"}
-    run(subject, asked, tmp_path / "run", ["means"], Silent())  # on a larger device, say
+    run(model, asked, tmp_path / "run", ["means"], Silent())  # on a larger device, say
     assert RunFolder(tmp_path / "run").is_done("means")
 
 
@@ -248,18 +252,18 @@ def test_loading_a_model_that_does_not_fit(saved_model: Path, capsys: pytest.Cap
 @pytest.mark.gpu
 def test_a_gpu_that_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are estimated to take next to nothing, and a process may use little of the GPU: the first ones are too large."""
-    from arithscope.subject import memory
+    from arithscope.models import memory
 
     asked = Smaller(("+",), 200, topk=8, neurons="atp")
     run(load("tiny-llama"), asked, tmp_path / "much", ["circuit"], Silent())
     monkeypatch.setattr(memory, "row_bytes", lambda *_: 64)
-    progress, subject = Noting(), load("tiny-llama")
+    progress, model = Noting(), load("tiny-llama")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**28) / total)
     try:
-        assert rows_that_fit(subject, 1, 1) > 10_000
-        run(subject, asked, tmp_path / "little", ["circuit"], progress, work=Here(progress.note))
+        assert rows_that_fit(model, 1, 1) > 10_000
+        run(model, asked, tmp_path / "little", ["circuit"], progress, executor=LocalExecutor(progress.note))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert any("half as large" in note for note in progress.notes)

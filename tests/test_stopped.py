@@ -18,15 +18,15 @@ from typing import Any
 import psutil
 import pytest
 
-from arithscope import store
-from arithscope.progress import Bars, Lines, Silent
+from arithscope.pipeline import store
+from arithscope.pipeline.runner import run
 from arithscope.settings import Settings
-from arithscope.study import run
+from arithscope.utils.progress import Bars, Lines, Silent
 from tests.families import small
 from tests.faults import snapshot, stored
 
 STOPPED = "Stopped; the same command goes on from here.\n"
-MAIN = "from arithscope.cli import main; print('begun', flush=True); main()"
+MAIN = "from arithscope.cli.app import main; print('begun', flush=True); main()"
 
 
 def start(*arguments: str | Path, threads: int = 2) -> subprocess.Popen[str]:
@@ -42,8 +42,8 @@ def start(*arguments: str | Path, threads: int = 2) -> subprocess.Popen[str]:
     return process
 
 
-def asked(subject: Path, out: Path, stages: str = "localize") -> list[str]:
-    return ["run", str(subject), "--max-operand", "20", "--operators", "+", "--stages", stages, "--out", str(out)]
+def asked(model: Path, out: Path, stages: str = "localize") -> list[str]:
+    return ["run", str(model), "--max-operand", "20", "--operators", "+", "--stages", stages, "--out", str(out)]
 
 
 def until(happens: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -87,7 +87,7 @@ def test_stopped_at_several_moments(tmp_path: Path, saved_adder: Path) -> None:
     out = tmp_path / "run"
 
     def draws() -> list[psutil.Process]:
-        return [c for c in psutil.Process(process.pid).children() if "arithscope.report.studio" in c.cmdline()]
+        return [c for c in psutil.Process(process.pid).children() if "arithscope.report.figure_workers" in c.cmdline()]
 
     moments: list[tuple[Callable[[], object], int, int]] = [
         ((out / "manifest.json").exists, signal.SIGINT, 1),
@@ -142,7 +142,7 @@ def test_two_at_once(tmp_path: Path, saved_model: Path) -> None:
 
 def test_a_lock_that_a_killed_run_left_does_not_block(tmp_path: Path) -> None:
     """The file stays; what locks is the process that holds it."""
-    code = "import sys, os; from arithscope.files import locked\nfrom pathlib import Path\n"
+    code = "import sys, os; from arithscope.utils.files import locked\nfrom pathlib import Path\n"
     code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -signal.SIGKILL
     assert (tmp_path / ".lock").exists()
@@ -168,13 +168,13 @@ def test_a_clock_that_is_set_while_a_run_goes_on(
 ) -> None:
     from rich.console import Console
 
-    subject, settings, said = small("llama", "sdpa"), Settings(("+",), 3), list[str]()
-    run(subject, settings, tmp_path / "steady", ["accuracy"], Silent())
+    model, settings, said = small("llama", "sdpa"), Settings(("+",), 3), list[str]()
+    run(model, settings, tmp_path / "steady", ["accuracy"], Silent())
     clock, seconds = Jumping(), iter(range(10**9, 0, -(10**5)))
     monkeypatch.setattr(store, "datetime", clock)
     monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
     shown = Lines(said.append, every=0.0) if progress == "lines" else Bars(Console(force_terminal=True, quiet=True))
-    folder = run(subject, settings, tmp_path / "jumping", ["accuracy"], shown)
+    folder = run(model, settings, tmp_path / "jumping", ["accuracy"], shown)
     assert clock.calls > 3
     assert all(entry["seconds"] >= 0 for entry in folder.manifest["stages"].values() if entry["status"] == "done")
     assert not [line for line in said if "-" in line.replace("means", "")]
@@ -184,6 +184,6 @@ def test_a_clock_that_is_set_while_a_run_goes_on(
             os.utime(path, (0, 0))  # how old files are decides nothing
     before = snapshot(tmp_path / "jumping")
     notes: list[str] = []
-    run(subject, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
+    run(model, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
     assert sum("nothing has changed" in note for note in notes) == 2
     assert snapshot(tmp_path / "jumping") == before

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from arithscope import study
 from arithscope.errors import UserError
-from arithscope.progress import Silent
+from arithscope.models.model import Model
+from arithscope.pipeline import runner
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import chosen_stages, run
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.study import chosen_stages, run
-from arithscope.subject.subject import Subject
+from arithscope.utils.progress import Silent
 from tests.families import small
 
 SMALL = Settings(max_operand=8)
@@ -22,26 +22,26 @@ def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pyte
     calls = []
     original = STAGES[0]
 
-    def counted(subject: Subject, settings: Any, *others: Any) -> Any:
+    def counted(model: Model, settings: Any, *others: Any) -> Any:
         calls.append(settings.max_operand)
-        return original.compute(subject, settings, *others)
+        return original.compute(model, settings, *others)
 
-    monkeypatch.setattr(study, "STAGES", (replace(original, compute=counted),))
-    subject = small("llama", "sdpa")
-    first = run(subject, SMALL, tmp_path, None, Silent()).summary
-    second = run(subject, SMALL, tmp_path, None, Silent()).summary
+    monkeypatch.setattr(runner, "STAGES", (replace(original, compute=counted),))
+    model = small("llama", "sdpa")
+    first = run(model, SMALL, tmp_path, None, Silent()).summary
+    second = run(model, SMALL, tmp_path, None, Silent()).summary
     assert calls == [8]
     assert first == second
-    run(subject, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # means do not depend on the preset
+    run(model, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # means do not depend on the preset
     assert calls == [8]
-    run(subject, replace(SMALL, max_operand=6), tmp_path, None, Silent())
-    run(subject, SMALL, tmp_path, None, Silent())
+    run(model, replace(SMALL, max_operand=6), tmp_path, None, Silent())
+    run(model, SMALL, tmp_path, None, Silent())
     assert calls == [8, 6, 8]
 
 
 def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = replace(STAGES[0], reads=("operators", "seed"))
-    monkeypatch.setattr(study, "STAGES", (greedy,))
+    monkeypatch.setattr(runner, "STAGES", (greedy,))
     with pytest.raises(AttributeError, match="max_operand"):
         run(small("llama", "sdpa"), SMALL, tmp_path, None, Silent())
     assert "failed" in (tmp_path / "manifest.json").read_text()
@@ -49,8 +49,8 @@ def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pyt
 
 
 def test_same_numbers_in_another_folder(tmp_path: Path) -> None:
-    subject = small("gptj")
-    a, b = (run(subject, SMALL, tmp_path / name, ["means", "accuracy"], Silent()).summary for name in "ab")
+    model = small("gptj")
+    a, b = (run(model, SMALL, tmp_path / name, ["means", "accuracy"], Silent()).summary for name in "ab")
     assert a == b
 
 
@@ -94,8 +94,8 @@ def test_operands_beyond_the_limit(tmp_path: Path) -> None:
 
 def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
     """They are taken over all operators, so they depend neither on those studied, nor on the seed or the preset."""
-    subject = small("llama", "sdpa")
-    run(subject, SMALL, tmp_path, ["means"], Silent())
+    model = small("llama", "sdpa")
+    run(model, SMALL, tmp_path, ["means"], Silent())
     noted: list[str] = []
 
     class Noting(Silent):
@@ -103,17 +103,17 @@ def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
             noted.append(text)
 
     other = replace(SMALL, operators=("+",), preset="paper", seed=3, effect="logit", centre=False)
-    run(subject, other, tmp_path, ["means"], Noting())
+    run(model, other, tmp_path, ["means"], Noting())
     assert noted == ["means: nothing has changed, so it is not run again"]
 
 
 def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
     """Another way of ranking components changes the circuit and what is built on it, and nothing else; effects of neurons are
     what they are, unless neurons are picked by that ranking."""
-    subject = small("llama", "sdpa")
+    model = small("llama", "sdpa")
 
     def changed(before: Settings, **settings: Any) -> set[str]:
-        a, b = (study.keys_of(subject, s, STAGES, {}) for s in (before, replace(before, **settings)))
+        a, b = (runner.keys_of(model, s, STAGES, {}) for s in (before, replace(before, **settings)))
         return {name for name in a if a[name] != b[name]}
 
     behind_classes = {"knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
@@ -130,17 +130,17 @@ def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
 
 def test_nothing_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is never right has no circuit; what was found before stays."""
-    subject = small("llama", "sdpa")
+    model = small("llama", "sdpa")
     first, original = STAGES[:2]
 
     def never_right(*arguments: Any) -> Any:
         found = original.compute(*arguments)
         return replace(found, prompts=found.prompts.assign(correct=False))
 
-    monkeypatch.setattr(study, "STAGES", (first, replace(original, compute=never_right), *STAGES[2:]))
+    monkeypatch.setattr(runner, "STAGES", (first, replace(original, compute=never_right), *STAGES[2:]))
     for stage in ("localize", "probe"):
         with pytest.raises(UserError, match="next to no prompt correctly"):
-            run(subject, SMALL, tmp_path / stage, [stage], Silent())
+            run(model, SMALL, tmp_path / stage, [stage], Silent())
         assert (tmp_path / stage / "accuracy" / "stage.json").exists()
 
 

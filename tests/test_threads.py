@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from arithscope.threads import in_order, workers
+from arithscope.utils.threads import in_order, workers
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 def test_results_come_in_order_whoever_is_first() -> None:
     gate = threading.Event()
 
-    def work(i: int) -> int:
+    def executor(i: int) -> int:
         if i == 0:
             assert gate.wait(10)  # the first piece ends last
         else:
@@ -23,7 +23,7 @@ def test_results_come_in_order_whoever_is_first() -> None:
         return i * i
 
     with workers() as pool:
-        assert list(in_order(pool, work, range(9), ahead=3)) == [i * i for i in range(9)]
+        assert list(in_order(pool, executor, range(9), ahead=3)) == [i * i for i in range(9)]
 
 
 def test_no_more_is_begun_than_allowed() -> None:

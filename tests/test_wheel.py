@@ -68,7 +68,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert package == files_below(ROOT / "src" / "arithscope")
     for needed in ("py.typed", "report/report.css", "explorer/static/index.html", "experiments/probe_steps.cu"):
         assert f"arithscope/{needed}" in package
-    assert "arithscope/subjects/tiny-pythia/checkpoints/step-00500/model.safetensors" in package
+    assert "arithscope/pretrained/tiny-pythia/checkpoints/step-00500/model.safetensors" in package
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
@@ -121,7 +121,7 @@ def test_installed_elsewhere_it_is_itself(environment: Path, tmp_path: Path) -> 
     assert ran(environment / "arithscope", "--version", folder=tmp_path).stdout.split()[-1] == arithscope.__version__
     where = ran(environment / "python", "-c", "import arithscope; print(arithscope.__file__)", folder=tmp_path).stdout
     assert Path(where).is_relative_to(environment.parent)
-    assert "tiny-llama" in ran(environment / "arithscope", "subjects", folder=tmp_path).stdout
+    assert "tiny-llama" in ran(environment / "arithscope", "models", folder=tmp_path).stdout
 
 
 @pytest.mark.slow

@@ -17,12 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from arithscope import parts
-from arithscope.parts import Remembering, digests, forget, read_part, remembering, write_part
-from arithscope.progress import Silent
+from arithscope.pipeline import unit_cache
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.unit_cache import (
+    CachingExecutor,
+    caching_executor,
+    clear_cache,
+    digests,
+    read_unit,
+    write_unit,
+)
 from arithscope.prompts import Prompts
-from arithscope.study import run
-from arithscope.work import HERE, blocks
+from arithscope.utils.executor import LOCAL, split_evenly
+from arithscope.utils.progress import Silent
 from tests.conftest import Smaller
 from tests.faults import stored
 from tests.hand_built import copy_and_add
@@ -63,30 +70,30 @@ def same(a: Any, b: Any) -> bool:
 @given(value=values, steps=st.integers(0, 2**40))
 def test_parts_are_read_as_they_were_written(value: Any, steps: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "part.safetensors"
-    write_part(path, value, steps)
-    found = read_part(path)
+    write_unit(path, value, steps)
+    found = read_unit(path)
     assert found is not None
     assert same(found, (value, steps))
 
 
 def test_arrays_that_do_not_lie_together(tmp_path: Path) -> None:
     table = np.arange(12.0).reshape(3, 4)
-    write_part(tmp_path / "part", (table.T, table[:, ::2], np.broadcast_to(table[0], (2, 4))), 0)
-    found, _ = read_part(tmp_path / "part") or (None, None)
+    write_unit(tmp_path / "part", (table.T, table[:, ::2], np.broadcast_to(table[0], (2, 4))), 0)
+    found, _ = read_unit(tmp_path / "part") or (None, None)
     assert same(found, tuple(np.ascontiguousarray(x) for x in (table.T, table[:, ::2], np.stack([table[0]] * 2))))
 
 
 def test_a_damaged_part_is_as_good_as_none(tmp_path: Path) -> None:
     path, value = tmp_path / "part", (np.arange(6), "text", {"number": 1.5})
-    write_part(path, value, 7)
+    write_unit(path, value, 7)
     whole = path.read_bytes()
-    assert read_part(tmp_path / "absent") is None
+    assert read_unit(tmp_path / "absent") is None
     refused = 0
     for i in range(len(whole)):
         path.write_bytes(whole[:i])
-        assert read_part(path) is None
+        assert read_unit(path) is None
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
-        found = read_part(path)
+        found = read_unit(path)
         assert found is None or same(found, (value, 7))  # a blank of the header may have changed
         refused += found is None
     assert refused > 0.9 * len(whole)
@@ -95,7 +102,7 @@ def test_a_damaged_part_is_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.float64(1.0), [np.array(["a", None], dtype=object)]])
 def test_what_is_no_plain_data_is_refused(value: Any, tmp_path: Path) -> None:
     with pytest.raises((TypeError, ValueError, KeyError)):
-        write_part(tmp_path / "part", value, 0)
+        write_unit(tmp_path / "part", value, 0)
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ def test_digests_depend_on_nothing_else(tmp_path: Path) -> None:
     """The same in another process, and for equal arguments that are not the same objects."""
     code = """
 import numpy as np
-from arithscope.parts import digests
+from arithscope.pipeline.unit_cache import digests
 from arithscope.prompts import Prompts
 from tests.units import product
 print(*digests(product, [(3, np.arange(5)), (Prompts([1], [0], [2]), {"x": (1.5, None)}, range(3))]))
@@ -160,15 +167,15 @@ print(*digests(product, [(3, np.arange(5)), (Prompts([1], [0], [2]), {"x": (1.5,
 
 def test_what_units_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
-    original = parts._add
-    monkeypatch.setattr(parts, "_add", lambda digest, value: hashed.append(id(value)) or original(digest, value))
+    original = unit_cache._add
+    monkeypatch.setattr(unit_cache, "_add", lambda digest, value: hashed.append(id(value)) or original(digest, value))
     digests(product, UNITS)
     assert hashed.count(id(NUMBERS)) == 1
 
 
 @given(n=st.integers(1, 500), most=st.integers(1, 100))
 def test_blocks_are_few_and_about_as_long(n: int, most: int) -> None:
-    found = [range(n)[b] for b in blocks(n, most)]
+    found = [range(n)[b] for b in split_evenly(n, most)]
     assert [i for block in found for i in block] == list(range(n))
     assert len(found) == math.ceil(n / most)
     assert max(map(len, found)) - min(map(len, found)) <= 1
@@ -177,44 +184,44 @@ def test_blocks_are_few_and_about_as_long(n: int, most: int) -> None:
 
 def test_units_are_not_done_twice(tmp_path: Path) -> None:
     steps: list[int] = []
-    work = Counting(HERE)
+    executor = Counting(LOCAL)
     want = [((factor * NUMBERS), {"factor": factor}) for factor in (3, 1, 2)]
     for computed in (3, 0):
-        work.units = 0
+        executor.units = 0
         steps.clear()
-        found = Remembering(work, tmp_path).map(product, None, UNITS, steps.append)
+        found = CachingExecutor(executor, tmp_path).map(product, None, UNITS, steps.append)
         assert same(found, want)
-        assert (work.units, sum(steps)) == (computed, 12)  # what is found counts as done
+        assert (executor.units, sum(steps)) == (computed, 12)  # what is found counts as done
     [damaged, *_] = sorted(tmp_path.iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    work.units = 0
-    assert same(Remembering(work, tmp_path).map(product, None, [*UNITS, (9, NUMBERS)], steps.append)[:3], want)
-    assert work.units == 2
+    executor.units = 0
+    assert same(CachingExecutor(executor, tmp_path).map(product, None, [*UNITS, (9, NUMBERS)], steps.append)[:3], want)
+    assert executor.units == 2
 
 
 def test_a_unit_is_stored_before_the_next_is_done(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        Remembering(Counting(HERE, 2), tmp_path).map(product, None, UNITS, lambda n: None)
+        CachingExecutor(Counting(LOCAL, 2), tmp_path).map(product, None, UNITS, lambda n: None)
     assert len(list(tmp_path.iterdir())) == 2
-    rest = Counting(HERE)
-    Remembering(rest, tmp_path).map(product, None, UNITS, lambda n: None)
+    rest = Counting(LOCAL)
+    CachingExecutor(rest, tmp_path).map(product, None, UNITS, lambda n: None)
     assert rest.units == 1
 
 
 def test_parts_of_other_inputs_are_removed(tmp_path: Path) -> None:
     for stage in ("one", "two"):
-        remembering(HERE, tmp_path, stage, "key").map(product, None, UNITS, lambda n: None)
-    work = Counting(HERE)
-    remembering(work, tmp_path, "one", "other key").map(product, None, UNITS[:1], lambda n: None)
-    assert work.units == 1
+        caching_executor(LOCAL, tmp_path, stage, "key").map(product, None, UNITS, lambda n: None)
+    executor = Counting(LOCAL)
+    caching_executor(executor, tmp_path, "one", "other key").map(product, None, UNITS[:1], lambda n: None)
+    assert executor.units == 1
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(".parts/*/*")) == [
         ".parts/one/other key",
         ".parts/two/key",
     ]
-    forget(tmp_path, "one")
+    clear_cache(tmp_path, "one")
     assert (tmp_path / ".parts" / "two").exists()
-    forget(tmp_path, "two")
-    forget(tmp_path, "three")
+    clear_cache(tmp_path, "two")
+    clear_cache(tmp_path, "three")
     assert not list(tmp_path.iterdir())
 
 
@@ -227,25 +234,25 @@ def begun(tmp_path: Path) -> Path:
     """A run that was stopped behind two units of localize."""
     run(copy_and_add(), ASKED, tmp_path / "begun", ["accuracy"], Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(copy_and_add(), ASKED, tmp_path / "begun", ["localize"], Silent(), work=Counting(HERE, 2))
+        run(copy_and_add(), ASKED, tmp_path / "begun", ["localize"], Silent(), executor=Counting(LOCAL, 2))
     return tmp_path / "begun"
 
 
 def test_a_stopped_stage_goes_on_behind_its_last_unit(tmp_path: Path) -> None:
     """Stopped behind each unit in turn, the run computes every unit once, and finds what an undisturbed one finds."""
-    whole = Counting(HERE)
-    run(copy_and_add(), ASKED, tmp_path / "undisturbed", STAGES, Silent(), work=whole)
+    whole = Counting(LOCAL)
+    run(copy_and_add(), ASKED, tmp_path / "undisturbed", STAGES, Silent(), executor=whole)
     assert whole.units > 8
     computed = stops = 0
     while True:
-        work = Counting(HERE, 3)
+        executor = Counting(LOCAL, 3)
         try:
-            run(copy_and_add(), ASKED, tmp_path / "stopped", STAGES, Silent(), work=work)
+            run(copy_and_add(), ASKED, tmp_path / "stopped", STAGES, Silent(), executor=executor)
             break
         except KeyboardInterrupt:
-            computed, stops = computed + work.units, stops + 1
+            computed, stops = computed + executor.units, stops + 1
             assert (tmp_path / "stopped" / ".parts").exists()
-    assert computed + work.units == whole.units
+    assert computed + executor.units == whole.units
     assert stops == (whole.units - 1) // 3
     assert stored(tmp_path / "stopped") == stored(tmp_path / "undisturbed")
     assert not (tmp_path / "stopped" / ".parts").exists()
@@ -253,22 +260,22 @@ def test_a_stopped_stage_goes_on_behind_its_last_unit(tmp_path: Path) -> None:
 
 def test_other_settings_take_no_parts(begun: Path) -> None:
     """Units of another seed are none of this stage's."""
-    work = Counting(HERE)
-    run(copy_and_add(), replace(ASKED, seed=1), begun, ["localize"], Silent(), work=work)
-    assert work.units == len(copy_and_add().positions.named())
+    executor = Counting(LOCAL)
+    run(copy_and_add(), replace(ASKED, seed=1), begun, ["localize"], Silent(), executor=executor)
+    assert executor.units == len(copy_and_add().positions.named())
     assert not (begun / ".parts").exists()
 
 
 def test_units_do_not_depend_on_memory(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was done on a large machine is found on a small one."""
-    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 3)
-    work = Counting(HERE)
-    run(copy_and_add(), ASKED, begun, ["localize"], Silent(), work=work)
-    assert work.units == len(copy_and_add().positions.named()) - 2
+    monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 3)
+    executor = Counting(LOCAL)
+    run(copy_and_add(), ASKED, begun, ["localize"], Silent(), executor=executor)
+    assert executor.units == len(copy_and_add().positions.named()) - 2
 
 
 def test_the_manifest_says_who_did_the_work(tmp_path: Path) -> None:
-    work = Counting(HERE)
-    work.where = "a hundred monkeys"
-    run(copy_and_add(), ASKED, tmp_path, ["means"], Silent(), work=work)
-    assert json.loads((tmp_path / "manifest.json").read_text())["subject"]["device"] == "a hundred monkeys"
+    executor = Counting(LOCAL)
+    executor.where = "a hundred monkeys"
+    run(copy_and_add(), ASKED, tmp_path, ["means"], Silent(), executor=executor)
+    assert json.loads((tmp_path / "manifest.json").read_text())["model"]["device"] == "a hundred monkeys"

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 
 from arithscope.errors import UserError
-from arithscope.subject.soundness import self_check
-from arithscope.work import Done, Work
+from arithscope.models.checks import self_check
+from arithscope.utils.executor import Executor, FinishedUnit
 
 
-def product(subject: Any, factor: int, numbers: Any, *, advance: Any) -> Any:
+def product(model: Any, factor: int, numbers: Any, *, advance: Any) -> Any:
     advance(2)
     advance(factor)
     return factor * numbers, {"factor": factor}
 
 
-def process(subject: Any, number: int, *, advance: Any) -> int:
+def process(model: Any, number: int, *, advance: Any) -> int:
     return os.getpid()
 
 
-def name_of_subject(subject: Any, number: int, *, advance: Any) -> str:
-    return str(subject.identity.name)
+def name_of_subject(model: Any, number: int, *, advance: Any) -> str:
+    return str(model.identity.name)
 
 
-def dies(subject: Any, number: int, path: str, times: int, *, advance: Any) -> int:
+def dies(model: Any, number: int, path: str, times: int, *, advance: Any) -> int:
     """Kills its own process, so many times; the path counts them."""
     deaths = len(Path(path).read_text()) if Path(path).exists() else 0
     if number == 1 and deaths < times:
@@ -39,42 +39,42 @@ def dies(subject: Any, number: int, path: str, times: int, *, advance: Any) -> i
     return number
 
 
-def refuses(subject: Any, number: int, *, advance: Any) -> None:
+def refuses(model: Any, number: int, *, advance: Any) -> None:
     raise UserError("Nobody can do this; do something else.")
 
 
-def fails(subject: Any, number: int, *, advance: Any) -> None:
+def fails(model: Any, number: int, *, advance: Any) -> None:
     raise ZeroDivisionError(f"unit {number}")
 
 
-def where_weights_are(subject: Any, number: int, *, advance: Any) -> list[str]:
+def where_weights_are(model: Any, number: int, *, advance: Any) -> list[str]:
     """Of each parameter what its memory is mapped from; empty for memory that is the process's own."""
     maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end, rest = re.match(r"(\w+)-(\w+) (.*)", line).groups()  # type: ignore[union-attr]
         maps.append((int(start, 16), int(end, 16), rest.split(maxsplit=4)[4:]))
     found = []
-    for tensor in (*subject.model.parameters(), *subject.model.buffers()):
+    for tensor in (*model.hf_model.parameters(), *model.hf_model.buffers()):
         [name] = [name for start, end, name in maps if start <= tensor.data_ptr() < end]
         found.append(name[0] if name else "")
     return found
 
 
-def logits(subject: Any, op1: Any, *, advance: Any) -> Any:
+def logits(model: Any, op1: Any, *, advance: Any) -> Any:
     from arithscope.prompts import Prompts
 
     prompts = Prompts(op1, np.zeros_like(op1), op1[::-1].copy())
-    return subject.logits(subject.encode(prompts)).numpy()
+    return model.logits(model.encode(prompts)).numpy()
 
 
-class Counting(Work):
+class Counting(Executor):
     """Counts the units of stages that someone else carries out, and stops for good behind so many."""
 
-    def __init__(self, work: Work, stops_behind: int | None = None):
-        self.work, self.left, self.units = work, stops_behind, 0
+    def __init__(self, executor: Executor, stops_behind: int | None = None):
+        self.executor, self.left, self.units = executor, stops_behind, 0
 
-    def stream(self, function: Any, subject: Any, units: Sequence[Any], advance: Any) -> Iterator[Done]:
-        for done in self.work.stream(function, subject, units, advance):
+    def stream(self, function: Any, model: Any, units: Sequence[Any], advance: Any) -> Iterator[FinishedUnit]:
+        for done in self.executor.stream(function, model, units, advance):
             if function is self_check:
                 yield done
                 continue

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, sync_playwright
 from tests.browser import chromium
 from tests.explorer.served import serving
 
-HERE = Path(__file__).parent
+LOCAL = Path(__file__).parent
 VIEWS = {
     "explorer-prompt": "#/prompt?prompt=150%2B83&off=all",
     "explorer-neuron": "#/neuron?operator=%2B&layer=5&neuron=509&heuristic=result+in+%5B198%2C+298%5D",
@@ -21,7 +21,7 @@ VIEWS = {
 
 def save(picture: Image.Image, name: str, colours: int = 256) -> None:
     """As a small PNG: few colours do."""
-    picture.convert("RGB").quantize(colours).save(HERE / f"{name}.png", optimize=True)
+    picture.convert("RGB").quantize(colours).save(LOCAL / f"{name}.png", optimize=True)
 
 
 def shot(page: Page, address: str) -> Image.Image:

@@ -20,41 +20,41 @@ __version__ = "0.5.0"
 
 if TYPE_CHECKING:
     from arithscope.errors import UserError as UserError
-    from arithscope.experiments.samples import SampleSizes as SampleSizes
+    from arithscope.experiments.common.samples import SampleSizes as SampleSizes
+    from arithscope.models.load import LoadOptions as LoadOptions
+    from arithscope.models.load import load as load
+    from arithscope.models.model import Model as Model
     from arithscope.prompts import Prompts as Prompts
     from arithscope.prompts import Template as Template
     from arithscope.prompts import legal_prompts as legal_prompts
     from arithscope.prompts import parse_prompt as parse_prompt
-    from arithscope.runs.asking import ask as ask
-    from arithscope.runs.lab import Lab as Lab
-    from arithscope.runs.neuron import Neuron as Neuron
-    from arithscope.runs.run import Run as Run
-    from arithscope.runs.run import open as open
-    from arithscope.runs.run import run as run
-    from arithscope.runs.side_by_side import compare as compare
+    from arithscope.results.asking import ask as ask
+    from arithscope.results.compare import compare as compare
+    from arithscope.results.lab import Lab as Lab
+    from arithscope.results.neuron import Neuron as Neuron
+    from arithscope.results.run import Run as Run
+    from arithscope.results.run import open as open
+    from arithscope.results.run import run as run
     from arithscope.settings import Settings as Settings
-    from arithscope.subject.load import LoadOptions as LoadOptions
-    from arithscope.subject.load import load as load
-    from arithscope.subject.subject import Subject as Subject
 
 _WHERE = {
     "UserError": "errors",
-    "SampleSizes": "experiments.samples",
+    "SampleSizes": "experiments.common.samples",
     "Prompts": "prompts",
     "Template": "prompts",
     "legal_prompts": "prompts",
     "parse_prompt": "prompts",
-    "ask": "runs.asking",
-    "Lab": "runs.lab",
-    "Neuron": "runs.neuron",
-    "Run": "runs.run",
-    "open": "runs.run",
-    "run": "runs.run",
-    "compare": "runs.side_by_side",
+    "ask": "results.asking",
+    "Lab": "results.lab",
+    "Neuron": "results.neuron",
+    "Run": "results.run",
+    "open": "results.run",
+    "run": "results.run",
+    "compare": "results.compare",
     "Settings": "settings",
-    "LoadOptions": "subject.load",
-    "load": "subject.load",
-    "Subject": "subject.subject",
+    "LoadOptions": "models.load",
+    "load": "models.load",
+    "Model": "models.model",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m arithscope` is the command line."""
 
-from arithscope.cli import main
+from arithscope.cli.app import main
 
 main()

@@ -137,7 +137,7 @@ def operator_indices(operators: str | Sequence[str]) -> list[int]:
     return [i for i, o in enumerate(OPERATORS) if o in operators]
 
 
-def square(operators: str | Sequence[str], max_operand: int) -> Prompts:
+def operand_grid(operators: str | Sequence[str], max_operand: int) -> Prompts:
     """All prompts with operands 0…max_operand, legal or not, ordered by operator, then op1, then op2."""
     numbers = np.arange(max_operand + 1)
     operator, op1, op2 = np.meshgrid(operator_indices(operators), numbers, numbers, indexing="ij")
@@ -146,7 +146,7 @@ def square(operators: str | Sequence[str], max_operand: int) -> Prompts:
 
 def legal_prompts(operators: str | Sequence[str], max_operand: int, limit: int) -> Prompts:
     """All legal prompts, in the order of `square`."""
-    everything = square(operators, max_operand)
+    everything = operand_grid(operators, max_operand)
     return everything[everything.legal(limit)]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from arithscope.errors import UserError
-from arithscope.experiments.ablation import Judging
-from arithscope.experiments.association import LAST, POSITIONS
+from arithscope.experiments.common.ablation import Judging
+from arithscope.experiments.common.association import LAST, POSITIONS
+from arithscope.experiments.common.samples import PRESETS, SampleSizes
 from arithscope.experiments.neurons import METHODS, RANKS, SCREEN
-from arithscope.experiments.samples import PRESETS, SampleSizes
-from arithscope.measures import EFFECTS
+from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, operator_indices
-from arithscope.subject.subject import Subject
+from arithscope.stats.measures import EFFECTS
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Settings:
         if self.fixed_k is not None and min(self.fixed_k.values(), default=1) < 1:
             raise UserError(f"--topk {self.topk} keeps no neuron; use at least 1.")
 
-    def check(self, subject: Subject) -> None:
+    def check(self, model: Model) -> None:
         """Raise UserError if this subject cannot be studied so."""
-        subject.encoder.check(self.operators, self.max_operand)
-        if self.most_k(subject) > subject.sizes.neurons:
-            raise UserError(f"--topk {self.topk} is more than the {subject.sizes.neurons} neurons that an MLP has.")
+        model.encoder.check(self.operators, self.max_operand)
+        if self.most_k(model) > model.sizes.neurons:
+            raise UserError(f"--topk {self.topk} is more than the {model.sizes.neurons} neurons that an MLP has.")
 
     @property
     def sizes(self) -> SampleSizes:
@@ -75,9 +75,9 @@ class Settings:
         """By operator how many neurons of each MLP are kept, if that is fixed."""
         return dict.fromkeys(OPERATORS, self.topk) if isinstance(self.topk, int) else self.topk
 
-    def most_k(self, subject: Subject) -> int:
+    def most_k(self, model: Model) -> int:
         """How many neurons of an MLP may be kept at the most."""
-        return subject.sizes.neurons if self.fixed_k is None else max(self.fixed_k.values())
+        return model.sizes.neurons if self.fixed_k is None else max(self.fixed_k.values())
 
     @property
     def picked_by(self) -> str | None:

@@ -10,23 +10,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.experiments.ablation import (
+from arithscope.experiments.circuit import EVERY_SIZE, head_counts
+from arithscope.experiments.common.ablation import (
     TOLERANCE,
+    Baseline,
     Judging,
-    Yardstick,
     ablated_scores,
     curve_table,
     mean_ablation,
     nested_sets,
     smallest_on_plateau,
 )
-from arithscope.experiments.circuit import EVERY_SIZE, head_counts
+from arithscope.experiments.common.samples import PRESETS, SampleSizes, splits
 from arithscope.experiments.heads import heads
-from arithscope.experiments.samples import PRESETS, SampleSizes, splits
-from arithscope.measures import Mean, faithfulness
-from arithscope.progress import Silent
-from arithscope.prompts import square
-from arithscope.subject.sweep import mean_activations
+from arithscope.models.engine.sweep import mean_activations
+from arithscope.prompts import operand_grid
+from arithscope.stats.measures import Mean, faithfulness
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
 from tests.experiments.plain import pretended
 from tests.families import small
@@ -77,9 +77,9 @@ def test_nested_sets_against_a_loop(seed: int, size: int) -> None:
 
 def test_measures_of_circuits_and_of_random_draws() -> None:
     """Two prompts, two circuits, two draws, by hand."""
-    empty, model = np.array([0.0, 0.5]), np.array([1.0, 1.0])
+    empty, whole_model = np.array([0.0, 0.5]), np.array([1.0, 1.0])
     scores = np.array([[[0.5, 0, 0.1], [1.0, 1, 0.9]], [[1.0, 1, 0.6], [1.0, 1, 0.8]]])  # nl, right, probability
-    scale = Yardstick(empty, model, Judging())
+    scale = Baseline(empty, whole_model, Judging())
     half, full = scale.measure(scores, np.random.default_rng(0))
     assert half["faithfulness"].value == pytest.approx(0.75)
     assert half["accuracy"].value == pytest.approx(0.5)
@@ -90,11 +90,11 @@ def test_measures_of_circuits_and_of_random_draws() -> None:
     assert draws["accuracy"].value == pytest.approx(0.75)
     change = scale.change(scores[0], scores[1], np.random.default_rng(0))
     assert change.value == pytest.approx(0.25)
-    by_means = Yardstick(empty, model, Judging(ratio_of_means=True)).measure(scores, np.random.default_rng(0))
+    by_means = Baseline(empty, whole_model, Judging(ratio_of_means=True)).measure(scores, np.random.default_rng(0))
     assert by_means[0]["faithfulness"].value == pytest.approx((0.5 + 0.5) / (1.0 + 0.5))
     assert (
         by_means[0]["faithfulness"]
-        == faithfulness(scores[..., 0], empty, model, np.random.default_rng(0), ratio_of_means=True)[0]
+        == faithfulness(scores[..., 0], empty, whole_model, np.random.default_rng(0), ratio_of_means=True)[0]
     )
 
 
@@ -109,20 +109,20 @@ def test_both_curves_in_one_table() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_neurons_at_all_positions_or_from_one_on(family: str) -> None:
     """With all heads, against plain hooks: neurons of earlier positions reach the answer too."""
-    subject = small(family, "sdpa")
-    s, prompts = subject.sizes, square("+", 9)[[5, 37, 88]]
-    means = mean_activations(subject, square("+", 3))
-    slow = plain.means(subject, square("+", 3))
+    model = small(family, "sdpa")
+    s, prompts = model.sizes, operand_grid("+", 9)[[5, 37, 88]]
+    means = mean_activations(model, operand_grid("+", 3))
+    slow = plain.means(model, operand_grid("+", 3))
     heads = {(layer, head) for layer in range(s.layers) for head in range(s.heads)}
     keep = torch.ones(1, s.layers, s.heads, dtype=torch.bool)
     some = nested_sets([np.arange(s.neurons)], [0, 9])
     found = []
-    for first, at in ((None, None), (subject.positions.op2, [subject.positions.op2, subject.positions.last])):
-        edits = mean_ablation(subject, means, keep, {0: some, 2: some}, first)
-        scores = ablated_scores(subject, prompts, edits, Judging(), lambda n: None)
+    for first, at in ((None, None), (model.positions.op2, [model.positions.op2, model.positions.last])):
+        edits = mean_ablation(model, means, keep, {0: some, 2: some}, first)
+        scores = ablated_scores(model, prompts, edits, Judging(), lambda n: None)
         for i, n in enumerate((0, 9)):
             kept = {0: set(range(n)), 2: set(range(n))}
-            want = plain.measures(subject, prompts, slow, heads, kept, at)
+            want = plain.measures(model, prompts, slow, heads, kept, at)
             assert scores[i, :, 2].mean() == pytest.approx(want["p_answer"], rel=1e-3)
         found.append(scores)
     assert not np.allclose(*found, rtol=1e-2)
@@ -147,5 +147,5 @@ def test_samples_shrink_together_and_stay_disjoint() -> None:
             available = len(accuracy.correct(operator))
             assert len(keys[0]) == min(wanted.discovery, available // 3)
             assert len(keys[2]) == max(available - len(keys[0]) - len(keys[1]), available // 3)
-            assert np.all(split.others.answer != split.discovery.answer)
-    assert set(split.others.operator.tolist()) == {0, 1}  # counterfactuals come from all operators
+            assert np.all(split.counterfactuals.answer != split.discovery.answer)
+    assert set(split.counterfactuals.operator.tolist()) == {0, 1}  # counterfactuals come from all operators

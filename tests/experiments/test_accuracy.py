@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from arithscope.experiments.accuracy import Accuracy, accuracy, accuracy_from
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.means import means
-from arithscope.experiments.result import AVERAGE
-from arithscope.progress import Silent
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts, square
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts, operand_grid
+from arithscope.utils.progress import Silent
 from tests.families import NUMBERS, small
 
 
@@ -20,31 +20,31 @@ def result() -> Accuracy:
 
 @torch.no_grad()
 def test_every_legal_prompt_against_a_full_pass(result: Accuracy) -> None:
-    subject = small("llama", "sdpa")
+    model = small("llama", "sdpa")
     prompts = legal_prompts("+-*/", 12, NUMBERS)
     frame = result.prompts
     assert len(frame) == len(prompts)
     for i in range(0, len(prompts), 17):
         row, alone = frame.iloc[i], prompts[[i]]
-        logits = subject.logits(subject.encode(alone))[0]
-        token = int(subject.answers(alone))
+        logits = model.logits(model.encode(alone))[0]
+        token = int(model.answers(alone))
         assert (row.op1, row.operator, row.op2) == (alone.op1[0], OPERATORS[alone.operator[0]], alone.op2[0])
         assert row.answer == alone.answer[0]
         assert row.correct == (int(logits.argmax()) == token)
         assert row.p_answer == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-6)
-        predicted = subject.encoder.tokens([int(logits.argmax())])[0]
+        predicted = model.encoder.tokens([int(logits.argmax())])[0]
         assert row.predicted == (int(predicted) if predicted.isdigit() else -1)
 
 
 @pytest.mark.parametrize("operators", ["+-*/", "-/"])
 def test_the_sweep_of_mean_activations_tells_the_same(operators: str) -> None:
-    subject = small("llama", "sdpa")
-    alone = accuracy(subject, legal_prompts(operators, 12, subject.limit), 3)
-    swept = means(subject, 12, Silent())
-    found = accuracy_from(swept, operators, subject.limit, 3)
+    model = small("llama", "sdpa")
+    alone = accuracy(model, legal_prompts(operators, 12, model.limit), 3)
+    swept = means(model, 12, Silent())
+    found = accuracy_from(swept, operators, model.limit, 3)
     pd.testing.assert_frame_equal(found.prompts, alone.prompts, rtol=1e-4)
     pd.testing.assert_frame_equal(found.table, alone.table, rtol=1e-4)
-    legal = square("+-*/", 12).legal(subject.limit)
+    legal = operand_grid("+-*/", 12).legal(model.limit)
     assert np.isnan(swept.p_answer).tolist() == (~legal).tolist()
 
 

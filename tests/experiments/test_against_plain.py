@@ -5,41 +5,41 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arithscope.experiments.ablation import Judging
 from arithscope.experiments.circuit import circuit
+from arithscope.experiments.common.ablation import Judging
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.heads import heads
 from arithscope.experiments.localize import MLP, localize
 from arithscope.experiments.means import means
 from arithscope.experiments.mlp0 import POSITIONS, mlp0
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.progress import Silent
-from arithscope.prompts import square
+from arithscope.prompts import operand_grid
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
 from tests.families import small
 
 SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=None, draws=2)
 # One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
-SUBJECTS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
-subjects = pytest.mark.parametrize(("family", "attention", "prefix"), SUBJECTS)
+MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
+models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
 
-@subjects
+@models
 def test_effects_of_all_components_at_all_positions(family: str, attention: str, prefix: str) -> None:
-    subject = small(family, attention, prefix=prefix)
-    accuracy = plain.pretended(subject, "+-", 9)
-    found = localize(subject, accuracy, SIZES, 0, Silent())
+    model = small(family, attention, prefix=prefix)
+    accuracy = plain.pretended(model, "+-", 9)
+    found = localize(model, accuracy, SIZES, 0, Silent())
     samples = splits(accuracy, SIZES, 0)
     table = found.effects.set_index(["operator", "measure", "position", "layer", "head"])
-    s = subject.sizes
+    s = model.sizes
     assert len(table) == 2 * 3 * 4 * s.layers * (s.heads + 1)
     for operator, split in samples.items():
-        for name, position in subject.positions.named().items():
+        for name, position in model.positions.named().items():
             for layer in range(s.layers):
                 for head in [*range(s.heads), MLP]:
-                    module = plain.mlp_module(subject, layer) if head == MLP else plain.heads_module(subject, layer)
-                    entries = slice(None) if head == MLP else plain.head_entries(subject, head)
+                    module = plain.mlp_module(model, layer) if head == MLP else plain.heads_module(model, layer)
+                    entries = slice(None) if head == MLP else plain.head_entries(model, head)
                     effects, ratios = plain.patched_effects(
-                        subject, split.discovery, split.others, module, position, entries
+                        model, split.discovery, split.counterfactuals, module, position, entries
                     )
                     for measure, values in (("probability", effects), ("log_ratio", ratios)):
                         row = table.loc[(operator, measure, name, layer, head)]
@@ -49,47 +49,47 @@ def test_effects_of_all_components_at_all_positions(family: str, attention: str,
     assert table.value.abs().max() > 1e-2  # there was something to compare
 
 
-@subjects
+@models
 def test_faithfulness_of_every_circuit(family: str, attention: str, prefix: str) -> None:
-    subject = small(family, attention, prefix=prefix)
-    accuracy = plain.pretended(subject, "+", 5)
-    everything = means(subject, 2, Silent())
-    slow = plain.means(subject, square("+-*/", 2))
-    for layer in range(subject.sizes.layers):
-        want = slow[plain.heads_module(subject, layer)].unflatten(-1, (subject.sizes.heads, -1)).numpy()
+    model = small(family, attention, prefix=prefix)
+    accuracy = plain.pretended(model, "+", 5)
+    everything = means(model, 2, Silent())
+    slow = plain.means(model, operand_grid("+-*/", 2))
+    for layer in range(model.sizes.layers):
+        want = slow[plain.heads_module(model, layer)].unflatten(-1, (model.sizes.heads, -1)).numpy()
         assert np.allclose(everything.heads[layer], want, atol=1e-5)
-        assert np.allclose(everything.neurons[layer], slow[plain.mlp_module(subject, layer)].numpy(), atol=1e-5)
-    where = localize(subject, accuracy, SIZES, 0, Silent())
-    found = circuit(subject, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
+        assert np.allclose(everything.neurons[layer], slow[plain.mlp_module(model, layer)].numpy(), atol=1e-5)
+    where = localize(model, accuracy, SIZES, 0, Silent())
+    found = circuit(model, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
     prompts = splits(accuracy, SIZES, 0)["+"].evaluation
     ranking = where.ranking("+", "probability")
     order = list(zip(ranking.layer, ranking["head"], strict=True))
     assert [tuple(h) for h in found.heads[["layer", "head"]].to_numpy()] == order
     curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
     for n in range(0, len(order) + 1, 3):
-        for measure, want in plain.measures(subject, prompts, slow, set(order[:n])).items():
+        for measure, want in plain.measures(model, prompts, slow, set(order[:n])).items():
             assert curve[n, measure] == pytest.approx(want, rel=1e-3, abs=1e-4)
     assert curve[len(order), "faithfulness"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("gemma2", "eager")])
 def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
-    subject = small(family, attention)
-    accuracy = plain.pretended(subject, "+", 5)
-    everything = means(subject, 2, Silent())
-    where = localize(subject, accuracy, SIZES, 0, Silent())
-    heads_found = circuit(subject, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
-    found = mlp0(subject, accuracy, everything, heads_found, 9, SIZES, 0, "probability", Judging(), Silent())
+    model = small(family, attention)
+    accuracy = plain.pretended(model, "+", 5)
+    everything = means(model, 2, Silent())
+    where = localize(model, accuracy, SIZES, 0, Silent())
+    heads_found = circuit(model, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
+    found = mlp0(model, accuracy, everything, heads_found, 9, SIZES, 0, "probability", Judging(), Silent())
     split = splits(accuracy, SIZES, 0)["+"]
-    module = plain.mlp_module(subject, 0)
+    module = plain.mlp_module(model, 0)
     table = found.effects.set_index(["measure", "position", "neuron"]).sort_index()
     averages = []
-    for neuron in range(0, subject.sizes.neurons, 5):
+    for neuron in range(0, model.sizes.neurons, 5):
         entries, by_position = slice(neuron, neuron + 1), []
         for name in POSITIONS:
-            position, some = subject.positions.named()[name], slice(0, SIZES.first_mlp)
+            position, some = model.positions.named()[name], slice(0, SIZES.first_mlp)
             values, _ = plain.patched_effects(
-                subject, split.discovery[some], split.others[some], module, position, entries
+                model, split.discovery[some], split.counterfactuals[some], module, position, entries
             )
             by_position.append(np.mean(values))
             assert table.loc[("probability", name, neuron)].value == pytest.approx(by_position[-1], rel=5e-3, abs=2e-5)
@@ -100,38 +100,38 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     strongest = found.strongest("+")
     means_of = table.loc[("probability", "mean")].value
     assert np.all(np.diff(means_of.loc[strongest]) <= 0)
-    slow = plain.means(subject, square("+-*/", 2))
+    slow = plain.means(model, operand_grid("+-*/", 2))
     curve = found.curve[(found.curve.circuit == "found") & (found.curve.measure == "faithfulness")]
     for row in curve.iloc[[0, 4, 7]].itertuples():
         kept = {0: set(strongest[: row.size].tolist())}
         chosen = set(heads_found.chosen("+"))
-        want = plain.measures(subject, split.evaluation, slow, chosen, kept)
+        want = plain.measures(model, split.evaluation, slow, chosen, kept)
         assert row.value == pytest.approx(want["faithfulness"], rel=1e-3, abs=1e-4)
 
     for number in (0, 4, 9):
-        prompt = square("+", 9)[[number * 10]]
-        want = plain.activation(subject, prompt, module)[subject.positions.op1]
+        prompt = operand_grid("+", 9)[[number * 10]]
+        want = plain.activation(model, prompt, module)[model.positions.op1]
         assert np.allclose(found.tuning[:, number], want.numpy(), atol=1e-5)
 
 
 def test_attention_patterns_and_roles() -> None:
     """Mean attention over prompts, prompt by prompt, with the library's own output of attention weights."""
-    subject = small("llama", "eager")
-    accuracy = plain.pretended(subject, "+-", 9)
-    everything = means(subject, 3, Silent())
-    where = localize(subject, accuracy, SIZES, 0, Silent())
-    chosen = circuit(subject, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
-    found = heads(subject, accuracy, everything, chosen, SIZES, 0, Judging(), Silent())
+    model = small("llama", "eager")
+    accuracy = plain.pretended(model, "+-", 9)
+    everything = means(model, 3, Silent())
+    where = localize(model, accuracy, SIZES, 0, Silent())
+    chosen = circuit(model, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
+    found = heads(model, accuracy, everything, chosen, SIZES, 0, Judging(), Silent())
     assert len(found.roles) == sum(len(chosen.chosen(o)) for o in "+-") > 0
     for i, row in enumerate(found.roles.itertuples()):
         prompts = splits(accuracy, SIZES, 0)[row.operator].evaluation
         total = np.zeros_like(found.patterns[i])
         for j in range(len(prompts)):
-            output = subject.model(input_ids=subject.encode(prompts[[j]]), output_attentions=True)
+            output = model.hf_model(input_ids=model.encode(prompts[[j]]), output_attentions=True)
             total += output.attentions[row.layer][0, row.head].numpy()
         want = total / len(prompts)
         assert np.allclose(found.patterns[i], want, atol=1e-5)
         assert row.role == found.positions[want[-1].argmax()]
         assert row.share == pytest.approx(want[-1].max(), abs=1e-5)
-        acts_at = subject.positions.named()[row.acts_at]
+        acts_at = model.positions.named()[row.acts_at]
         assert row.reads == found.positions[want[acts_at].argmax()]

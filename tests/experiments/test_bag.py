@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arithscope.experiments.ablation import Judging
-from arithscope.experiments.association import association
 from arithscope.experiments.bag import bag, kept_neurons, pairs
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
-from arithscope.experiments.samples import PRESETS, splits
-from arithscope.progress import Silent
+from arithscope.experiments.common.ablation import Judging
+from arithscope.experiments.common.association import association
+from arithscope.experiments.common.samples import PRESETS, splits
+from arithscope.utils.progress import Silent
 from tests.experiments.bags import Match, made_up
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 

@@ -11,8 +11,8 @@ import pytest
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, RAW, Classify, classify
 from arithscope.experiments.patterns import Patterns
 from arithscope.heuristics.kinds import parse
-from arithscope.progress import Silent
-from arithscope.prompts import legal_prompts, square
+from arithscope.prompts import legal_prompts, operand_grid
+from arithscope.utils.progress import Silent
 from tests.families import small
 
 MAX_OPERAND, LIMIT = 60, 200
@@ -32,7 +32,7 @@ def known() -> tuple[Patterns, Classify]:
             field, value = random.standard_normal((MAX_OPERAND + 1) ** 2), random.standard_normal(LIMIT)
             if text is not None:
                 rule: Any = parse(text)
-                field += 8 * rule.holds(square(operator, MAX_OPERAND))
+                field += 8 * rule.holds(operand_grid(operator, MAX_OPERAND))
                 value += 8 * rule.admits(np.arange(LIMIT)) if rule.direct else 0
             activations.append(field.reshape(MAX_OPERAND + 1, -1))
             logits.append(value)

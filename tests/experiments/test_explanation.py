@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from arithscope.experiments.classify import CALIBRATED, RAW
-from arithscope.experiments.explanation import Explanation, explain
 from arithscope.heuristics.kinds import parse
+from arithscope.models.load import load
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts, parse_prompt
-from arithscope.subject.load import load
-from arithscope.subject.subject import Subject
+from arithscope.results.explanation import Explanation, explain
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.test_prompt_knockout import random_bag
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 
 
-def written(text: str, subject: Subject) -> Prompts:
-    return parse_prompt(text, "+-*/", subject.limit - 1, subject.limit)
+def written(text: str, model: Model) -> Prompts:
+    return parse_prompt(text, "+-*/", model.limit - 1, model.limit)
 
 
 def check_sums(e: Explanation) -> None:
@@ -44,8 +44,8 @@ def test_the_adders_own_neuron_explains_the_sum() -> None:
     matches: list[Match] = [
         (*n, "result in [10, 20]", 0.9, True) for n in top if 10 <= sum(divmod(n[1], OPERANDS)) <= 20
     ]
-    subject = copy_and_add()
-    e = explain(subject, made_up("+", top, matches), written("7+6=", subject), CALIBRATED, 0)
+    model = copy_and_add()
+    e = explain(model, made_up("+", top, matches), written("7+6=", model), CALIBRATED, 0)
     check_sums(e)
     assert (e.answer.number, e.right, e.prompt) == (13, 13, "7+6=")
     assert (e.neurons.layer[0], e.neurons.neuron[0]) == (ADDING_LAYER, 7 * OPERANDS + 6)
@@ -56,7 +56,7 @@ def test_the_adders_own_neuron_explains_the_sum() -> None:
     assert e.silenced.answer.p_answer < 0.1
     assert e.silenced.control is not None
     assert e.silenced.control.number == 13
-    other = explain(subject, made_up("+", top, matches), written("1+2=", subject), CALIBRATED, 0)
+    other = explain(model, made_up("+", top, matches), written("1+2=", model), CALIBRATED, 0)
     check_sums(other)
     assert len(other.neurons) == len(other.heuristics) == other.silenced.neurons == 0
     assert other.silenced.answer == other.answer
@@ -66,16 +66,16 @@ def test_the_adders_own_neuron_explains_the_sum() -> None:
 @torch.no_grad()
 def test_against_full_passes(name: str) -> None:
     """The answer with and without the neurons, one pass each with plain hooks."""
-    subject = load(name)
+    model = load(name)
     top, matches = random_bag(range(3, 6), 512)
     classify = made_up("+", top, [(*m[:4], i % 2 == 0) for i, m in enumerate(matches)])
-    prompt = written("14+9=", subject)
+    prompt = written("14+9=", model)
     for criterion in (RAW, CALIBRATED):
-        e = explain(subject, classify, prompt, criterion, 0)
+        e = explain(model, classify, prompt, criterion, 0)
         check_sums(e)
         neurons = list(zip(e.neurons.layer.tolist(), e.neurons.neuron.tolist(), strict=True))
         for answer, gone in ((e.answer, []), (e.silenced.answer, neurons)):
-            z = plain.logits(subject, prompt, plain.silenced(subject, gone, [subject.positions.last]))
+            z = plain.logits(model, prompt, plain.silenced(model, gone, [model.positions.last]))
             p = z.softmax(-1)
             assert answer.number == int(z.argmax())  # tokens of numbers are the numbers here
             assert answer.probability == pytest.approx(float(p.max()), abs=1e-5)
@@ -92,10 +92,10 @@ def test_against_full_passes(name: str) -> None:
 
 
 def test_without_as_many_other_neurons_there_is_no_control() -> None:
-    subject = copy_and_add()
+    model = copy_and_add()
     top = [(ADDING_LAYER, n) for n in range(30)]
     e = explain(
-        subject, made_up("+", top, [(*n, "op1 in [0, 30]", 0.8, True) for n in top]), written("3+4=", subject), RAW, 0
+        model, made_up("+", top, [(*n, "op1 in [0, 30]", 0.8, True) for n in top]), written("3+4=", model), RAW, 0
     )
     assert e.silenced.control is None
     assert e.answer.number == e.silenced.answer.number == 7  # neurons of 0 + b are silenced, and those are not needed

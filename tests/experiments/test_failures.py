@@ -10,11 +10,11 @@ import pytest
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classify
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.failures import PUSHERS, WORST, Failures, failures
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.progress import Silent
 from arithscope.prompts import legal_prompts
+from arithscope.utils.progress import Silent
 from tests.experiments.bags import Match, made_up, together
 from tests.heuristics import brute
 

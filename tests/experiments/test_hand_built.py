@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arithscope.experiments.common.samples import splits
 from arithscope.experiments.localize import MLP, component_name
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.samples import splits
-from arithscope.progress import Silent
+from arithscope.pipeline.runner import chosen_stages, run
+from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import Prompts
 from arithscope.settings import Settings
-from arithscope.store import RunFolder
-from arithscope.study import chosen_stages, run
+from arithscope.utils.progress import Silent
 from tests.hand_built import ADDING_LAYER, LAYERS, MAX_OPERAND, OP1_HEAD, OP2_HEAD, OPERANDS, copy_and_add
 
 SETTINGS = Settings(("+",), MAX_OPERAND)
@@ -102,7 +102,7 @@ def test_neurons_of_the_prompts_own_pairs_come_first(results: dict[str, Any]) ->
     neurons = results["neurons"]
     assert neurons.first_layer == ADDING_LAYER
     split = splits(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
-    known = pairs(split.discovery) | pairs(split.others)
+    known = pairs(split.discovery) | pairs(split.counterfactuals)
     for rank in ("mean", "mean+std"):
         for measure in ("probability", "log_ratio"):
             ranking = neurons.ranking("+", measure, rank)
@@ -131,10 +131,10 @@ def test_discovery_and_evaluation_are_disjoint(results: dict[str, Any]) -> None:
     pairs = [set(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
     assert not pairs[0] & pairs[1]
     assert [len(p) for p in pairs] == [SETTINGS.sizes.discovery, SETTINGS.sizes.evaluation]
-    assert np.all(split.others.answer != split.discovery.answer)
+    assert np.all(split.counterfactuals.answer != split.discovery.answer)
     used = results["localize"].prompts
     assert used.op1.tolist() == split.discovery.op1.tolist()
-    assert used.other_answer.tolist() == split.others.answer.tolist()
+    assert used.other_answer.tolist() == split.counterfactuals.answer.tolist()
 
 
 def test_every_operator_has_a_summary(results: dict[str, Any]) -> None:
@@ -146,7 +146,11 @@ def test_the_same_numbers_in_small_batches(
     tmp_path: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows at a time instead of hundreds, and probes trained two layers at a time."""
-    for module, rows in {"experiments.samples": 20, "subject.replay": 100, "subject.sweep": 50}.items():
+    for module, rows in {
+        "experiments.common.samples": 20,
+        "models.engine.replay": 100,
+        "models.engine.sweep": 50,
+    }.items():
         monkeypatch.setattr(f"arithscope.{module}.rows_that_fit", lambda *args, rows=rows, **options: rows)
     monkeypatch.setattr("arithscope.experiments.probe._layers_together", lambda *args: [range(2), range(2, LAYERS)])
     run(copy_and_add(), SETTINGS, tmp_path / "run", None, Silent())

@@ -11,15 +11,15 @@ from scipy.stats import binomtest
 
 from arithscope.experiments import knockout as module
 from arithscope.experiments.accuracy import Accuracy, accuracy, as_prompts
-from arithscope.experiments.association import association
 from arithscope.experiments.classify import CRITERIA, RAW
+from arithscope.experiments.common.association import association
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.knockout import GROUPS, SILENCED, Knockout, knockout
-from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import parse
-from arithscope.progress import Silent
+from arithscope.models.load import load
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts, legal_prompts
-from arithscope.subject.load import load
-from arithscope.subject.subject import Subject
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.bags import together as both
@@ -28,18 +28,18 @@ from tests.hand_built import ADDING_LAYER, MAX_OPERAND, OPERANDS, copy_and_add
 SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=None, knockout=12)
 
 
-def still_right(subject: Subject, prompt: Prompts, neurons: list[tuple[int, int]], positions: list[int]) -> bool:
+def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]], positions: list[int]) -> bool:
     """One prompt through the whole model."""
-    z = plain.logits(subject, prompt, plain.silenced(subject, neurons, positions))
-    return int(z.argmax()) == int(subject.answers(prompt))
+    z = plain.logits(model, prompt, plain.silenced(model, neurons, positions))
+    return int(z.argmax()) == int(model.answers(prompt))
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
 @pytest.mark.parametrize("where", ["last", "all"])
 def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many neurons of the last layers match rules that hold for some prompts; several tests share a pass."""
-    subject = load(name)
-    known = accuracy(subject, legal_prompts("+", 25, subject.limit))
+    model = load(name)
+    known = accuracy(model, legal_prompts("+", 25, model.limit))
     top = [(layer, n) for layer in (3, 4, 5) for n in range(512)]
     texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
     matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
@@ -47,23 +47,21 @@ def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: 
     looked: list[tuple[Any, Any]] = []
     original = module._run
 
-    def watched(subject: Any, planned: Any, *others: Any) -> Any:
-        found = original(subject, planned, *others)
+    def watched(model: Any, planned: Any, *others: Any) -> Any:
+        found = original(model, planned, *others)
         for (_, tests), rights in zip(planned, found, strict=True):
             looked.extend(zip(tests, rights, strict=True))
         return found
 
     monkeypatch.setattr(module, "_run", watched)
-    found = knockout(subject, known, classify, SIZES, 0, where, Silent())
-    positions = list(
-        range(subject.positions.last if where == "last" else subject.positions.op1, subject.encoder.length)
-    )
+    found = knockout(model, known, classify, SIZES, 0, where, Silent())
+    positions = list(range(model.positions.last if where == "last" else model.positions.op1, model.encoder.length))
     assert len(looked) == 6
     changed = 0
     for test, right in looked[:: 1 if where == "last" else 5]:
         for variant, silenced in enumerate(test.silenced):
             neurons = [top[i] for i in np.flatnonzero(silenced)]
-            want = [still_right(subject, test.prompts[[i]], neurons, positions) for i in range(len(test.prompts))]
+            want = [still_right(model, test.prompts[[i]], neurons, positions) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
     assert changed > 5  # the test can fail
@@ -107,8 +105,8 @@ def adder_bag(rules: list[str]) -> Any:
 
 
 def known_sums() -> Accuracy:
-    subject = copy_and_add()
-    return accuracy(subject, legal_prompts("+", MAX_OPERAND, subject.limit))
+    model = copy_and_add()
+    return accuracy(model, legal_prompts("+", MAX_OPERAND, model.limit))
 
 
 def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
@@ -132,9 +130,9 @@ def test_prompts_are_held_out_and_satisfy_their_rule(monkeypatch: pytest.MonkeyP
     known, seen = known_sums(), []
     original = module._run
 
-    def watched(subject: Any, planned: Any, *others: Any) -> Any:
+    def watched(model: Any, planned: Any, *others: Any) -> Any:
         seen.extend(test for _, tests in planned for test in tests)
-        return original(subject, planned, *others)
+        return original(model, planned, *others)
 
     monkeypatch.setattr(module, "_run", watched)
     knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"]), SIZES, 0, "last", Silent())
@@ -183,12 +181,12 @@ def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
 
 def test_operators_may_differ_in_what_they_have() -> None:
     """One has raw matches only: its calibrated numbers are missing, and the average is over the other."""
-    subject = copy_and_add()
-    known = accuracy(subject, legal_prompts("+-", MAX_OPERAND, subject.limit))  # a − 0 is right
+    model = copy_and_add()
+    known = accuracy(model, legal_prompts("+-", MAX_OPERAND, model.limit))  # a − 0 is right
     right = Accuracy(known.prompts.assign(correct=True), known.table)
     top = [(ADDING_LAYER, n) for n in range(100)]
     bags = [made_up(o, top, [(*n, "op1 in [0, 10]", 0.9, o == "+") for n in top]) for o in "+-"]
-    found = knockout(subject, right, both(*bags), SIZES, 0, "last", Silent()).summary()
+    found = knockout(model, right, both(*bags), SIZES, 0, "last", Silent()).summary()
     assert "calibrated_difference" in found["+"]
     assert "calibrated_difference" not in found["-"]
     assert found["mean"]["calibrated_difference"]["value"] == found["+"]["calibrated_difference"]["value"]
@@ -199,7 +197,7 @@ def test_all_sets_of_a_pass_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]"]
     whole = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
     monkeypatch.setattr(module, "MASK_BYTES", 1)
-    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 5)
+    monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 5)
     parts = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
     pd.testing.assert_frame_equal(whole.accuracy, parts.accuracy)
 

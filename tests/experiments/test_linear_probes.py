@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from arithscope.experiments import linear_probes
-from arithscope.experiments.linear_probes import BATCH, EPOCHS, LEARNING_RATE, Examples, initial, steps, train
+from arithscope.experiments.common import linear_probes
+from arithscope.experiments.common.linear_probes import BATCH, EPOCHS, LEARNING_RATE, Examples, initial, steps, train
+from arithscope.experiments.common.samples import SampleSizes, probe_split
 from arithscope.experiments.probe import probe, read_states
-from arithscope.experiments.samples import SampleSizes, probe_split
-from arithscope.progress import Silent
-from arithscope.prompts import random_source, sample, square
+from arithscope.prompts import operand_grid, random_source, sample
+from arithscope.utils.progress import Silent
 from tests.experiments.plain import pretended
 from tests.families import small
 
@@ -77,20 +77,20 @@ def test_it_learns_what_can_be_read_off(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("prefix", ["", "1+2=3=4+5=9="])
 def test_states_and_answers_belong_together(position: str, prefix: str) -> None:
     """The state that an example holds for a prompt is that prompt's own, run alone."""
-    subject = small("gptj", prefix=prefix)
-    prompts = sample(square("+-*", 12), 60, random_source(0, "p"))
-    prompts = prompts[prompts.legal(subject.limit)]
+    model = small("gptj", prefix=prefix)
+    prompts = sample(operand_grid("+-*", 12), 60, random_source(0, "p"))
+    prompts = prompts[prompts.legal(model.limit)]
     layers = [0, 2]
-    examples = read_states(subject, prompts, position, layers)
+    examples = read_states(model, prompts, position, layers)
     assert len(examples) == len(prompts)
     assert examples.states.shape[1] <= {"op1": 13, "operator": 39}.get(position, len(prompts))
     for i in range(0, len(prompts), 7):
         states, answer = examples[torch.tensor([i])]
-        output = subject.model(input_ids=subject.encode(prompts[[i]]), output_hidden_states=True)
-        at = subject.positions.named()[position]
+        output = model.hf_model(input_ids=model.encode(prompts[[i]]), output_hidden_states=True)
+        at = model.positions.named()[position]
         # hidden_states[l + 1] is what layer l leaves; behind the last layer the library applies the final norm.
         want = [output.hidden_states[1][0, at], output.hidden_states[3][0, at]]
-        found = [states[0, 0], subject.final_norm(states[1, 0])]
+        found = [states[0, 0], model.final_norm(states[1, 0])]
         assert torch.allclose(found[0], want[0], atol=1e-5)
         assert torch.allclose(found[1], want[1], atol=1e-5)
         assert int(answer[0]) == prompts.answer[i]
@@ -108,8 +108,8 @@ def test_the_split_is_80_to_20_without_overlap() -> None:
 
 
 def test_derived_layers_and_chance() -> None:
-    subject = small("llama", "sdpa")
-    found = probe(subject, pretended(subject, "+-", 9), SampleSizes(1, 1, 1, None), 0, Silent())
+    model = small("llama", "sdpa")
+    found = probe(model, pretended(model, "+-", 9), SampleSizes(1, 1, 1, None), 0, Silent())
     last = found.table[(found.table.operator == "all") & (found.table.position == "last")].value.to_numpy()
     assert last[found.best_layer] == last.max()
     assert last[found.first_answer_layer] >= last.max() / 2

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arithscope.experiments.common.attribution import BEST, estimated_effects
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.neurons import EXACT, RECALLED, SPLITS, Neurons, neuron_effects, neurons, share_of
 from arithscope.experiments.probe import Probe
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.experiments.screens import BEST, estimated_effects
-from arithscope.measures import EFFECTS
-from arithscope.progress import Silent
 from arithscope.prompts import random_source
+from arithscope.stats.measures import EFFECTS
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
 from tests.families import small
 
 SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=None)
 FIRST = 1
 # One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
-SUBJECTS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
-subjects = pytest.mark.parametrize(("family", "attention", "prefix"), SUBJECTS)
+MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
+models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
 
 def first_answer_layer(layer: int) -> Probe:
@@ -33,29 +33,31 @@ def first_answer_layer(layer: int) -> Probe:
 
 
 def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> Neurons:
-    subject = small(family, attention, prefix=prefix)
-    accuracy = plain.pretended(subject, operators, 9)
+    model = small(family, attention, prefix=prefix)
+    accuracy = plain.pretended(model, operators, 9)
     picked_by = "log_ratio" if method == "screen" else None
-    return neurons(subject, accuracy, first_answer_layer(FIRST), SIZES, 0, method, picked_by, Silent())
+    return neurons(model, accuracy, first_answer_layer(FIRST), SIZES, 0, method, picked_by, Silent())
 
 
-@subjects
+@models
 def test_exact_effects(family: str, attention: str, prefix: str) -> None:
-    subject = small(family, attention, prefix=prefix)
+    model = small(family, attention, prefix=prefix)
     result = found(family, "exact", "+-", attention, prefix)
-    s = subject.sizes
+    s = model.sizes
     assert len(result.effects) == 2 * len(EFFECTS) * (s.layers - FIRST) * s.neurons
     assert set(result.effects.method) == {"exact"}
     assert result.first_layer == FIRST
     table = result.effects.set_index(["operator", "measure", "layer", "neuron"]).sort_index()
-    accuracy = plain.pretended(subject, "+-", 9)
+    accuracy = plain.pretended(model, "+-", 9)
     largest = 0.0
     for operator, split in splits(accuracy, SIZES, 0).items():
         for layer in range(FIRST, s.layers):
             for neuron in range(layer, s.neurons, 7):
-                module, last = plain.mlp_module(subject, layer), subject.positions.last
+                module, last = plain.mlp_module(model, layer), model.positions.last
                 entries = slice(neuron, neuron + 1)
-                effects, ratios = plain.patched_effects(subject, split.discovery, split.others, module, last, entries)
+                effects, ratios = plain.patched_effects(
+                    model, split.discovery, split.counterfactuals, module, last, entries
+                )
                 for measure, values in (("probability", effects), ("log_ratio", ratios)):
                     row = table.loc[(operator, measure, layer, neuron)]
                     for name, statistic in (("value", np.mean), ("median", np.median), ("std", np.std)):
@@ -94,10 +96,10 @@ def test_agreement_with_the_screens() -> None:
 
 
 def test_a_screen_alone_estimates_everything() -> None:
-    subject, result = small("llama", "sdpa"), found("llama", "relp")
-    split = splits(plain.pretended(subject, "+", 9), SIZES, 0)["+"]
-    layers = range(FIRST, subject.sizes.layers)
-    want = estimated_effects(subject, split.discovery, split.others, layers, "relp", advance=lambda n: None)
+    model, result = small("llama", "sdpa"), found("llama", "relp")
+    split = splits(plain.pretended(model, "+", 9), SIZES, 0)["+"]
+    layers = range(FIRST, model.sizes.layers)
+    want = estimated_effects(model, split.discovery, split.counterfactuals, layers, "relp", advance=lambda n: None)
     table = result.effects.set_index(["measure", "layer", "neuron"]).value.unstack(["layer", "neuron"])
     assert np.allclose(table.loc[list(EFFECTS)].to_numpy().T, want.mean(2).reshape(-1, len(EFFECTS)), atol=1e-6)
     assert set(result.effects.method) == {"relp"}
@@ -138,12 +140,12 @@ def rank_of(value: float, values: list[float]) -> float:
 @pytest.mark.parametrize("method", ["exact", "relp", "screen"])
 def test_halves_of_the_prompts_against_python(method: str) -> None:
     """The effects of each neuron prompt by prompt, of the kind that the result has of it, and ranks counted one by one."""
-    subject, result = small("llama", "sdpa"), found("llama", method, "+-")
-    layers = range(FIRST, subject.sizes.layers)
-    everything = np.tile(np.arange(subject.sizes.neurons), (len(layers), 1))
-    for operator, split in splits(plain.pretended(subject, "+-", 9), SIZES, 0).items():
-        arguments = subject, split.discovery, split.others, layers
-        exact = neuron_effects(*arguments, everything, subject.positions.last, advance=lambda n: None)
+    model, result = small("llama", "sdpa"), found("llama", method, "+-")
+    layers = range(FIRST, model.sizes.layers)
+    everything = np.tile(np.arange(model.sizes.neurons), (len(layers), 1))
+    for operator, split in splits(plain.pretended(model, "+-", 9), SIZES, 0).items():
+        arguments = model, split.discovery, split.counterfactuals, layers
+        exact = neuron_effects(*arguments, everything, model.positions.last, advance=lambda n: None)
         guessed = estimated_effects(*arguments, BEST if method == "screen" else "relp", advance=lambda n: None)
         random = random_source(0, "split half", operator)
         orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
@@ -162,7 +164,7 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
                 ]
                 ranks = [[rank_of(v, list(half.values())) for v in half.values()] for half in halves]
                 correlations.append(np.corrcoef(ranks)[0, 1])
-                k = share_of(subject.sizes.neurons, 5)
+                k = share_of(model.sizes.neurons, 5)
                 best = [
                     {key for layer in layers for key in sorted((x for x in half if x[0] == layer), key=half.get)[-k:]}
                     for half in halves
@@ -180,10 +182,10 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
 
 
 def test_one_prompt_has_no_halves() -> None:
-    subject = small("llama", "sdpa")
+    model = small("llama", "sdpa")
     sizes = replace(SIZES, discovery=1)
-    accuracy = plain.pretended(subject, "+", 9)
-    result = neurons(subject, accuracy, first_answer_layer(FIRST), sizes, 0, "atp", None, Silent())
+    accuracy = plain.pretended(model, "+", 9)
+    result = neurons(model, accuracy, first_answer_layer(FIRST), sizes, 0, "atp", None, Silent())
     assert len(result.halves) == len(EFFECTS)
     assert result.halves.rank_correlation.isna().all()
     assert np.isnan(result.summary()["+"]["split_half"])

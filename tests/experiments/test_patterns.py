@@ -9,8 +9,8 @@ import torch
 
 from arithscope.experiments.patterns import TOP_TOKENS, patterns
 from arithscope.experiments.topk import TopK
-from arithscope.progress import Silent
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
 from tests.families import small
 
@@ -28,30 +28,30 @@ CHOSEN = [("+", 0, 3), ("+", 0, 1), ("+", 2, 7), ("-", 1, 0), ("-", 2, 7), ("/",
 
 @pytest.mark.parametrize(("family", "attention", "prefix"), [("llama", "sdpa", ""), ("gpt2", "sdpa", "7+5=12=")])
 def test_against_plain_hooks(family: str, attention: str, prefix: str) -> None:
-    subject = small(family, attention, prefix=prefix)
-    found = patterns(subject, top_neurons(CHOSEN), 12, Silent())
+    model = small(family, attention, prefix=prefix)
+    found = patterns(model, top_neurons(CHOSEN), 12, Silent())
     assert found.activations.shape == (len(CHOSEN), 13, 13)
     assert found.activations.dtype == np.float16
     assert [tuple(row) for row in found.neurons[["operator", "layer", "neuron"]].to_numpy()] == CHOSEN
-    unembedding = subject.unembedding.weight.double()
-    gain = subject.final_norm.weight.double()
+    unembedding = model.unembedding.weight.double()
+    gain = model.final_norm.weight.double()
     for i, (operator, layer, neuron) in enumerate(CHOSEN):
-        module = plain.mlp_module(subject, layer)
+        module = plain.mlp_module(model, layer)
         for a, b in ((0, 0), (3, 0), (12, 5), (7, 12)):  # a division by zero is a prompt too
             prompt = Prompts(np.array([a]), np.array([OPERATORS.index(operator)]), np.array([b]))
-            want = float(plain.activation(subject, prompt, module)[-1, neuron])
+            want = float(plain.activation(model, prompt, module)[-1, neuron])
             assert float(found.activations[i, a, b]) == pytest.approx(want, rel=2e-3, abs=1e-4)
-        unit = torch.zeros(1, subject.sizes.neurons)
+        unit = torch.zeros(1, model.sizes.neurons)
         unit[0, neuron] = 1.0
         with torch.no_grad():
             vector = (module(unit) - module(torch.zeros_like(unit)))[0].double()
         if family == "gpt2":
             vector = vector - vector.mean()
         logits = unembedding @ (vector * gain)
-        numbers = logits[subject.encoder.answer_tokens]
+        numbers = logits[model.encoder.answer_tokens]
         assert found.logits[i] == pytest.approx(numbers.numpy(), abs=1e-4)
         assert list(found.neurons.tokens[i]) == numbers.argsort(descending=True)[:TOP_TOKENS].tolist()
-        prompts = legal_prompts(operator, 12, subject.limit)
+        prompts = legal_prompts(operator, 12, model.limit)
         fired = found.activations[i][prompts.op1, prompts.op2].astype(float)
         correlation = np.corrcoef(fired, found.logits[i][prompts.answer])[0, 1]
         assert found.neurons.alignment[i] == pytest.approx(correlation, abs=1e-6)

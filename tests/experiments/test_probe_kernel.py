@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from arithscope.experiments import linear_probes
-from arithscope.experiments.linear_probes import Examples, initial, steps, train
+from arithscope.experiments.common import linear_probes
+from arithscope.experiments.common.linear_probes import Examples, initial, steps, train
 from arithscope.experiments.probe_kernel import COLUMNS, STEPS_AT_A_TIME, kernel_for
 
 CUDA = torch.device("cuda", 0)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arithscope.experiments.association import association
 from arithscope.experiments.classify import RAW
+from arithscope.experiments.common.association import association
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.prompt_knockout import (
     DRAWS,
     OWN,
@@ -22,10 +23,9 @@ from arithscope.experiments.prompt_knockout import (
     prompt_knockout,
     silenced_by_prompt,
 )
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.progress import Silent
+from arithscope.models.load import load
 from arithscope.prompts import legal_prompts, random_source, sample
-from arithscope.subject.load import load
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.test_knockout import adder_bag, known_sums
@@ -50,7 +50,7 @@ def random_bag(layers: range, neurons: int) -> tuple[list[tuple[int, int]], list
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
 @pytest.mark.parametrize("where", ["last", "all"])
 def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = load(name)
+    model = load(name)
     top, matches = random_bag(range(3, 6), 512)
     of = association(made_up("+", top, matches), "+", RAW)
     prompts = sample(legal_prompts("+", 40, 1000), 5, random_source(0, "test"))
@@ -62,18 +62,16 @@ def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest
         return seen[-1]
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.chosen_first", watched)
-    ways = [Silenced(*silenced_by_prompt(subject, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS]
-    positions = list(
-        range(subject.positions.last if where == "last" else subject.positions.op1, subject.encoder.length)
-    )
+    ways = [Silenced(*silenced_by_prompt(model, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS]
+    positions = list(range(model.positions.last if where == "last" else model.positions.op1, model.encoder.length))
     assert len(seen) == len(ways) == 1 + 2 * DRAWS
     different = set()
     for way, chosen in list(zip(ways, seen, strict=True))[:: DRAWS + 1]:
         for size in (3, 8, 12):
             for i in range(len(prompts)):
                 neurons = [top[row] for row in np.flatnonzero(chosen[size, i])]
-                z = plain.logits(subject, prompts[[i]], plain.silenced(subject, neurons, positions))
-                answer = int(subject.answers(prompts[[i]]))
+                z = plain.logits(model, prompts[[i]], plain.silenced(model, neurons, positions))
+                answer = int(model.answers(prompts[[i]]))
                 assert bool(way.right[size, i]) == (int(z.argmax()) == answer)
                 assert way.p_answer[size, i] == pytest.approx(float(z.softmax(-1)[answer]), abs=2e-5)
                 assert way.removed[size, i] == len(neurons)
@@ -121,8 +119,8 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
             (layer, pair, f"op1 ~ {a:03d}", 0.7 + 0.01 * (b == 5), True),
             (layer, pair, f"op2 ~ {b:03d}", 0.8, True),
         ]
-    subject, known = copy_and_add(), known_sums()
-    found = prompt_knockout(subject, known, made_up("+", top, matches), SIZES, 0, "last", Silent())
+    model, known = copy_and_add(), known_sums()
+    found = prompt_knockout(model, known, made_up("+", top, matches), SIZES, 0, "last", Silent())
     curve = found.curve[(found.curve.measure == "accuracy") & (found.curve.criterion == RAW)]
     curve = curve.set_index(["silenced", "size"])
     assert curve.loc[(OWN, 0)].value == 1
@@ -157,9 +155,9 @@ def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     known, seen = known_sums(), []
     original = silenced_by_prompt
 
-    def watched(subject: Any, of: Any, prompts: Any, *others: Any, **options: Any) -> Any:
+    def watched(model: Any, of: Any, prompts: Any, *others: Any, **options: Any) -> Any:
         seen.append(prompts)
-        return original(subject, of, prompts, *others, **options)
+        return original(model, of, prompts, *others, **options)
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.silenced_by_prompt", watched)
     prompt_knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]"]), SIZES, 0, "last", Silent())
@@ -173,6 +171,6 @@ def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_batches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     known, of = known_sums(), adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"])
     whole = prompt_knockout(copy_and_add(), known, of, SIZES, 0, "last", Silent())
-    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 7)
+    monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 7)
     parts = prompt_knockout(copy_and_add(), known, of, SIZES, 0, "last", Silent())
     assert whole.curve.value.tolist() == pytest.approx(parts.curve.value.tolist(), abs=1e-5)

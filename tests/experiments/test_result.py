@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arithscope.experiments.result import ByNeuron, Result, numbers_of
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
+from arithscope.experiments.common.result import ByNeuron, Result, numbers_of
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.store import RunFolder
 from tests.markup import tags, words
 
 operators = st.sampled_from("+-*/")

@@ -8,25 +8,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.samples import SampleSizes, Split, splits
-from arithscope.experiments.screens import SCREENS, STEPS, estimated_effects
-from arithscope.measures import EFFECTS
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, STEPS, estimated_effects
+from arithscope.experiments.common.samples import SampleSizes, Split, splits
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts
-from arithscope.subject.subject import Subject
+from arithscope.stats.measures import EFFECTS
 from tests.experiments import plain
 from tests.families import FAMILY_AND_ATTENTION, small
-from tests.subject.test_edits import slope_of
+from tests.models.test_edits import slope_of
 
 LAYER, NEURONS = 1, (0, 11, 30)
 
 
-def pairs(subject: Subject, n: int = 3) -> Split:
-    return splits(plain.pretended(subject, "+", 9), SampleSizes(n, 1, 1, None), 0)["+"]
+def pairs(model: Model, n: int = 3) -> Split:
+    return splits(plain.pretended(model, "+", 9), SampleSizes(n, 1, 1, None), 0)["+"]
 
 
-def estimates(subject: Subject, split: Split, screen: str) -> NDArray[np.float32]:
+def estimates(model: Model, split: Split, screen: str) -> NDArray[np.float32]:
     """[neurons, prompts, measures] of LAYER."""
-    found = estimated_effects(subject, split.discovery, split.others, [LAYER], screen, advance=lambda n: None)
+    found = estimated_effects(model, split.discovery, split.counterfactuals, [LAYER], screen, advance=lambda n: None)
     return found[0]
 
 
@@ -52,18 +52,18 @@ def effects(before: Tensor, change: Tensor) -> list[float]:
 @torch.no_grad()
 def test_atp_is_the_model_s_slope_at_the_prompt(family: str, attention: str) -> None:
     """Finite differences of the landmarks, by plain passes, in double precision."""
-    subject = small(family, attention, torch.float64)
-    split, module = pairs(subject), plain.mlp_module(subject, LAYER)
-    found, last = estimates(subject, split, "atp"), subject.positions.last
+    model = small(family, attention, torch.float64)
+    split, module = pairs(model), plain.mlp_module(model, LAYER)
+    found, last = estimates(model, split, "atp"), model.positions.last
     for i in range(len(split.discovery)):
-        prompt, other = split.discovery[[i]], split.others[[i]]
-        answers = int(subject.answers(prompt)), int(subject.answers(other))
-        old, new = (plain.activation(subject, p, module)[last] for p in (prompt, other))
+        prompt, other = split.discovery[[i]], split.counterfactuals[[i]]
+        answers = int(model.answers(prompt)), int(model.answers(other))
+        old, new = (plain.activation(model, p, module)[last] for p in (prompt, other))
         for neuron in NEURONS:
             entry = slice(neuron, neuron + 1)
 
             def at(value: Tensor, prompt: Prompts = prompt, entry: slice = entry) -> Tensor:
-                return plain.logits(subject, prompt, [(module, last, entry, value)])
+                return plain.logits(model, prompt, [(module, last, entry, value)])
 
             slope = slope_of(lambda by: landmarks(at(old[neuron] + by), *answers))  # noqa: B023
             want = effects(landmarks(at(old[neuron]), *answers), (new - old)[neuron] * slope)
@@ -73,35 +73,35 @@ def test_atp_is_the_model_s_slope_at_the_prompt(family: str, attention: str) -> 
 
 def test_ig_is_the_mean_slope_along_the_path() -> None:
     """One prompt, step and measure at a time, from the library's own argument for embeddings."""
-    subject = small("gpt2", "eager", torch.float64)
-    split, module = pairs(subject), plain.mlp_module(subject, LAYER)
-    found, embed = estimates(subject, split, "ig"), subject.model.get_input_embeddings()
+    model = small("gpt2", "eager", torch.float64)
+    split, module = pairs(model), plain.mlp_module(model, LAYER)
+    found, embed = estimates(model, split, "ig"), model.hf_model.get_input_embeddings()
     for i in range(len(split.discovery)):
-        prompt, other = split.discovery[[i]], split.others[[i]]
-        answers = int(subject.answers(prompt)), int(subject.answers(other))
-        change = plain.activation(subject, other, module)[-1] - plain.activation(subject, prompt, module)[-1]
-        total = torch.zeros(3, subject.sizes.neurons, dtype=torch.float64)
+        prompt, other = split.discovery[[i]], split.counterfactuals[[i]]
+        answers = int(model.answers(prompt)), int(model.answers(other))
+        change = plain.activation(model, other, module)[-1] - plain.activation(model, prompt, module)[-1]
+        total = torch.zeros(3, model.sizes.neurons, dtype=torch.float64)
         for step in range(STEPS):
             t = (step + 0.5) / STEPS
-            mixed = (1 - t) * embed(subject.encode(prompt)) + t * embed(subject.encode(other))
+            mixed = (1 - t) * embed(model.encode(prompt)) + t * embed(model.encode(other))
             for m in range(3):
                 seen: list[Tensor] = []
                 handle = module.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))  # type: ignore[misc]
-                logits = subject.model(inputs_embeds=mixed.clone().requires_grad_()).logits[0, -1]
+                logits = model.hf_model(inputs_embeds=mixed.clone().requires_grad_()).logits[0, -1]
                 handle.remove()
                 [slope] = torch.autograd.grad(landmarks(logits, *answers)[m], seen)
                 total[m] += slope[0, -1] / STEPS
-        before = landmarks(plain.logits(subject, prompt), *answers)
+        before = landmarks(plain.logits(model, prompt), *answers)
         for neuron in NEURONS:
             want = effects(before, change[neuron] * total[:, neuron])
             assert found[neuron, i] == pytest.approx(want, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("screen", list(SCREENS))
+@pytest.mark.parametrize("screen", list(ATTRIBUTION_METHODS))
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_prompts_do_not_depend_on_their_batch(family: str, screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = small(family, "sdpa", torch.float64)
-    split = pairs(subject, 5)
-    together = estimates(subject, split, screen)
-    monkeypatch.setattr("arithscope.experiments.samples.rows_that_fit", lambda *args, **options: 2)
-    assert np.allclose(estimates(subject, split, screen), together, rtol=1e-4, atol=1e-6)
+    model = small(family, "sdpa", torch.float64)
+    split = pairs(model, 5)
+    together = estimates(model, split, screen)
+    monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 2)
+    assert np.allclose(estimates(model, split, screen), together, rtol=1e-4, atol=1e-6)

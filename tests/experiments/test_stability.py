@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.experiments.accuracy import in_half
-from arithscope.experiments.headline import ROWS
-from arithscope.experiments.samples import PRESETS
+from arithscope.experiments.common.headline import ROWS
+from arithscope.experiments.common.samples import PRESETS
 from arithscope.experiments.stability import Repeat, Stability, stability
 from arithscope.figures.stability import repeated_numbers
 from arithscope.prompts import OPERATORS, legal_prompts

@@ -9,50 +9,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.experiments.ablation import Judging
 from arithscope.experiments.circuit import Circuit, circuit
+from arithscope.experiments.common.ablation import Judging
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.localize import localize
 from arithscope.experiments.means import means
 from arithscope.experiments.neurons import neurons
-from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.experiments.topk import TopK, neuron_counts, topk
-from arithscope.progress import Silent
-from arithscope.prompts import square
-from arithscope.subject.subject import Subject
+from arithscope.models.model import Model
+from arithscope.prompts import operand_grid
+from arithscope.utils.progress import Silent
 from tests.experiments import plain
-from tests.experiments.test_neurons import FIRST, first_answer_layer, subjects
+from tests.experiments.test_neurons import FIRST, first_answer_layer, models
 from tests.families import small
 
 SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=1, probe=None, draws=2)
 
 
 def everything(
-    subject: Subject, operators: str, rank: str, fixed: dict[str, int] | None
+    model: Model, operators: str, rank: str, fixed: dict[str, int] | None
 ) -> tuple[TopK, Circuit, dict[str, Any]]:
-    accuracy = plain.pretended(subject, operators, 5)
-    average = means(subject, 2, Silent())
-    where = localize(subject, accuracy, SIZES, 0, Silent())
+    accuracy = plain.pretended(model, operators, 5)
+    average = means(model, 2, Silent())
+    where = localize(model, accuracy, SIZES, 0, Silent())
     judging = Judging()
-    heads = circuit(subject, accuracy, average, where, SIZES, 0, "probability", judging, Silent())
-    effects = neurons(subject, accuracy, first_answer_layer(FIRST), SIZES, 0, "exact", None, Silent())
-    found = topk(subject, accuracy, average, heads, effects, SIZES, 0, "log_ratio", rank, fixed, judging, Silent())
+    heads = circuit(model, accuracy, average, where, SIZES, 0, "probability", judging, Silent())
+    effects = neurons(model, accuracy, first_answer_layer(FIRST), SIZES, 0, "exact", None, Silent())
+    found = topk(model, accuracy, average, heads, effects, SIZES, 0, "log_ratio", rank, fixed, judging, Silent())
     rankings = {o: effects.ranking(o, "log_ratio", rank) for o in operators}
     return found, heads, rankings
 
 
-@subjects
+@models
 def test_faithfulness_of_few_neurons(family: str, attention: str, prefix: str) -> None:
     """The circuit's heads, the first MLP whole, and of the others k neurons at the last position."""
-    subject = small(family, attention, prefix=prefix)
-    found, heads, rankings = everything(subject, "+", "mean", None)
-    ranking, s = rankings["+"], subject.sizes
-    prompts = splits(plain.pretended(subject, "+", 5), SIZES, 0)["+"].evaluation
-    slow = plain.means(subject, square("+-*/", 2))
+    model = small(family, attention, prefix=prefix)
+    found, heads, rankings = everything(model, "+", "mean", None)
+    ranking, s = rankings["+"], model.sizes
+    prompts = splits(plain.pretended(model, "+", 5), SIZES, 0)["+"].evaluation
+    slow = plain.means(model, operand_grid("+-*/", 2))
     curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
-    at = [subject.positions.last]
+    at = [model.positions.last]
     for k in (0, 5, 25, s.neurons):
         kept = {i: set(ranking[ranking.layer == i].neuron[:k].tolist()) for i in range(FIRST, s.layers)}
-        for measure, want in plain.measures(subject, prompts, slow, set(heads.chosen("+")), kept, at).items():
+        for measure, want in plain.measures(model, prompts, slow, set(heads.chosen("+")), kept, at).items():
             assert curve[k, measure] == pytest.approx(want, rel=1e-3, abs=1e-4)
     random = found.curve[(found.curve.circuit == "random") & (found.curve["size"].isin([0, s.neurons]))]
     for row in random.to_dict("records"):
@@ -62,11 +62,11 @@ def test_faithfulness_of_few_neurons(family: str, attention: str, prefix: str) -
 
 @pytest.mark.parametrize("rank", ["mean", "mean+std"])
 def test_a_fixed_k(rank: str) -> None:
-    subject = small("llama", "sdpa")
-    found, _, rankings = everything(subject, "+-", rank, {"+": 9, "-": 7})
+    model = small("llama", "sdpa")
+    found, _, rankings = everything(model, "+-", rank, {"+": 9, "-": 7})
     assert found.k == {"+": 9, "-": 7}
     assert {7, 9} <= set(found.curve["size"])
-    layers = range(FIRST, subject.sizes.layers)
+    layers = range(FIRST, model.sizes.layers)
     for operator, ranking in rankings.items():
         kept, k = found.kept(operator), found.k[operator]
         assert kept["rank"].tolist() == [*range(k)] * len(layers)
@@ -78,7 +78,7 @@ def test_a_fixed_k(rank: str) -> None:
         assert found.chosen(operator) == set(zip(kept.layer.tolist(), kept.neuron.tolist(), strict=True))
     summary = found.summary()["-"]
     assert summary["k"] == 7
-    assert summary["share_of_neurons"] == pytest.approx(7 / subject.sizes.neurons)
+    assert summary["share_of_neurons"] == pytest.approx(7 / model.sizes.neurons)
     assert {"faithfulness", "accuracy", "p_answer", "random_accuracy"} <= summary.keys()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import arithscope
-from arithscope.runs.run import Run
+from arithscope.results.run import Run
 from tests.explorer.served import serving
 
 

@@ -15,7 +15,7 @@ import uvicorn
 
 from arithscope.explorer.serve import LOOPBACK, bound_socket
 from arithscope.explorer.server import make_app
-from arithscope.runs.run import Run
+from arithscope.results.run import Run
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import arithscope
-from arithscope.runs.run import Run
+from arithscope.results.run import Run
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 
 WIDTHS = (1280, 390)
@@ -133,7 +133,7 @@ def test_one_neuron_and_one_heuristic_can_be_switched_off(page: Page, run: Run) 
     first = explained.neurons.iloc[0]
     page.get_by_role("checkbox", name=f"Neuron L{first.layer}N{first.neuron}", exact=True).uncheck()
     expect(page.locator(".live h2")).to_have_text("Without 1 neuron")
-    without = arithscope.ask(run.subject, "25+11", [(int(first.layer), int(first.neuron))]).iloc[0]
+    without = arithscope.ask(run.model, "25+11", [(int(first.layer), int(first.neuron))]).iloc[0]
     expect(page.locator("#new-answer")).to_have_text(str(without.predicted))
     page.get_by_role("button", name="Restore all").click()
     rule = explained.heuristics.iloc[0]

@@ -10,9 +10,9 @@ import pytest
 
 import arithscope
 from arithscope.heuristics.kinds import parse
-from arithscope.prompts import square
-from arithscope.runs.run import Run, explanation_as_json
-from arithscope.store import plain
+from arithscope.pipeline.store import plain
+from arithscope.prompts import operand_grid
+from arithscope.results.run import Run, explanation_as_json
 from tests.explorer.served import ask, get, post, serving
 
 
@@ -120,10 +120,10 @@ def test_a_neuron_that_is_not_among_the_top_ones(address: str, run: Run) -> None
 def activation(run: Run, prompt: str, layer: int, neuron: int) -> float:
     """With a plain hook on the whole model."""
     seen = []
-    subject = run.subject
-    module = subject.layers[layer].get_submodule(subject.architecture.mlp_down)
+    model = run.model
+    module = model.layers[layer].get_submodule(model.architecture.mlp_down)
     hook = module.register_forward_pre_hook(lambda module, args: seen.append(float(args[0][0, -1, neuron])))
-    subject.model(subject.encode(run.prompt(prompt)))
+    model.hf_model(model.encode(run.prompt(prompt)))
     hook.remove()
     return seen[0]
 
@@ -177,7 +177,7 @@ def test_heuristics_and_their_prompts(address: str, run: Run) -> None:
     assert sum(k["heuristics"] for k in found["kinds"]) == found["total"]
     for heuristic in ("op1 mod 3 = 1", "result in [10, 20]", "op1 = op2"):
         held = np.frombuffer(get(address, "heuristics", "prompts", operator="-", heuristic=heuristic).body, np.uint8)
-        prompts = square("-", 40)
+        prompts = operand_grid("-", 40)
         wanted = [
             parse(heuristic).holds(prompts[[i]])[0] and prompts.op1[i] >= prompts.op2[i] for i in range(0, 41**2, 17)
         ]
@@ -229,7 +229,7 @@ def test_explaining_and_silencing(address: str, run: Run) -> None:
     silenced = post(address, {"prompt": "25+11=", "neurons": some}).json
     assert silenced["neurons"] == len(some)
     assert silenced["before"]["p_answer"] == pytest.approx(expected["answer"]["p_answer"], rel=1e-4)
-    without = arithscope.ask(run.subject, "25+11", [(a, b) for a, b in some]).iloc[0]
+    without = arithscope.ask(run.model, "25+11", [(a, b) for a, b in some]).iloc[0]
     assert silenced["after"]["p_answer"] == pytest.approx(without.p_answer, rel=1e-4)
     assert sum(p for _, p in silenced["after"]["most_probable"]) <= 1 + 1e-6
     m = run.classify.matched("+", "raw")
@@ -239,7 +239,7 @@ def test_explaining_and_silencing(address: str, run: Run) -> None:
     ]
     found = post(address, {"prompt": "25+11", "criterion": "raw", "heuristics": [heuristic], "neurons": own[:1]}).json
     assert found["neurons"] == len(own)
-    without = arithscope.ask(run.subject, "25+11", own).iloc[0]
+    without = arithscope.ask(run.model, "25+11", own).iloc[0]
     assert found["after"]["p_answer"] == pytest.approx(without.p_answer, rel=1e-4)
 
 

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from arithscope import files
-from arithscope.cli import main
-from arithscope.cluster import driver
+from arithscope.cli.app import main
 from arithscope.explorer import serve as serve_module
+from arithscope.models import load as load_module
+from arithscope.pipeline import ray_executor
+from arithscope.pipeline.registry import STAGES
 from arithscope.report import comparison
-from arithscope.stages import STAGES
-from arithscope.subject import load as load_module
 from arithscope.training import loop
 from arithscope.training.recipe import read_recipe
+from arithscope.utils import files
 from tests.fuzz.effort import check_sentence, fuzz, twice
 
 Legal = Callable[[str], bool | None]  # None: as the library that reads numbers will have it (1_0, ９, 1e3)
@@ -162,10 +162,10 @@ LOADING: dict[str, Value] = {
     "--prefix": (["", "1+1=2\\n", "{", "{op1}"], is_text),
     "--quantize": (["4bit", "8bit", "2bit"], one_of("4bit", "8bit")),
 }
-OF_A_RUN: dict[str, Value] = {**MODEL, "--subject": (["tiny-llama", "some/where"], anything)}
+OF_A_RUN: dict[str, Value] = {**MODEL, "--model": (["tiny-llama", "some/where"], anything)}
 CODE = ["--allow-pickle", "--trust-remote-code"]
 RUN: Value = (["RUN"], one_of("RUN", "./RUN", "RUN/"))
-SUBJECT: Value = (["tiny-llama", "some/model", "folder"], anything)
+MODEL: Value = (["tiny-llama", "some/model", "folder"], anything)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Command:
 COMMANDS = [
     Command(
         "run",
-        [SUBJECT],
+        [MODEL],
         {
             **LOADING,
             "--out": PATH,
@@ -222,16 +222,16 @@ COMMANDS = [
         },
         ["--no-browser", *CODE],
     ),
-    Command("subjects"),
+    Command("models"),
     Command(
         "doctor",
-        [SUBJECT],
+        [MODEL],
         {**LOADING, "--operators": (["+", "-*"], operators), "--max-operand": (["1", "300"], whole())},
         CODE,
     ),
     Command(
         "bench",
-        [SUBJECT],
+        [MODEL],
         {
             **LOADING,
             "--prompts": (["1", "50"], whole()),
@@ -295,7 +295,7 @@ def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(small_run)
     monkeypatch.setattr(load_module, "find", begin)
-    monkeypatch.setattr(driver, "_connected", begin)
+    monkeypatch.setattr(ray_executor, "_connected", begin)
     monkeypatch.setattr(files, "locked", begin)
     monkeypatch.setattr(comparison, "writing", begin)
     monkeypatch.setattr(loop, "train", lambda recipe, *_: begin(read_recipe(recipe)))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from arithscope.errors import UserError
 from arithscope.heuristics.kinds import parse
-from arithscope.prompts import OPERATORS, Prompts, square
+from arithscope.prompts import OPERATORS, Prompts, operand_grid
 from tests.fuzz.effort import check_sentence, fuzz, twice
 from tests.heuristics.brute import answer, rule
 
 MAX = 6
-PROMPTS = {o: square(o, MAX) for o in OPERATORS}
+PROMPTS = {o: operand_grid(o, MAX) for o in OPERATORS}
 BIG = Prompts([0, 999, 1000, 12345], [0, 0, 0, 2], [0, 1, 999, 2])
 
 numbers = st.one_of(

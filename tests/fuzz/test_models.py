@@ -15,10 +15,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from arithscope.models.load import LoadOptions, load
+from arithscope.models.model import Model
+from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts
-from arithscope.subject.fresh import fresh_model, number_tokenizer
-from arithscope.subject.load import LoadOptions, load
-from arithscope.subject.subject import Subject
 from tests.families import CONFIGS
 from tests.fuzz.damage import files, spoilt, written
 from tests.fuzz.effort import fuzz, refused, twice
@@ -36,26 +36,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
     for family in FAMILIES:
         folder, tokenizer = tmp_path_factory.mktemp(family), number_tokenizer(NUMBERS)
         layers = "n_layer" if "n_layer" in CONFIGS[family] else "num_hidden_layers"
-        model: Any = fresh_model(family, {**CONFIGS[family], layers: 1}, tokenizer)
+        model: Any = untrained_model(family, {**CONFIGS[family], layers: 1}, tokenizer)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         found[family] = {file.name: file.read_bytes() for file in folder.iterdir()}
     return found
 
 
-def works(subject: Subject) -> None:
+def works(model: Model) -> None:
     """All numbers can be asked about, and what the model says is a number too."""
-    assert 1 <= subject.limit <= subject.sizes.vocabulary
-    numbers = np.arange(subject.limit)
-    for operator in subject.encoder.operators:
+    assert 1 <= model.limit <= model.sizes.vocabulary
+    numbers = np.arange(model.limit)
+    for operator in model.encoder.operators:
         index = "+-*/".index(operator)
         prompts = Prompts(numbers, np.full_like(numbers, index), numbers[::-1])
         with torch.no_grad():
-            logits = subject.logits(subject.encode(prompts))
-        assert logits.shape == (subject.limit, subject.sizes.vocabulary)
+            logits = model.logits(model.encode(prompts))
+        assert logits.shape == (model.limit, model.sizes.vocabulary)
         assert logits.isfinite().all()
-        subject.number_of_token  # noqa: B018 (it is computed when asked for)
-    assert subject.encoder.disagreement(subject.encoder.examples()) is None
+        model.number_of_token  # noqa: B018 (it is computed when asked for)
+    assert model.encoder.disagreement(model.encoder.examples()) is None
 
 
 def accepts_in(folder: Path) -> Callable[[tuple[str, dict[str, bytes]]], bool]:
@@ -67,7 +67,7 @@ def accepts_in(folder: Path) -> Callable[[tuple[str, dict[str, bytes]]], bool]:
         place.mkdir()
         for file, data in content.items():
             (place / file).write_bytes(data)
-        made: list[Subject] = []
+        made: list[Model] = []
         refusal = refused(lambda: made.append(load(str(place / name), options=LoadOptions(device="cpu"))))
         if made:
             works(made[0])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from arithscope.subject.checkpoints import chosen_checkpoints
-from arithscope.subject.embedded import checkpoint_folder
-from arithscope.subject.offload import check_device_map, read_device_map
+from arithscope.models.checkpoints import chosen_checkpoints
+from arithscope.models.offload import check_device_map, read_device_map
+from arithscope.models.sources import checkpoint_folder
 from tests.families import small
 from tests.fuzz.damage import TEXTS, files
 from tests.fuzz.effort import fuzz, refused, twice
@@ -72,7 +72,7 @@ def is_map(content: bytes, weights: list[str], modules: set[str]) -> bool:
 
 @twice
 def test_device_maps(tmp_path: Path, full: bool) -> None:
-    path, model = tmp_path / "places.json", small("llama").model
+    path, model = tmp_path / "places.json", small("llama").hf_model
     modules = {name for name, _ in model.named_modules()}
     weights = list(model.state_dict())
     made = st.dictionaries(st.sampled_from(PARTS), st.sampled_from(PLACES), max_size=3).map(

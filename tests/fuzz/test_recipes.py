@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from arithscope.progress import Silent
+from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
-from arithscope.subject.load import load
 from arithscope.training.loop import train
 from arithscope.training.recipe import read_recipe
+from arithscope.utils.progress import Silent
 from tests.families import CONFIGS
 from tests.fuzz.damage import NESTED, documents, spoilt
 from tests.fuzz.effort import fuzz, refused, twice

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from arithscope import parts
 from arithscope.errors import UserError
 from arithscope.explorer import views
-from arithscope.explorer.shelf import Shelf
-from arithscope.files import sealed
-from arithscope.progress import Silent
+from arithscope.explorer.run_registry import RunRegistry
+from arithscope.models.load import load
+from arithscope.pipeline import unit_cache
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run as study
+from arithscope.pipeline.store import RunFolder, mapped_arrays
 from arithscope.report.page import page
-from arithscope.runs.run import Run
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder, mapped_arrays
-from arithscope.study import run as study
-from arithscope.subject.load import load
+from arithscope.results.run import Run
+from arithscope.utils.files import sealed
+from arithscope.utils.progress import Silent
 from tests.conftest import Smaller
 from tests.fuzz.damage import documents, files, spoilt, written
 from tests.fuzz.effort import check_sentence, fuzz, refused, twice
@@ -76,8 +76,8 @@ def look(folder: Path) -> None:
     run._repr_html_()
     run.summary.to_dict()
     page(RunFolder(folder), {})
-    shelf = Shelf([run])
-    for served in shelf.runs.values():
+    run_registry = RunRegistry([run])
+    for served in run_registry.runs.values():
         views.described(served)
         if "accuracy" in run.stages:
             dict(served.squares)
@@ -167,8 +167,8 @@ def test_tables_of_runs(base: Path, tmp_path: Path, full: bool) -> None:
 @twice
 def test_resumed_runs(base: Path, tmp_path: Path, full: bool) -> None:
     """Whatever a stage's folder holds, a run that is taken up again ends with the numbers of an undisturbed one."""
-    subject, settings = load("tiny-llama"), Smaller(("+",), 3)
-    undisturbed = study(subject, settings, tmp_path / "whole", ["accuracy"], Silent())
+    model, settings = load("tiny-llama"), Smaller(("+",), 3)
+    undisturbed = study(model, settings, tmp_path / "whole", ["accuracy"], Silent())
     expected = undisturbed.read("accuracy", KINDS["accuracy"])
     copy = copies(tmp_path / "whole", tmp_path)
     whole = tmp_path / "whole"
@@ -184,7 +184,7 @@ def test_resumed_runs(base: Path, tmp_path: Path, full: bool) -> None:
         (name, data), folder = asked, copy()
         (folder / name).write_bytes(data)
         again: list[RunFolder] = []
-        refusal = refused(lambda: again.append(study(subject, settings, folder, ["accuracy"], Silent())))
+        refusal = refused(lambda: again.append(study(model, settings, folder, ["accuracy"], Silent())))
         if again:
             found = RunFolder(folder).read("accuracy", KINDS["accuracy"])
             pd.testing.assert_frame_equal(found.prompts, expected.prompts)
@@ -222,7 +222,7 @@ def test_arrays_of_runs(tmp_path: Path, full: bool) -> None:
 def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
     """A part is what was written, or nothing; also if what it says is signed."""
     path, result = tmp_path / "part.safetensors", ({"a": [1, 2.5, None, "x"]}, np.arange(4), [np.zeros((2, 0))])
-    parts.write_part(path, result, 7)
+    unit_cache.write_unit(path, result, 7)
     whole = path.read_bytes()
     with safe_open(path, "np") as file:
         value = json.loads(file.metadata()["value"])
@@ -231,7 +231,7 @@ def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
     def resigned(text: bytes) -> bytes:
         said = text.decode("utf-8", "replace")
         return save(
-            {str(i): a for i, a in enumerate(arrays)}, {"value": said, "checksum": parts._checksum(said, arrays)}
+            {str(i): a for i, a in enumerate(arrays)}, {"value": said, "checksum": unit_cache._checksum(said, arrays)}
         )
 
     inputs = st.one_of(
@@ -242,7 +242,7 @@ def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
     def accepts(asked: tuple[bool, bytes]) -> bool:
         is_signed, data = asked
         path.write_bytes(data)
-        found = parts.read_part(path)
+        found = unit_cache.read_unit(path)
         if found is not None:
             assert type(found[1]) is int
             assert is_signed or (found[1] == 7 and str(found[0]) == str(result))

@@ -80,11 +80,11 @@ def smallest_accounting_set(results: Sequence[int], everything: Sequence[int]) -
     """The smallest set of results that at least 95 % of a list have; of equally small ones the one that most have, then the
     one with smaller results. By trying all sets of up to four."""
     for size in range(1, 5):
-        fitting = []
+        rows_within = []
         for chosen in combinations(sorted(set(everything)), size):
             covered = sum(r in chosen for r in results)
             if 100 * covered >= 95 * len(results):
-                fitting.append((-covered, chosen))
-        if fitting:
-            return min(fitting)[1]
+                rows_within.append((-covered, chosen))
+        if rows_within:
+            return min(rows_within)[1]
     return None

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.classification import Classification, Neurons, classify
 from arithscope.heuristics.kinds import Heuristic, Identical, MultiResult
-from arithscope.prompts import Prompts, square
-from arithscope.subject.load import LoadOptions, load
+from arithscope.models.load import LoadOptions, load
+from arithscope.prompts import Prompts, operand_grid
 
 LIMIT = 1000
 FEWEST = 30  # prompts of a planted heuristic
@@ -30,10 +30,10 @@ def shares(found: Classification, n: int) -> tuple[float, float]:
 @cache
 def real_value_vectors() -> NDArray[np.float32]:
     """Logits of the numbers, [neurons, numbers], of the upper layers of tiny-llama, in random order."""
-    subject = load("tiny-llama", options=LoadOptions(device="cpu"))
+    model = load("tiny-llama", options=LoadOptions(device="cpu"))
     with torch.no_grad():
-        lens = [subject.logit_lens(subject.value_vectors(layer)) for layer in range(2, subject.sizes.layers)]
-    logits = torch.cat(lens)[:, subject.encoder.answer_tokens].numpy()
+        lens = [model.logit_lens(model.value_vectors(layer)) for layer in range(2, model.sizes.layers)]
+    logits = torch.cat(lens)[:, model.encoder.answer_tokens].numpy()
     return np.random.default_rng(0).permutation(logits)
 
 
@@ -70,7 +70,7 @@ def planted(sets: Catalogue, heuristics: list[Heuristic], max_operand: int, stre
     """Noise of deviation 1, raised by `strength` where a heuristic holds. Of a direct heuristic the value vector, noise too,
     is raised likewise for the results it is about."""
     random = np.random.default_rng(seed)
-    everything: Prompts = square(sets.operator, max_operand)
+    everything: Prompts = operand_grid(sets.operator, max_operand)
     size = max_operand + 1
     activations = np.empty((len(heuristics), size, size), dtype=np.float16)
     logits = random.standard_normal((len(heuristics), LIMIT), dtype=np.float32)

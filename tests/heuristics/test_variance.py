@@ -53,7 +53,7 @@ def test_what_a_number_tells() -> None:
     rows = torch.from_numpy(
         np.stack([np.sin(op1), np.sin(op1) + np.cos(op2), np.ones(3600), noise[0] + 3 * np.sin(op1)])
     )
-    told, other = (Spread(rows).told_by(torch.from_numpy(x)).tolist() for x in (op1, op2))
+    told, other = (Spread(rows).variance_explained(torch.from_numpy(x)).tolist() for x in (op1, op2))
     assert told[0] == pytest.approx(1)
     one, two = np.var(np.sin(np.arange(60))), np.var(np.cos(np.arange(60)))
     assert told[1] == pytest.approx(one / (one + two), abs=0.01)
@@ -62,7 +62,7 @@ def test_what_a_number_tells() -> None:
     assert other[1] == pytest.approx(two / (one + two), abs=0.01)
     # Noise is told by nothing, on average, however many groups there are.
     for groups in (op1, op1 * 30 + op2 // 2):
-        share = Spread(torch.from_numpy(noise)).told_by(torch.from_numpy(groups))
+        share = Spread(torch.from_numpy(noise)).variance_explained(torch.from_numpy(groups))
         assert abs(float(share.mean())) < 0.01
 
 
@@ -82,9 +82,9 @@ def test_what_a_number_tells_by_hand(scale: float) -> None:
     rows = torch.tensor([[1.0, 2.0, 4.0], [3.0, 3.0, 5.0]], dtype=torch.float64) * scale
     before, spread = rows.clone(), Spread(rows)
     assert torch.equal(rows, before)
-    assert spread.told_by(torch.tensor([0, 0, 2])).tolist() == pytest.approx([1 - 0.5 / (14 / 3) * 2, 1])
-    assert spread.told_by(torch.tensor([0, 1, 2])).tolist() == pytest.approx([1, 1])
-    assert spread.told_by(torch.tensor([1, 1, 1])).tolist() == pytest.approx([0, 0])
+    assert spread.variance_explained(torch.tensor([0, 0, 2])).tolist() == pytest.approx([1 - 0.5 / (14 / 3) * 2, 1])
+    assert spread.variance_explained(torch.tensor([0, 1, 2])).tolist() == pytest.approx([1, 1])
+    assert spread.variance_explained(torch.tensor([1, 1, 1])).tolist() == pytest.approx([0, 0])
     # 1, 2 and 4 with 0, 0 and 1: sums of squares of 14/3 and 2/3, and 5/3 of products, around means of 7/3 and 1/3.
     function = torch.tensor([[0.0, 1.0], [1.0, 0.0]]) * scale
     found = spread.correlation(torch.tensor([0, 0, 1]), function)

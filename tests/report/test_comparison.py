@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 
 from arithscope.errors import UserError
-from arithscope.experiments.compare import CURVES
 from arithscope.figures.comparison import PANELS
-from arithscope.progress import Silent
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
 from arithscope.report.comparison import comparison_tables, write_comparison
-from arithscope.runs.run import Run, distinct_names
-from arithscope.runs.side_by_side import compare
+from arithscope.results.compare import compare
+from arithscope.results.comparison import CURVES
+from arithscope.results.run import Run, distinct_names
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.study import run
+from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.hand_built import copy_and_add
 from tests.test_cli import call, complaint

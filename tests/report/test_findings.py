@@ -10,6 +10,7 @@ import pytest
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import Bag
+from arithscope.experiments.common.result import table_of
 from arithscope.experiments.failures import Failures
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.knockout import Knockout
@@ -17,13 +18,11 @@ from arithscope.experiments.neurons import AGREEMENT, Neurons
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
-from arithscope.experiments.result import table_of
 from arithscope.experiments.training import Training
 from arithscope.figures.gallery import PLATES
-from arithscope.measures import Mean
 from arithscope.report.findings import circuit, neurons, proof
 from arithscope.report.findings.figures import FINDINGS
-from arithscope.report.words import (
+from arithscope.report.formatting import (
     grouped,
     listed,
     means_of,
@@ -34,6 +33,7 @@ from arithscope.report.words import (
     span,
     verdict,
 )
+from arithscope.stats.measures import Mean
 
 NAN = float("nan")
 NOWHERE = pd.DataFrame()

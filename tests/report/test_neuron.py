@@ -8,7 +8,7 @@ import pytest
 
 import arithscope
 from arithscope.report.neuron import neuron_report
-from tests.runs.test_neuron import lacking
+from tests.results.test_neuron import lacking
 
 
 @pytest.mark.parametrize(

@@ -18,23 +18,23 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser
 
-from arithscope.experiments.headline import ROWS
-from arithscope.experiments.result import AVERAGE
+from arithscope.experiments.common.headline import ROWS
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.gallery import PLATES
-from arithscope.files import checksum, sealed
-from arithscope.progress import Silent
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder, locked
 from arithscope.report import page as page_module
 from arithscope.report.authors import AUTHORS
+from arithscope.report.figure_files import draw_plates, drawn_plates
+from arithscope.report.formatting import number
 from arithscope.report.markup import Markup, element
 from arithscope.report.page import write_report
 from arithscope.report.pictures import read_picture, within
-from arithscope.report.plates import draw_plates, drawn_plates
 from arithscope.report.story import SECTIONS
-from arithscope.report.words import number
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder, locked
-from arithscope.study import run
+from arithscope.utils.files import checksum, sealed
+from arithscope.utils.progress import Silent
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 from tests.families import small
 from tests.hand_built import copy_and_add
@@ -196,7 +196,7 @@ def test_the_appendix_names_every_file(made: Path) -> None:
             assert digest[:12] in found.text
     manifest = json.loads((made / "manifest.json").read_text())
     for digest in ("weight_hash", "tokenizer_hash"):
-        assert manifest["subject"][digest] in found.text
+        assert manifest["model"][digest] in found.text
 
 
 def test_a_run_with_accuracy_alone(partial: Path) -> None:
@@ -232,7 +232,7 @@ def test_what_is_out_of_date_is_left_out(partial: Path) -> None:
 
 def test_nothing_comes_through_unescaped(partial: Path) -> None:
     manifest = json.loads((partial / "manifest.json").read_text())
-    manifest["subject"] |= {
+    manifest["model"] |= {
         "name": HOSTILE,
         "family": HOSTILE,
         "source": HOSTILE,

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from arithscope.figures.gallery import PLATES
-from arithscope.progress import Silent
-from arithscope.report import plates
-from arithscope.report.plates import draw_plates, write_index
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder
+from arithscope.report import figure_files
+from arithscope.report.figure_files import draw_plates, write_index
 from arithscope.settings import Settings
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
-from arithscope.study import run
+from arithscope.utils.progress import Silent
 from tests.families import small
 
 SMALL = Settings(("+", "-"), 5)
@@ -37,13 +37,13 @@ def test_only_figures_whose_stages_are_there(tmp_path: Path) -> None:
 
 def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    original = plates.plate_drawn
+    original = figure_files.plate_drawn
 
-    def counted(run: RunFolder, plate: plates.Plate) -> object:
+    def counted(run: RunFolder, plate: figure_files.Plate) -> object:
         drawn.append(plate.name)
         return original(run, plate)
 
-    monkeypatch.setattr(plates, "plate_drawn", counted)
+    monkeypatch.setattr(figure_files, "plate_drawn", counted)
     study(tmp_path)
     study(tmp_path)
     assert drawn == ["accuracy"]

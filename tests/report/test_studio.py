@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from arithscope.progress import Silent
-from arithscope.report import studio
-from arithscope.report.plates import draw_plates
-from arithscope.report.studio import drawing
+from arithscope.pipeline.runner import run
+from arithscope.report import figure_workers
+from arithscope.report.figure_files import draw_plates
+from arithscope.report.figure_workers import drawing
 from arithscope.settings import Settings
-from arithscope.study import run
+from arithscope.utils.progress import Silent
 from tests.hand_built import copy_and_add
 
 Popen = subprocess.Popen[str]
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[Popen]:
     """Those that are started."""
     started: list[Popen] = []
-    original = studio._process
+    original = figure_workers._process
 
     def noted() -> Popen:
         started.append(original())
         return started[-1]
 
-    monkeypatch.setattr(studio, "_process", noted)
+    monkeypatch.setattr(figure_workers, "_process", noted)
     return started
 
 
@@ -70,7 +70,7 @@ def test_processes_that_die_are_made_up_for(tmp_path: Path, monkeypatch: pytest.
     def dying() -> Popen:
         return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(studio, "_process", dying)
+    monkeypatch.setattr(figure_workers, "_process", dying)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place
@@ -83,8 +83,8 @@ def test_processes_that_do_not_get_done_are_not_waited_for(
         command = [sys.executable, "-c", "import time; time.sleep(1000)"]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(studio, "_process", sleeping)
-    monkeypatch.setattr(studio, "PATIENCE", 0.1)
+    monkeypatch.setattr(figure_workers, "_process", sleeping)
+    monkeypatch.setattr(figure_workers, "PATIENCE", 0.1)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place
@@ -107,7 +107,7 @@ def test_a_run_that_fails_leaves_no_processes(tmp_path: Path, processes: list[Po
 
 def test_a_process_ends_with_its_input() -> None:
     """As it does when the run is killed."""
-    with studio._process() as process:
+    with figure_workers._process() as process:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(120) == 0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from arithscope.experiments.samples import PRESETS
-from arithscope.report import weak
+from arithscope.experiments.common.samples import PRESETS
+from arithscope.pipeline.store import RunFolder
+from arithscope.report import warnings
 from arithscope.report.page import page
-from arithscope.report.weak import weaknesses
-from arithscope.store import RunFolder
+from arithscope.report.warnings import result_warnings
 
 
 def mean(value: float | None, low: float | None = None, high: float | None = None, n: int = 500) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def told(summary: dict[str, Any], preset: str = "paper", **asked: Any) -> dict[s
     run: Any = SimpleNamespace(
         manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | asked}, summary=summary
     )
-    return {w.name: (w.section, w.says) for w in weaknesses(run)}
+    return {w.name: (w.section, w.says) for w in result_warnings(run)}
 
 
 def answered(n: int = 500, p: float = 0.7) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_too_few_correct_prompts() -> None:
 
 
 def test_saturated_probabilities() -> None:
-    summary = {"accuracy": {"+": answered(p=weak.SATURATED), "-": answered(p=weak.SATURATED - 0.001)}}
+    summary = {"accuracy": {"+": answered(p=warnings.SATURATED), "-": answered(p=warnings.SATURATED - 0.001)}}
     section, says = told(summary)["Saturated probabilities"]
     assert section == "circuit"
     assert ".980 for +" in says
@@ -92,15 +92,15 @@ def test_faithfulness_that_disagrees(
 
 
 def test_warnings_are_in_the_report(small_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weak, "SATURATED", -1.0)
-    monkeypatch.setattr(weak, "STABLE", 2.0)
+    monkeypatch.setattr(warnings, "SATURATED", -1.0)
+    monkeypatch.setattr(warnings, "STABLE", 2.0)
     run = RunFolder(small_run)
-    found = weaknesses(run)
+    found = result_warnings(run)
     text = page(run, {})
     assert {"Saturated probabilities"} <= {w.name for w in found}
     for w in found:
         assert f'<a href="#{w.section}">{w.name}</a>' in text
         inside = text.split(f'id="{w.section}"')[1].split("<section")[0]
         assert f"<strong>{w.name}: </strong>" in inside
-    monkeypatch.setattr("arithscope.report.page.weaknesses", lambda run: [])
+    monkeypatch.setattr("arithscope.report.page.result_warnings", lambda run: [])
     assert "Weak points of this run" not in page(run, {})

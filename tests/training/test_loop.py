@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from arithscope.cli import main
+from arithscope.cli.app import main
 from arithscope.errors import UserError
-from arithscope.progress import Silent
+from arithscope.models.load import load
+from arithscope.models.tokenization import PromptEncoder
+from arithscope.models.untrained import number_tokenizer
 from arithscope.prompts import Template, legal_prompts
-from arithscope.subject.encoding import PromptEncoder
-from arithscope.subject.fresh import number_tokenizer
-from arithscope.subject.load import load
 from arithscope.training.data import Batches, split_pairs
 from arithscope.training.loop import train
 from arithscope.training.recipe import read_recipe
+from arithscope.utils.progress import Silent
 
 RECIPE = """
 name = "toy"
@@ -125,11 +125,11 @@ def test_checkpoints_are_subjects(recipe: Path, tmp_path: Path) -> None:
 
 def test_the_card_says_what_the_stored_model_does(recipe: Path, tmp_path: Path) -> None:
     folder = train(recipe, tmp_path / "out", CPU, Silent())
-    subject = load(str(folder))
+    model = load(str(folder))
     for operator in "+/":
         prompts = legal_prompts(operator, 9, 20)
         with torch.no_grad():
-            right = subject.logits(subject.encode(prompts)).argmax(-1) == subject.answers(prompts)
+            right = model.logits(model.encode(prompts)).argmax(-1) == model.answers(prompts)
         expected = f"| `{operator}` | {len(prompts)} | {right.double().mean():.4f} |"
         assert expected in (folder / "README.md").read_text()
 

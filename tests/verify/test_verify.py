@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from arithscope.cli import main
-from arithscope.progress import Silent
-from arithscope.runs.run import Run
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder, RunWriter
-from arithscope.study import run
-from arithscope.subject.load import load
+from arithscope.cli.app import main
+from arithscope.models.load import load
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import run
+from arithscope.pipeline.store import RunFolder, RunWriter
+from arithscope.results.run import Run
+from arithscope.utils.progress import Silent
 from arithscope.verify.inputs import Inputs
 from arithscope.verify.samplers import SAMPLERS, sampler_of
-from arithscope.verify.verify import check_files, check_stage, check_stages, check_subject
+from arithscope.verify.verify import check_files, check_model, check_stage, check_stages
 from tests.conftest import Smaller
 
 BY_NAME = {stage.name: stage for stage in STAGES}
@@ -91,13 +91,13 @@ def rewrite(folder: Path, stage: str, change: Callable[[Any], Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def subject() -> Any:
+def model() -> Any:
     return load("tiny-llama")
 
 
-def inputs_of(folder: Path, subject: Any, seed: int = 0) -> Inputs:
+def inputs_of(folder: Path, model: Any, seed: int = 0) -> Inputs:
     opened = Run(folder)
-    opened.__dict__["subject"] = subject  # loaded once for all tests
+    opened.__dict__["model"] = model  # loaded once for all tests
     return Inputs.of(opened, seed)
 
 
@@ -108,10 +108,10 @@ def test_every_stage_has_a_sampler() -> None:
         sampler_of("colours")
 
 
-def test_a_run_verifies(small_run: Path, subject: Any) -> None:
-    inputs = inputs_of(small_run, subject)
-    verdicts = [*check_files(inputs.run), *check_subject(inputs), *check_stages(inputs, Silent())]
-    assert [v.about for v in verdicts] == ["files", "summary", "subject", "keys", *inputs.run.stages]
+def test_a_run_verifies(small_run: Path, model: Any) -> None:
+    inputs = inputs_of(small_run, model)
+    verdicts = [*check_files(inputs.run), *check_model(inputs), *check_stages(inputs, Silent())]
+    assert [v.about for v in verdicts] == ["files", "summary", "model", "keys", *inputs.run.stages]
     assert {v.about: v.said for v in verdicts if not v.agrees} == {}
     assert all(v.numbers > 20 for v in verdicts[4:])
 
@@ -128,31 +128,31 @@ def check_changed(folder: Path, stage: str, inputs: Inputs, monkeypatch: pytest.
 
 @pytest.mark.parametrize("stage", [stage.name for stage in STAGES if not stage.asked])
 def test_other_numbers_are_noticed(
-    stage: str, small_run: Path, subject: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, small_run: Path, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with checksums, summary and manifest that fit them."""
     folder = shutil.copytree(small_run, tmp_path / "run")
     rewrite(folder, stage, lambda result: with_changes(result, CHANGED[stage]))
-    check_changed(folder, stage, inputs_of(folder, subject), monkeypatch)
+    check_changed(folder, stage, inputs_of(folder, model), monkeypatch)
 
 
-def test_choices_are_noticed(small_run: Path, subject: Any, tmp_path: Path) -> None:
+def test_choices_are_noticed(small_run: Path, model: Any, tmp_path: Path) -> None:
     """What follows from stored numbers alone must follow from them."""
     folder = shutil.copytree(small_run, tmp_path / "run")
     rewrite(folder, "probe", lambda probe: replace(probe, first_answer_layer=probe.first_answer_layer - 1))
     rewrite(folder, "overlap", lambda overlap: replace(overlap, operators=["+"]))
-    inputs = inputs_of(folder, subject)
+    inputs = inputs_of(folder, model)
     assert "DIFFERS: first_answer_layer (stored " in check_stage(inputs, BY_NAME["probe"]).said
     assert "operators (stored ['+'], now ['+', '-'])" in check_stage(inputs, BY_NAME["overlap"]).said
     rewrite(folder, "accuracy", lambda accuracy: replace(accuracy, prompts=accuracy.prompts.iloc[:-1]))
-    said = check_stage(inputs_of(folder, subject), BY_NAME["accuracy"]).said
+    said = check_stage(inputs_of(folder, model), BY_NAME["accuracy"]).said
     assert "the number of rows of prompts (stored " in said
 
 
-def test_tables_that_do_not_fit_together(small_run: Path, subject: Any, tmp_path: Path) -> None:
+def test_tables_that_do_not_fit_together(small_run: Path, model: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(small_run, tmp_path / "run")
     rewrite(folder, "topk", lambda topk: replace(topk, curve=topk.curve.iloc[:1]))
-    verdict = check_stage(inputs_of(folder, subject), BY_NAME["topk"])
+    verdict = check_stage(inputs_of(folder, model), BY_NAME["topk"])
     assert not verdict.agrees
     assert "its tables do not fit together" in verdict.said
 
@@ -171,7 +171,7 @@ def test_checkpoints_verify(small_training_run: Path) -> None:
     """Each is a run of its own, with what it was given from the final one's folder."""
     for name in ("step-00000", "step-01000"):
         inputs = inputs_of(small_training_run / "checkpoints" / name, load(f"tiny-pythia@{name}"))
-        verdicts = [*check_files(inputs.run), *check_subject(inputs), *check_stages(inputs, Silent())]
+        verdicts = [*check_files(inputs.run), *check_model(inputs), *check_stages(inputs, Silent())]
         assert {v.about: v.said for v in verdicts if not v.agrees} == {}
 
 
@@ -203,7 +203,7 @@ def test_the_command(two_stages: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert call("verify", two_stages) == 0
     said = capsys.readouterr()
     first = [line.split()[:2] for line in said.out.splitlines()[:-1]]
-    assert first == [[name, "agrees:"] for name in ("files", "summary", "subject", "keys", "means", "accuracy")]
+    assert first == [[name, "agrees:"] for name in ("files", "summary", "model", "keys", "means", "accuracy")]
     assert said.out.splitlines()[-1].startswith("The run agrees: ")
     assert "verify: 2 to do" in said.err
 
@@ -261,7 +261,7 @@ def test_mistakes_of_the_user(
     two_stages: Path, saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, said in (
-        ([two_stages, "--subject", saved_model], "is not the subject of the run"),
+        ([two_stages, "--model", saved_model], "is not the subject of the run"),
         ([two_stages, "--seed", "-1"], "--seed -1 is negative"),
         ([tmp_path], "There is no run"),
     ):

@@ -11,14 +11,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from arithscope.errors import UserError
-from arithscope.experiments.answers import Answers
+from arithscope.experiments.common.answers import Answers
+from arithscope.experiments.common.result import Result, by_operator, table_of
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import Result, by_operator, table_of
-from arithscope.measures import Mean, bootstrap_mean
-from arithscope.progress import Progress, Silent
-from arithscope.prompts import OPERATORS, Prompts, Template, operator_indices, random_source, square
-from arithscope.subject.subject import Subject
-from arithscope.subject.sweep import sweep
+from arithscope.models.engine.sweep import sweep
+from arithscope.models.model import Model
+from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, operator_indices, random_source
+from arithscope.stats.measures import Mean, bootstrap_mean
+from arithscope.utils.progress import Progress, Silent
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,17 +55,17 @@ def as_prompts(rows: pd.DataFrame) -> Prompts:
     return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
 
 
-def accuracy(subject: Subject, prompts: Prompts, seed: int = 0, progress: Progress | None = None) -> Accuracy:
+def accuracy(model: Model, prompts: Prompts, seed: int = 0, progress: Progress | None = None) -> Accuracy:
     """Ask the model some legal prompts: all of an operator, say, or a sample of one's own."""
-    legal = prompts.legal(subject.limit)
+    legal = prompts.legal(model.limit)
     if not legal.all():
         raise UserError(
             f"{prompts[~legal][:1].text(Template())[0]} is not a legal prompt: operands and answer must be numbers from 0 to "
-            f"{subject.limit - 1}; choose prompts with `legal_prompts`."
+            f"{model.limit - 1}; choose prompts with `legal_prompts`."
         )
-    answers = Answers(subject, prompts)
+    answers = Answers(model, prompts)
     with (progress or Silent()).task("accuracy", len(prompts)) as advance:
-        for block in sweep(subject, prompts, progress=advance):
+        for block in sweep(model, prompts, progress=advance):
             answers.see(block.rows, block.logits)
     return _tabulated(prompts, answers.predicted, answers.p_answer, seed)
 
@@ -73,7 +73,7 @@ def accuracy(subject: Subject, prompts: Prompts, seed: int = 0, progress: Progre
 def accuracy_from(means: MeanActivations, operators: Sequence[str], limit: int, seed: int, half: int = 0) -> Accuracy:
     """The same from the sweep that mean activations were taken from, which asked all of them; of one half of the prompts, or
     of all (0)."""
-    prompts = square(means.operators, means.max_operand)
+    prompts = operand_grid(means.operators, means.max_operand)
     kept = np.flatnonzero(prompts.legal(limit) & np.isin(prompts.operator, operator_indices(operators)))
     if half:
         kept = kept[in_half(prompts[kept], half, seed)]

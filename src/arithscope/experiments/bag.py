@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.ablation import MEASURES, Asked, Judging, kept_scores, scores_by_prompts, yardsticks
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.association import Association, as_many, association
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.common.ablation import MEASURES, Asked, Judging, baselines, kept_scores, scores_by_prompts
+from arithscope.experiments.common.association import Association, as_many, association
+from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import MEAN, Result, by_operator, with_average
-from arithscope.experiments.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools
-from arithscope.measures import bootstrap_mean
-from arithscope.progress import Progress
+from arithscope.models.model import Model
 from arithscope.prompts import random_source
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work
+from arithscope.stats.measures import bootstrap_mean
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.progress import Progress
 
 TOP, RANDOM, MUTUAL = "top", "random", "mutual"
 PAIR = ["layer", "neuron", "heuristic"]
@@ -49,7 +49,7 @@ class Bag(Result):
 
 
 def bag(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     means: MeanActivations,
     circuit: Circuit,
@@ -59,10 +59,10 @@ def bag(
     seed: int,
     judging: Judging,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Bag:
     """Judge each operator's reduced circuits on its evaluation prompts; `final` is the last checkpoint's classification."""
-    s, last = subject.sizes, subject.positions.last
+    s, last = model.sizes, model.positions.last
     samples = {o: split.evaluation for o, split in splits(accuracy, sizes, seed).items() if o in classify.operators}
     sources = {operator: random_source(seed, "bag", operator) for operator in samples}
     kept: dict[str, dict[str, Bools]] = {}
@@ -75,8 +75,8 @@ def bag(
         asked.append(((means, heads, {layer: m.numpy() for layer, m in masks.items()}, last, judging), prompts))
     curves, present = [], []
     with progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
-        scores = scores_by_prompts(work, kept_scores, subject, asked, advance)
-        scales = yardsticks(work, subject, means, list(samples.values()), judging)
+        scores = scores_by_prompts(executor, kept_scores, model, asked, advance)
+        scales = baselines(executor, model, means, list(samples.values()), judging)
     for operator, scored, scale in zip(samples, scores, scales, strict=True):
         measured = scale.measure(scored, sources[operator])
         curves += [

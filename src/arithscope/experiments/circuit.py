@@ -10,9 +10,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from arithscope.experiments.ablation import (
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common.ablation import (
     Asked,
     Judging,
+    baselines,
     beside_draws,
     beside_random,
     curve_table,
@@ -20,18 +22,16 @@ from arithscope.experiments.ablation import (
     nested_sets,
     scores_by_prompts,
     smallest_on_plateau,
-    yardsticks,
 )
-from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common.result import AVERAGE, Result, by_operator, table_of
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.localize import Localize, component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import AVERAGE, Result, by_operator, table_of
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.measures import Mean
-from arithscope.progress import Progress
+from arithscope.models.model import Model
 from arithscope.prompts import random_source
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work
+from arithscope.stats.measures import Mean
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.progress import Progress
 
 EVERY_SIZE = 64  # up to here each number of heads is tried; from here on, one in ten
 
@@ -82,7 +82,7 @@ class Circuit(Result):
 
 
 def circuit(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     means: MeanActivations,
     localize: Localize,
@@ -91,10 +91,10 @@ def circuit(
     effect: str,
     judging: Judging,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Circuit:
     """For each operator evaluate nested sets of heads, each set once; choose the smallest as good as the plateau."""
-    s = subject.sizes
+    s = model.sizes
     all_heads = s.layers * s.heads
     counts = head_counts(all_heads)
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
@@ -111,8 +111,8 @@ def circuit(
     left_out: dict[str, int] = {}
     total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
     with progress.task("circuit", total) as advance:
-        scores = scores_by_prompts(work, kept_scores, subject, asked, advance)
-        scales = yardsticks(work, subject, means, list(samples.values()), judging)
+        scores = scores_by_prompts(executor, kept_scores, model, asked, advance)
+        scales = baselines(executor, model, means, list(samples.values()), judging)
     for operator, scored, scale in zip(samples, scores, scales, strict=True):
         ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
         chosen = smallest_on_plateau(ours)

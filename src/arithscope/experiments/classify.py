@@ -13,20 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.common.result import Result, by_operator, of_neuron, table_of
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import Result, by_operator, of_neuron, table_of
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.classification import Matched, Neurons, calibrate, match, null_of_indirect, tries
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
 from arithscope.heuristics.one_operand import permutations, remaining, takes_both
 from arithscope.heuristics.variance import Coverage
-from arithscope.measures import Mean, bootstrap_mean
-from arithscope.progress import Advance, Progress
+from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, random_source
-from arithscope.subject.subject import Subject
-from arithscope.threads import workers
-from arithscope.work import HERE, Work, blocks
+from arithscope.stats.measures import Mean, bootstrap_mean
+from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.progress import Advance, Progress
+from arithscope.utils.threads import workers
 
 RAW, CALIBRATED = CRITERIA = ("raw", "calibrated")
 ANY = "any"  # kind of heuristic
@@ -71,13 +71,13 @@ class Classify(Result):
 
 
 def classify(
-    subject: Subject,
+    model: Model,
     patterns: Patterns,
     both_operands: bool,
     null_draws: int,
     seed: int,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Classify:
     """Match every neuron, calibrate operator by operator, look at one operand at a time, and add up what is explained. The
     subject only says where that is computed."""
@@ -88,15 +88,15 @@ def classify(
     arrays = [tuple(np.asarray(x[rows]) for x in (patterns.activations, patterns.logits)) for _, rows in some]
     with progress.task("classify", 2 * len(who)) as advance:
         asked = [(words[o], null_draws, seed, names[rows], *x) for (o, rows), x in zip(some, arrays, strict=True)]
-        found = work.map(matched, subject, asked, advance)
-        nulls = work.map(null_and_tries, subject, [(words[o], seed) for o in words], advance)
+        found = executor.map(matched, model, asked, advance)
+        nulls = executor.map(null_and_tries, model, [(words[o], seed) for o in words], advance)
         tables = {}
         for o, (null, *tried) in zip(words, nulls, strict=True):
             together = _together([part for (of, _), part in zip(some, found, strict=True) if of == o])
             tables[o] = calibrate(together, null, (tried[0], tried[1]))
         own = [_of_rows(tables[o].matches, rows, patterns.rows(o)) for o, rows in some]
         closer = [(words[o], seed, columns_of(t), *x) for (o, _), t, x in zip(some, own, arrays, strict=True)]
-        looked = iter(work.map(looked_closer, subject, closer, advance))
+        looked = iter(executor.map(looked_closer, model, closer, advance))
     results: dict[str, list[pd.DataFrame]] = {"matches": [], "best": [], "neurons": []}
     for o, table in tables.items():
         left, coverage = zip(*(next(looked) for of, _ in some if of == o), strict=True)
@@ -114,7 +114,7 @@ def classify(
 
 def _blocks(rows: slice) -> Iterator[slice]:
     """The rows of an operator, some at a time."""
-    for block in blocks(rows.stop - rows.start, NEURONS_IN_UNIT):
+    for block in split_evenly(rows.stop - rows.start, NEURONS_IN_UNIT):
         yield slice(rows.start + block.start, rows.start + block.stop)
 
 
@@ -132,7 +132,7 @@ def _closer_look(words: Vocabulary, seed: int, device: torch.device) -> tuple[Co
 
 
 def matched(
-    subject: Subject,
+    model: Model,
     words: Vocabulary,
     draws: int,
     seed: int,
@@ -143,17 +143,17 @@ def matched(
     advance: Advance,
 ) -> tuple[Columns, Columns, NDArray[np.float64]]:
     """A unit: some neurons of an operator against all of its heuristics; the fields of `Matched`."""
-    sets = _sets(words, subject.device)
+    sets = _sets(words, model.device)
     with workers() as pool:
         found = match(Neurons(activations, logits), sets, draws, seed, names, pool, advance)
     return columns_of(found.matches), columns_of(found.best), found.null
 
 
 def null_and_tries(
-    subject: Subject, words: Vocabulary, seed: int, *, advance: Advance
+    model: Model, words: Vocabulary, seed: int, *, advance: Advance
 ) -> tuple[NDArray[np.float64], int, int]:
     """A unit: what an operator's matches are compared with."""
-    sets = _sets(words, subject.device)
+    sets = _sets(words, model.device)
     return null_of_indirect(sets, seed), *tries(sets)
 
 
@@ -190,7 +190,7 @@ def _flags(matches: pd.DataFrame, rows: int) -> dict[str, NDArray[np.bool_]]:
 
 
 def looked_closer(
-    subject: Subject,
+    model: Model,
     words: Vocabulary,
     seed: int,
     columns: Columns,
@@ -201,8 +201,8 @@ def looked_closer(
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """A unit: what is left of some neurons' matches if one operand counts (op1_only, op2_only, two_operands), and each neuron's
     coverage."""
-    sets, neurons, matches = _sets(words, subject.device), Neurons(activations, logits), _frame(columns)
-    cover, permuted = _closer_look(words, seed, subject.device)
+    sets, neurons, matches = _sets(words, model.device), Neurons(activations, logits), _frame(columns)
+    cover, permuted = _closer_look(words, seed, model.device)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))
     of_two = calibrated & matches.on.isin([RESULT, BOTH]).to_numpy()

@@ -16,14 +16,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy, as_prompts
-from arithscope.experiments.association import association
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.common.association import association
+from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import MEAN, Result, by_operator, with_average
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.measures import bootstrap_mean, difference, logistic
-from arithscope.progress import Progress
 from arithscope.prompts import random_source, sample
+from arithscope.stats.measures import bootstrap_mean, difference, logistic
+from arithscope.utils.progress import Progress
 
 HYPOTHESES = ("associated_neurons", "contribution")
 FEATURES = (*HYPOTHESES, "associated_contribution")

@@ -12,28 +12,28 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.ablation import (
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.ablation import (
     MEASURES,
     Asked,
+    Baseline,
     Judging,
-    Yardstick,
+    baselines,
     kept_scores,
     mean_ablation,
     score_reducer,
     scores_by_prompts,
-    yardsticks,
 )
-from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.result import Result, mean_entry
+from arithscope.experiments.common.samples import SampleSizes, batches, splits
 from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.result import Result, mean_entry
-from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.progress import Advance, Progress
+from arithscope.models.hooks import capturing, cutting, editing
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
-from arithscope.subject.edits import capturing, cutting, editing
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.progress import Advance, Progress
 
 BEFORE, AFTER, CHANGE = "before", "after", "change"
 
@@ -86,7 +86,7 @@ class Heads(Result):
 
 
 def heads(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     means: MeanActivations,
     circuit: Circuit,
@@ -94,22 +94,22 @@ def heads(
     seed: int,
     judging: Judging,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Heads:
     """Attention patterns, roles and the isolation ablation of each operator's circuit, on its evaluation prompts."""
-    s, op1 = subject.sizes, subject.positions.op1
+    s, op1 = model.sizes, model.positions.op1
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
     chosen = {operator: circuit.chosen(operator) for operator in samples}
     keeps = {operator: circuit.keeps(operator, s.layers, s.heads).numpy() for operator in samples}
     isolation = []
     with progress.task("heads", len(samples) + sum(map(len, chosen.values()))) as advance:
         looked = [(prompts, chosen[operator]) for operator, prompts in samples.items()]
-        patterns = dict(zip(samples, work.map(attention_patterns, subject, looked, advance), strict=True))
+        patterns = dict(zip(samples, executor.map(attention_patterns, model, looked, advance), strict=True))
         asked: list[Asked] = [
             ((means, keeps[operator], {}, None, judging), prompts) for operator, prompts in samples.items()
         ]
-        before = dict(zip(samples, scores_by_prompts(work, kept_scores, subject, asked), strict=True))
-        scales = dict(zip(samples, yardsticks(work, subject, means, list(samples.values()), judging), strict=True))
+        before = dict(zip(samples, scores_by_prompts(executor, kept_scores, model, asked), strict=True))
+        scales = dict(zip(samples, baselines(executor, model, means, list(samples.values()), judging), strict=True))
         # Of each head its operator, its layer and what it attends to: the ablation is the same for heads that look alike.
         attended = {operator: found[:, -1].argmax(-1).tolist() for operator, found in patterns.items()}
         views = {o: [(o, i, at) for (i, _), at in zip(chosen[o], attended[o], strict=True)] for o in samples}
@@ -117,39 +117,39 @@ def heads(
         cut = [(o, layer, at) for o, layer, at in alike if layer > 0 and at > op1]  # else there is nothing to cut
         advance(sum(n for view, n in alike.items() if view not in cut))
         units = [(means, keeps[o], judging, layer, at, samples[o], alike[o, layer, at]) for o, layer, at in cut]
-        isolated = dict(zip(cut, work.map(_isolated_scores, subject, units, advance), strict=True))
+        isolated = dict(zip(cut, executor.map(_isolated_scores, model, units, advance), strict=True))
     for operator in samples:
         for (layer, head), view in zip(chosen[operator], views[operator], strict=True):
             random, [whole] = random_source(seed, "heads", operator, layer, head), before[operator]
             rows = isolation_rows(scales[operator], whole, isolated.get(view, whole), random)
             isolation.append(rows.assign(operator=operator, layer=layer, head=head))
-    roles = [roles_of(subject, circuit, operator, patterns[operator]) for operator in samples]
+    roles = [roles_of(model, circuit, operator, patterns[operator]) for operator in samples]
     columns = ["operator", "layer", "head", "when", "measure", "value", "low", "high", "n"]
     table = pd.concat(isolation, ignore_index=True)[columns] if isolation else pd.DataFrame(columns=columns)
     every = np.concatenate(list(patterns.values()))
-    return Heads(pd.concat(roles, ignore_index=True), every, table, list(subject.encoder.labels))
+    return Heads(pd.concat(roles, ignore_index=True), every, table, list(model.encoder.labels))
 
 
 @torch.no_grad()
 def attention_patterns(
-    subject: Subject, prompts: Prompts, heads: Sequence[tuple[int, int]], *, advance: Advance
+    model: Model, prompts: Prompts, heads: Sequence[tuple[int, int]], *, advance: Advance
 ) -> NDArray[np.float32]:
     """A unit: the mean attention of each head over the prompts, [heads, queries, keys]."""
-    length = subject.encoder.length
+    length = model.encoder.length
     total = np.zeros((len(heads), length, length))
     layers = sorted({layer for layer, _ in heads})
-    for _, batch in batches(subject, prompts, 0):
-        with capturing(subject, attention=layers) as seen:
-            subject.logits(subject.encode(batch))
+    for _, batch in batches(model, prompts, 0):
+        with capturing(model, attention=layers) as seen:
+            model.logits(model.encode(batch))
         for i, (layer, head) in enumerate(heads):
             total[i] += seen.attention[layer][:, head].double().sum(0).cpu().numpy()
     advance(1)
     return (total / max(1, len(prompts))).astype(np.float32)
 
 
-def roles_of(subject: Subject, circuit: Circuit, operator: str, patterns: NDArray[np.float32]) -> pd.DataFrame:
+def roles_of(model: Model, circuit: Circuit, operator: str, patterns: NDArray[np.float32]) -> pd.DataFrame:
     table = circuit.kept(operator)
-    labels, named = np.array(subject.encoder.labels), subject.positions.named()
+    labels, named = np.array(model.encoder.labels), model.positions.named()
     shared, each = set(circuit.shared()), np.arange(len(patterns))
     from_last = patterns[:, -1]
     from_where_it_acts = patterns[each, [named[p] for p in table.position]]
@@ -170,7 +170,7 @@ def roles_of(subject: Subject, circuit: Circuit, operator: str, patterns: NDArra
 
 @torch.no_grad()
 def _isolated_scores(
-    subject: Subject,
+    model: Model,
     means: MeanActivations,
     kept: NDArray[np.bool_],
     judging: Judging,
@@ -184,20 +184,20 @@ def _isolated_scores(
     """A unit: scores of the circuit while, in all layers below, the attended position sees nothing of the prompt but itself;
     `heads` is how many heads that is for. What precedes op1 (BOS, examples) is the same for all prompts and stays visible: it
     tells nothing of the prompt, and many heads rest on it."""
-    sources = range(subject.positions.op1, attended)
-    edits = mean_ablation(subject, means.on(subject.device), torch.from_numpy(kept))
+    sources = range(model.positions.op1, attended)
+    edits = mean_ablation(model, means.on(model.device), torch.from_numpy(kept))
     found = []
-    for _, batch in batches(subject, prompts, 0):
-        reduce = score_reducer(subject, batch, judging, lambda n: None)
-        with editing(subject, edits, len(batch)), cutting(subject, range(layer), attended, sources):
-            logits = subject.logits(subject.encode(batch))
+    for _, batch in batches(model, prompts, 0):
+        reduce = score_reducer(model, batch, judging, lambda n: None)
+        with editing(model, edits, len(batch)), cutting(model, range(layer), attended, sources):
+            logits = model.logits(model.encode(batch))
         found.append(reduce(logits, logits[None])[0].cpu())
     advance(heads)
     return torch.cat(found).double().numpy()
 
 
 def isolation_rows(
-    scale: Yardstick, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator
+    scale: Baseline, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator
 ) -> pd.DataFrame:
     both = scale.measure(np.stack([before, after]), random)
     rows = [

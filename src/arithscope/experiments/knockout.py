@@ -15,18 +15,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from arithscope.experiments.ablation import Judging, ablated_scores
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.association import Association, as_many, association, silencing
 from arithscope.experiments.classify import CRITERIA, Classify
-from arithscope.experiments.result import MEAN, Result, by_operator, table_of
-from arithscope.experiments.samples import SampleSizes, splits
+from arithscope.experiments.common.ablation import Judging, ablated_scores
+from arithscope.experiments.common.association import Association, as_many, association, silencing
+from arithscope.experiments.common.result import MEAN, Result, by_operator, table_of
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools, Heuristic
-from arithscope.measures import Mean, bootstrap_mean, difference, sign_test
-from arithscope.progress import Advance, Progress
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source, together
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work
+from arithscope.stats.measures import Mean, bootstrap_mean, difference, sign_test
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.progress import Advance, Progress
 
 FEWEST_NEURONS = 10  # that a heuristic must have to be tested
 FEWEST_PROMPTS = 10  # of either group
@@ -75,14 +75,14 @@ class KnockoutTest:
 
 
 def knockout(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     classify: Classify,
     sizes: SampleSizes,
     seed: int,
     positions: str,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Knockout:
     """Test every heuristic of every operator, by raw and by calibrated matches."""
     samples = splits(accuracy, sizes, seed)
@@ -94,7 +94,7 @@ def knockout(
         for of in [association(classify, operator, criterion)]
     ]
     with progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
-        runs = _run(subject, [(of, tests) for _, of, tests in planned], positions, advance, work)
+        runs = _run(model, [(of, tests) for _, of, tests in planned], positions, advance, executor)
     accuracies: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
     for (criterion, of, tests), found in zip(planned, runs, strict=True):
@@ -137,19 +137,19 @@ def tests_of(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[K
 
 
 def _run(
-    subject: Subject,
+    model: Model,
     planned: Sequence[tuple[Association, Sequence[KnockoutTest]]],
     positions: str,
     advance: Advance,
-    work: Work,
+    executor: Executor,
 ) -> list[list[NDArray[np.float64]]]:
     """Of each test whether its prompts are still right, [variants, prompts]; a unit has several tests."""
     units = [
         (of, np.stack([t.silenced for t in some]), tuple(t.prompts for t in some), positions)
         for of, tests in planned
-        for some in _blocks(tests, len(SILENCED) * subject.sizes.neurons * len(np.unique(of.layers)))
+        for some in _blocks(tests, len(SILENCED) * model.sizes.neurons * len(np.unique(of.layers)))
     ]
-    found = (right for unit in work.map(_still_right, subject, units, advance) for right in unit)
+    found = (right for unit in executor.map(_still_right, model, units, advance) for right in unit)
     return [[next(found) for _ in tests] for _, tests in planned]
 
 
@@ -164,12 +164,12 @@ def _blocks(tests: Sequence[KnockoutTest], row: int) -> Iterator[Sequence[Knocko
 
 
 def _still_right(
-    subject: Subject, of: Association, silenced: Bools, prompts: Sequence[Prompts], positions: str, *, advance: Advance
+    model: Model, of: Association, silenced: Bools, prompts: Sequence[Prompts], positions: str, *, advance: Advance
 ) -> list[NDArray[np.float64]]:
     """A unit: some tests, the neurons that each silences [tests, variants, top neurons] and its prompts, in one pass."""
     sizes = [len(p) for p in prompts]
     chosen = np.repeat(silenced.swapaxes(0, 1), sizes, axis=1)
-    scores = ablated_scores(subject, together(prompts), silencing(subject, of, chosen, positions), Judging())
+    scores = ablated_scores(model, together(prompts), silencing(model, of, chosen, positions), Judging())
     advance(len(sizes))
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 

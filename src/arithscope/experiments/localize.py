@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.result import Result, strongest
-from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.measures import EFFECTS, bootstrap_intervals, effects
-from arithscope.progress import Advance, Progress
+from arithscope.experiments.common.result import Result, strongest
+from arithscope.experiments.common.samples import SampleSizes, batches, splits
+from arithscope.models.engine.replay import Reduce, record, replay
+from arithscope.models.hooks import capturing, edit
+from arithscope.models.model import Model, Site
 from arithscope.prompts import OPERATORS, Prompts, random_source
-from arithscope.subject.edits import capturing, edit
-from arithscope.subject.replay import Reduce, record, replay
-from arithscope.subject.subject import Site, Subject
-from arithscope.work import HERE, Work, blocks
+from arithscope.stats.measures import EFFECTS, bootstrap_intervals, effects
+from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.progress import Advance, Progress
 
 MLP = -1  # stands in the column `head` for the layer's MLP
 LAYERS_IN_UNIT = 16
@@ -67,53 +67,55 @@ def _placed_name(row: Any) -> str:
 
 
 def localize(
-    subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, work: Work = HERE
+    model: Model, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, executor: Executor = LOCAL
 ) -> Localize:
     """Patch every head and MLP at the positions op1, operator, op2 and last, operator by operator."""
     samples = splits(accuracy, sizes, seed)
     for operator in [o for o in accuracy.operators if o not in samples]:
         progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
-    s, positions = subject.sizes, list(subject.positions.named().values())
-    some = [range(s.layers)[block] for block in blocks(s.layers, LAYERS_IN_UNIT)]
-    units = [(x.discovery, x.others, p, layers) for x in samples.values() for p in positions for layers in some]
+    s, positions = model.sizes, list(model.positions.named().values())
+    some = [range(s.layers)[block] for block in split_evenly(s.layers, LAYERS_IN_UNIT)]
+    units = [
+        (x.discovery, x.counterfactuals, p, layers) for x in samples.values() for p in positions for layers in some
+    ]
     per_prompt = s.layers * (s.heads + 1) * len(positions)
     with progress.task("localize", per_prompt * sum(len(split.discovery) for split in samples.values())) as advance:
-        parts = iter(work.map(component_effects, subject, units, advance))
+        parts = iter(executor.map(component_effects, model, units, advance))
     tables, prompts = [], []
     for operator, split in samples.items():
         found = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
         random = random_source(seed, "localize", operator)
-        tables += [_table(subject, operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)]
-        prompts.append(prompt_table(operator, split.discovery, split.others))
+        tables += [_table(model, operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)]
+        prompts.append(prompt_table(operator, split.discovery, split.counterfactuals))
     return Localize(pd.concat(tables, ignore_index=True), pd.concat(prompts, ignore_index=True))
 
 
 def component_effects(
-    subject: Subject, prompts: Prompts, others: Prompts, position: int, layers: Sequence[int], *, advance: Advance
+    model: Model, prompts: Prompts, others: Prompts, position: int, layers: Sequence[int], *, advance: Advance
 ) -> NDArray[np.float64]:
     """A unit: effects of some layers' components at a position, [layers, heads and the MLP behind them, prompts, measures]."""
-    s = subject.sizes
+    s = model.sizes
     found = np.empty((len(layers), s.heads + 1, len(prompts), len(EFFECTS)))
     # Variant by variant one head is patched, and in the last variant the MLP.
     which_head = torch.eye(s.heads + 1, s.heads, dtype=torch.bool)
     which_neurons = (torch.arange(s.heads + 1) == s.heads)[:, None].expand(-1, s.neurons)
-    for rows, batch in batches(subject, prompts, position):
-        with torch.no_grad(), capturing(subject, heads=layers, neurons=layers, keep=lambda x: x[:, [position]]) as seen:
-            subject.logits(subject.encode(others[rows]))
-        reduce = effect_reducer(subject, batch, others[rows], advance)
-        tape = record(subject, subject.encode(batch), position)
+    for rows, batch in batches(model, prompts, position):
+        with torch.no_grad(), capturing(model, heads=layers, neurons=layers, keep=lambda x: x[:, [position]]) as seen:
+            model.logits(model.encode(others[rows]))
+        reduce = effect_reducer(model, batch, others[rows], advance)
+        tape = record(model, model.encode(batch), position)
         for i, layer in enumerate(layers):
             patches = [
-                edit(subject, Site.HEADS, layer, which_head, positions=position, values=seen.heads[layer]),
-                edit(subject, Site.NEURONS, layer, which_neurons, positions=position, values=seen.neurons[layer]),
+                edit(model, Site.HEADS, layer, which_head, positions=position, values=seen.heads[layer]),
+                edit(model, Site.NEURONS, layer, which_neurons, positions=position, values=seen.neurons[layer]),
             ]
             found[i][:, rows] = replay(tape, patches, reduce).cpu().numpy()
     return found
 
 
-def effect_reducer(subject: Subject, prompts: Prompts, others: Prompts, advance: Callable[[int], None]) -> Reduce:
+def effect_reducer(model: Model, prompts: Prompts, others: Prompts, advance: Callable[[int], None]) -> Reduce:
     """From logits to effects by every measure: [variants, prompts, measures]."""
-    answer, other = subject.answers(prompts), subject.answers(others)
+    answer, other = model.answers(prompts), model.answers(others)
 
     def reduce(before: Tensor, after: Tensor) -> Tensor:
         advance(after.shape[0] * after.shape[1])
@@ -124,12 +126,12 @@ def effect_reducer(subject: Subject, prompts: Prompts, others: Prompts, advance:
 
 
 def _table(
-    subject: Subject, operator: str, measure: str, values: NDArray[np.float64], random: np.random.Generator
+    model: Model, operator: str, measure: str, values: NDArray[np.float64], random: np.random.Generator
 ) -> pd.DataFrame:
     positions, layers, components, n = values.shape
     flat = values.reshape(-1, n)
     position, layer, head = (i.ravel() for i in np.indices((positions, layers, components)))
-    names = np.array(list(subject.positions.named()))
+    names = np.array(list(model.positions.named()))
     return pd.DataFrame(
         {
             "operator": operator,

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.answers import Answers
-from arithscope.experiments.result import Result
-from arithscope.progress import Advance, Progress
-from arithscope.prompts import Prompts, square
-from arithscope.subject.subject import Subject
-from arithscope.subject.sweep import Means, mean_activations
-from arithscope.work import HERE, Work, blocks
+from arithscope.experiments.common.answers import Answers
+from arithscope.experiments.common.result import Result
+from arithscope.models.engine.sweep import Means, mean_activations
+from arithscope.models.model import Model
+from arithscope.prompts import Prompts, operand_grid
+from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.progress import Advance, Progress
 
 OP1_IN_UNIT = 100
 
@@ -43,13 +43,13 @@ class MeanActivations(Result):
         return Means(torch.from_numpy(self.heads).to(device), torch.from_numpy(self.neurons).to(device))
 
 
-def means(subject: Subject, max_operand: int, progress: Progress, work: Work = HERE) -> MeanActivations:
+def means(model: Model, max_operand: int, progress: Progress, executor: Executor = LOCAL) -> MeanActivations:
     """One sweep over the square of every operator that the subject's tokenizer can write, studied or not."""
-    operators = subject.encoder.operators
-    prompts = square(operators, max_operand)
-    units = [(prompts[rows],) for rows in units_of_square(len(operators), max_operand)]
+    operators = model.encoder.operators
+    prompts = operand_grid(operators, max_operand)
+    units = [(prompts[rows],) for rows in units_of_grid(len(operators), max_operand)]
     with progress.task("means", len(prompts)) as advance:
-        found = work.map(means_of, subject, units, advance)
+        found = executor.map(means_of, model, units, advance)
     heads, neurons, predicted, p_answer = zip(*found, strict=True)
     shares = [len(some) / len(prompts) for (some,) in units]
     return MeanActivations(
@@ -69,19 +69,19 @@ def _weighted(parts: Sequence[NDArray[np.float32]], shares: Sequence[float]) -> 
     return total.astype(np.float32)
 
 
-def units_of_square(operators: int, max_operand: int) -> list[slice]:
+def units_of_grid(operators: int, max_operand: int) -> list[slice]:
     """Rows of the square of so many operators, for a unit each; prompts that begin with the same operator and op1 together."""
     side = max_operand + 1
     return [
         slice((o * side + block.start) * side, (o * side + block.stop) * side)
         for o in range(operators)
-        for block in blocks(side, OP1_IN_UNIT)
+        for block in split_evenly(side, OP1_IN_UNIT)
     ]
 
 
-def means_of(subject: Subject, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
+def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
     """A unit: mean activations of heads and neurons, and what the model answers: number and probability of the right one."""
-    answers = Answers(subject, prompts)
-    found = mean_activations(subject, prompts, advance, see=answers.see)
+    answers = Answers(model, prompts)
+    found = mean_activations(model, prompts, advance, see=answers.see)
     heads, neurons = (x.cpu().numpy() for x in (found.heads, found.neurons))
     return heads, neurons, answers.predicted, answers.p_answer

@@ -10,29 +10,29 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.ablation import (
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.ablation import (
     Asked,
     Judging,
+    baselines,
     beside_draws,
     curve_table,
     nested_scores,
     scores_by_prompts,
     smallest_on_plateau,
-    yardsticks,
 )
-from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.result import Result, by_operator, table_of
+from arithscope.experiments.common.samples import SampleSizes, batches, splits
 from arithscope.experiments.localize import effect_statistics
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import neuron_effects
-from arithscope.experiments.result import Result, by_operator, table_of
-from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.measures import EFFECTS, Mean
-from arithscope.progress import Advance, Progress
+from arithscope.models.hooks import capturing
+from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
-from arithscope.subject.edits import capturing
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work, blocks
+from arithscope.stats.measures import EFFECTS, Mean
+from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.progress import Advance, Progress
 
 POSITIONS = ("op1", "operator", "op2")
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons that are kept
@@ -65,7 +65,7 @@ class Mlp0(Result):
 
 
 def mlp0(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     means: MeanActivations,
     circuit: Circuit,
@@ -75,15 +75,15 @@ def mlp0(
     effect: str,
     judging: Judging,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Mlp0:
     """Rank the first MLP's neurons on discovery prompts, then keep ever more of them in each operator's circuit."""
     samples = splits(accuracy, sizes, seed)
-    size, positions = subject.sizes.neurons, [subject.positions.named()[p] for p in POSITIONS]
+    size, positions = model.sizes.neurons, [model.positions.named()[p] for p in POSITIONS]
     counts = [max(round(share * size), int(share > 0)) for share in SHARES]
-    some, parts_of_mlp = slice(0, sizes.first_mlp), blocks(size, NEURONS_IN_UNIT)
+    some, parts_of_mlp = slice(0, sizes.first_mlp), split_evenly(size, NEURONS_IN_UNIT)
     units = [
-        (split.discovery[some], split.others[some], [0], np.arange(size)[None, b], p)
+        (split.discovery[some], split.counterfactuals[some], [0], np.arange(size)[None, b], p)
         for split in samples.values()
         for p in positions
         for b in parts_of_mlp
@@ -96,18 +96,18 @@ def mlp0(
     patched = size * len(POSITIONS) * sum(min(len(s.discovery), sizes.first_mlp) for s in samples.values())
     ablated = len(SHARES) * (1 + sizes.draws) * sum(len(s.evaluation) for s in samples.values())
     with progress.task("mlp0", patched + ablated) as advance:
-        parts = iter(work.map(neuron_effects, subject, units, advance))
+        parts = iter(executor.map(neuron_effects, model, units, advance))
         for operator, random in sources.items():
             found = np.stack([np.concatenate([next(parts)[0] for _ in parts_of_mlp]) for _ in positions])
             table = pd.concat([_effect_table(operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)])
             effects.append(table)
             orders = np.stack([_strongest(table, effect), *(random.permutation(size) for _ in range(sizes.draws))])
-            heads = circuit.keeps(operator, subject.sizes.layers, subject.sizes.heads).numpy()
+            heads = circuit.keeps(operator, model.sizes.layers, model.sizes.heads).numpy()
             given = (means, heads, {0: orders.astype(np.int32)}, counts, None, judging)
             asked.append((given, samples[operator].evaluation))
-        scores = scores_by_prompts(work, nested_scores, subject, asked, advance)
-        scales = yardsticks(work, subject, means, [split.evaluation for split in samples.values()], judging)
-        [tuning] = work.map(number_tuning, subject, [(max_operand,)], advance)
+        scores = scores_by_prompts(executor, nested_scores, model, asked, advance)
+        scales = baselines(executor, model, means, [split.evaluation for split in samples.values()], judging)
+        [tuning] = executor.map(number_tuning, model, [(max_operand,)], advance)
     for (operator, random), scored, scale in zip(sources.items(), scores, scales, strict=True):
         ours, theirs = beside_draws(scale, scored, sizes.draws, random)
         curves.append(curve_table(operator, counts, ours, theirs).assign(share=lambda t: t["size"] / size))
@@ -124,15 +124,15 @@ def mlp0(
 
 
 @torch.no_grad()
-def number_tuning(subject: Subject, max_operand: int, *, advance: Advance) -> NDArray[np.float32]:
+def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> NDArray[np.float32]:
     """A unit: [neurons, numbers], the first MLP's activations at op1. No more than the number, and what precedes every prompt,
     can matter there."""
     numbers = np.arange(max_operand + 1)
-    operator = np.full_like(numbers, OPERATORS.index(subject.encoder.operators[0]))
-    at, found = subject.positions.op1, []
-    for _, batch in batches(subject, Prompts(numbers, operator, np.zeros_like(numbers)), 0):
-        with capturing(subject, neurons=[0], keep=lambda x: x[:, at].float().cpu()) as seen:
-            subject.logits(subject.encode(batch))
+    operator = np.full_like(numbers, OPERATORS.index(model.encoder.operators[0]))
+    at, found = model.positions.op1, []
+    for _, batch in batches(model, Prompts(numbers, operator, np.zeros_like(numbers)), 0):
+        with capturing(model, neurons=[0], keep=lambda x: x[:, at].float().cpu()) as seen:
+            model.logits(model.encode(batch))
         found.append(seen.neurons[0])
     return torch.cat(found).T.contiguous().numpy()
 

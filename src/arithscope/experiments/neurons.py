@@ -12,21 +12,21 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST, estimated_effects
+from arithscope.experiments.common.result import Result, strongest
+from arithscope.experiments.common.samples import SampleSizes, batches, splits
 from arithscope.experiments.localize import effect_reducer, effect_statistics
 from arithscope.experiments.probe import Probe
-from arithscope.experiments.result import Result, strongest
-from arithscope.experiments.samples import SampleSizes, batches, splits
-from arithscope.experiments.screens import BEST, SCREENS, estimated_effects
-from arithscope.measures import EFFECTS
-from arithscope.progress import Advance, Progress
+from arithscope.models.engine.replay import record, replay_neurons
+from arithscope.models.hooks import capturing
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
-from arithscope.subject.edits import capturing
-from arithscope.subject.replay import record, replay_neurons
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Function, Work, blocks
+from arithscope.stats.measures import EFFECTS
+from arithscope.utils.executor import LOCAL, Executor, Function, split_evenly
+from arithscope.utils.progress import Advance, Progress
 
 EXACT, SCREEN = "exact", "screen"
-METHODS = (EXACT, *SCREENS, SCREEN)
+METHODS = (EXACT, *ATTRIBUTION_METHODS, SCREEN)
 RANKS = ("mean", "mean+std")
 PICKED = 10  # per cent of each layer's neurons: those that `screen` measures exactly
 RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons: how many of the exact best a screen finds
@@ -100,7 +100,7 @@ def neuron_name(layer: int, neuron: int) -> str:
 
 
 def neurons(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     probe: Probe,
     sizes: SampleSizes,
@@ -108,28 +108,30 @@ def neurons(
     method: str,
     picked_by: str | None,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> Neurons:
     """Measure every neuron exactly, and see how well the screens would have done (`exact`); or estimate all of them by one
     screen; or (`screen`) measure those exactly that the best screen ranks highest, by the effect `picked_by`."""
     samples = splits(accuracy, sizes, seed)
-    layers, size = range(probe.first_answer_layer, subject.sizes.layers), subject.sizes.neurons
+    layers, size = range(probe.first_answer_layer, model.sizes.layers), model.sizes.neurons
     everything = np.tile(np.arange(size), (len(layers), 1))
     picked = share_of(size, PICKED)
     tables, agreement, halves = [], [], []
-    passes = {EXACT: size * len(layers) + len(SCREENS), SCREEN: picked * len(layers) + 1}.get(method, 1)
+    passes = {EXACT: size * len(layers) + len(ATTRIBUTION_METHODS), SCREEN: picked * len(layers) + 1}.get(method, 1)
     some = slice(0, sizes.neurons)
-    pairs = {operator: (split.discovery[some], split.others[some]) for operator, split in samples.items()}
+    pairs = {operator: (split.discovery[some], split.counterfactuals[some]) for operator, split in samples.items()}
     sources = {operator: random_source(seed, "neurons", operator) for operator in samples}
     with progress.task("neurons", passes * sum(len(prompts) for prompts, _ in pairs.values())) as advance:
-        given = work, subject, pairs, layers, advance
+        given = executor, model, pairs, layers, advance
         if method == EXACT:
             exact = _measured(*given, dict.fromkeys(pairs, everything))
-            estimated = {screen: _estimated_means(*given, screen) for screen in SCREENS}
+            estimated = {screen: _estimated_means(*given, screen) for screen in ATTRIBUTION_METHODS}
             for operator, random in sources.items():
                 tables.append(_effect_table(operator, layers, EXACT, everything, exact[operator], random))
                 means = _means(exact[operator])
-                agreement += [row for s in SCREENS for row in _agreement(operator, s, means, estimated[s][operator])]
+                agreement += [
+                    row for s in ATTRIBUTION_METHODS for row in _agreement(operator, s, means, estimated[s][operator])
+                ]
                 halves += _halves(operator, [exact[operator]], seed)
         elif picked_by is not None:
             estimates = _estimated(*given, BEST)
@@ -154,8 +156,8 @@ Pairs = Mapping[str, tuple[Prompts, Prompts]]  # by operator, prompts and their 
 
 
 def _measured(
-    work: Work,
-    subject: Subject,
+    executor: Executor,
+    model: Model,
     pairs: Pairs,
     layers: Sequence[int],
     advance: Advance,
@@ -163,60 +165,60 @@ def _measured(
 ) -> dict[str, NDArray[np.float32]]:
     """By operator the effects of the chosen neurons [layers, neurons]; a unit has one layer and a few of the prompts."""
     units = [
-        (prompts[b], others[b], [layer], chosen[operator][i : i + 1], subject.positions.last)
+        (prompts[b], others[b], [layer], chosen[operator][i : i + 1], model.positions.last)
         for operator, (prompts, others) in pairs.items()
         for i, layer in enumerate(layers)
-        for b in blocks(len(prompts), PROMPTS_IN_UNIT)
+        for b in split_evenly(len(prompts), PROMPTS_IN_UNIT)
     ]
-    parts = iter(work.map(neuron_effects, subject, units, advance))
+    parts = iter(executor.map(neuron_effects, model, units, advance))
     found = {}
     for operator, (prompts, _) in pairs.items():
-        some = blocks(len(prompts), PROMPTS_IN_UNIT)
+        some = split_evenly(len(prompts), PROMPTS_IN_UNIT)
         found[operator] = np.concatenate([np.concatenate([next(parts) for _ in some], axis=2) for _ in layers])
     return found
 
 
 def _estimated(
-    work: Work, subject: Subject, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
+    executor: Executor, model: Model, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
 ) -> dict[str, NDArray[np.float32]]:
     """By operator a screen's estimates for all neurons."""
-    parts = _by_prompts(estimated_effects, work, subject, pairs, layers, advance, screen)
+    parts = _by_prompts(estimated_effects, executor, model, pairs, layers, advance, screen)
     return {operator: np.concatenate(mine, axis=2) for operator, mine in parts.items()}
 
 
 def _estimated_means(
-    work: Work, subject: Subject, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
+    executor: Executor, model: Model, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
 ) -> dict[str, NDArray[np.float64]]:
     """By operator the means of such estimates over prompts: all that a comparison needs, and far less to send."""
-    parts = _by_prompts(_estimated_sums, work, subject, pairs, layers, advance, screen)
+    parts = _by_prompts(_estimated_sums, executor, model, pairs, layers, advance, screen)
     return {operator: np.sum(mine, axis=0) / len(pairs[operator][0]) for operator, mine in parts.items()}
 
 
 def _by_prompts(
     function: Function,
-    work: Work,
-    subject: Subject,
+    executor: Executor,
+    model: Model,
     pairs: Pairs,
     layers: Sequence[int],
     advance: Advance,
     screen: str,
 ) -> dict[str, list[NDArray[Any]]]:
     """By operator what a function of a screen gives; a unit has a few of the prompts."""
-    some = {operator: blocks(len(prompts), PROMPTS_IN_UNIT) for operator, (prompts, _) in pairs.items()}
+    some = {operator: split_evenly(len(prompts), PROMPTS_IN_UNIT) for operator, (prompts, _) in pairs.items()}
     units = [(*(x[b] for x in pairs[operator]), layers, screen) for operator, mine in some.items() for b in mine]
-    parts = iter(work.map(function, subject, units, advance))
+    parts = iter(executor.map(function, model, units, advance))
     return {operator: [next(parts) for _ in mine] for operator, mine in some.items()}
 
 
 def _estimated_sums(
-    subject: Subject, prompts: Prompts, others: Prompts, layers: Sequence[int], screen: str, *, advance: Advance
+    model: Model, prompts: Prompts, others: Prompts, layers: Sequence[int], screen: str, *, advance: Advance
 ) -> NDArray[np.float64]:
     """A unit: [layers, neurons, measures]."""
-    return estimated_effects(subject, prompts, others, layers, screen, advance).sum(2, dtype=np.float64)
+    return estimated_effects(model, prompts, others, layers, screen, advance).sum(2, dtype=np.float64)
 
 
 def neuron_effects(
-    subject: Subject,
+    model: Model,
     prompts: Prompts,
     others: Prompts,
     layers: Sequence[int],
@@ -228,11 +230,11 @@ def neuron_effects(
     """A unit: [layers, neurons, prompts, measures] of the chosen neurons [layers, neurons], each patched on its own at a
     position."""
     found = np.empty((*chosen.shape, len(prompts), len(EFFECTS)), np.float32)
-    for rows, batch in batches(subject, prompts, 0):
-        with torch.no_grad(), capturing(subject, neurons=layers, keep=lambda x: x[:, position].clone()) as seen:
-            subject.logits(subject.encode(others[rows]))
-        reduce = effect_reducer(subject, batch, others[rows], advance)
-        tape = record(subject, subject.encode(batch), position, neurons=layers)
+    for rows, batch in batches(model, prompts, 0):
+        with torch.no_grad(), capturing(model, neurons=layers, keep=lambda x: x[:, position].clone()) as seen:
+            model.logits(model.encode(others[rows]))
+        reduce = effect_reducer(model, batch, others[rows], advance)
+        tape = record(model, model.encode(batch), position, neurons=layers)
         for i, layer in enumerate(layers):
             which = torch.from_numpy(chosen[i])
             values = seen.neurons[layer][:, which.to(seen.neurons[layer].device)].T

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.result import AVERAGE, Result
+from arithscope.experiments.common.result import AVERAGE, Result
 from arithscope.experiments.topk import TopK
 
 PAIR = ["operator", "other", "iou", "shared", "union"]

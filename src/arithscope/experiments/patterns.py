@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.means import units_of_square
-from arithscope.experiments.result import Result, of_neuron
+from arithscope.experiments.common.result import Result, of_neuron
+from arithscope.experiments.means import units_of_grid
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.matching import taken
 from arithscope.heuristics.variance import Spread
-from arithscope.progress import Advance, Progress
-from arithscope.prompts import Prompts, legal_prompts, square
-from arithscope.shortage import fitting
-from arithscope.subject.offload import fetched
-from arithscope.subject.subject import Subject
-from arithscope.subject.sweep import sweep_neurons
-from arithscope.threads import workers
-from arithscope.work import HERE, Work, blocks
+from arithscope.models.engine.sweep import sweep_neurons
+from arithscope.models.model import Model
+from arithscope.models.offload import fetched
+from arithscope.prompts import Prompts, legal_prompts, operand_grid
+from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.out_of_memory import rows_within
+from arithscope.utils.progress import Advance, Progress
+from arithscope.utils.threads import workers
 
 TOP_TOKENS = 10
 NEURONS_IN_UNIT = 512
@@ -72,7 +72,7 @@ class Patterns(Result):
 
     def push(self, place: int) -> NDArray[np.float32]:
         """Activation × logit of the prompt's answer, for every pair of operands; NaN where a prompt is not legal."""
-        prompts = square(str(self.neurons.operator.iloc[place]), self.max_operand)
+        prompts = operand_grid(str(self.neurons.operator.iloc[place]), self.max_operand)
         legal = prompts.legal(self.limit)
         on_answer = np.full(len(prompts), np.nan, dtype=np.float32)
         on_answer[legal] = self.logits[place][prompts.answer[legal]]
@@ -85,7 +85,7 @@ class Patterns(Result):
         }
 
 
-def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress, work: Work = HERE) -> Patterns:
+def patterns(model: Model, topk: TopK, max_operand: int, progress: Progress, executor: Executor = LOCAL) -> Patterns:
     """One sweep over the operand square of each operator."""
     neurons = topk.top.rename(columns={"value": "effect"}).reset_index(drop=True)
     layer, neuron = neurons.layer.to_numpy(), neurons.neuron.to_numpy()
@@ -93,22 +93,26 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress,
         str(o): slice(rows.index[0], rows.index[-1] + 1) for o, rows in neurons.groupby("operator", sort=False)
     }
     activations = np.empty((len(neurons), (max_operand + 1) ** 2), dtype=np.float16)
-    logits = np.empty((len(neurons), subject.limit), dtype=np.float32)
+    logits = np.empty((len(neurons), model.limit), dtype=np.float32)
     with progress.task("patterns", len(operators) * (max_operand + 1) ** 2) as advance:
-        places = [(o, cells) for o in operators for cells in units_of_square(1, max_operand)]
-        swept = [(square(o, max_operand)[cells], layer[operators[o]], neuron[operators[o]]) for o, cells in places]
-        for done in work.stream(fired, subject, swept, advance):  # as they come: all of them together are large
+        places = [(o, cells) for o in operators for cells in units_of_grid(1, max_operand)]
+        swept = [
+            (operand_grid(o, max_operand)[cells], layer[operators[o]], neuron[operators[o]]) for o, cells in places
+        ]
+        for done in executor.stream(fired, model, swept, advance):  # as they come: all of them together are large
             o, cells = places[done.place]
             activations[operators[o], cells] = done.result
         of_layer = {int(i): np.flatnonzero(layer == i) for i in np.unique(layer)}
-        lenses = work.map(promoted, subject, [(i, neuron[rows]) for i, rows in of_layer.items()], advance)
+        lenses = executor.map(promoted, model, [(i, neuron[rows]) for i, rows in of_layer.items()], advance)
         for rows, found in zip(of_layer.values(), lenses, strict=True):
             logits[rows] = found
         some = [
-            (o, b, rows.start) for o, rows in operators.items() for b in blocks(rows.stop - rows.start, NEURONS_IN_UNIT)
+            (o, b, rows.start)
+            for o, rows in operators.items()
+            for b in split_evenly(rows.stop - rows.start, NEURONS_IN_UNIT)
         ]
         looked = [(o, max_operand, *(x[first:][b] for x in (activations, logits))) for o, b, first in some]
-        described = work.map(told, subject, looked, advance)
+        described = executor.map(told, model, looked, advance)
     columns = {name: np.concatenate([part[name] for part in described]) for name in described[0]}
     direct = (columns["result"] > np.maximum(columns["op1"], columns["op2"])) & (columns["alignment"] > 0)
     tokens = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
@@ -119,13 +123,13 @@ def patterns(subject: Subject, topk: TopK, max_operand: int, progress: Progress,
 
 
 def fired(
-    subject: Subject, prompts: Prompts, layers: NDArray[Any], neurons: NDArray[Any], *, advance: Advance
+    model: Model, prompts: Prompts, layers: NDArray[Any], neurons: NDArray[Any], *, advance: Advance
 ) -> NDArray[np.float16]:
     """A unit: activations of some neurons, each given by its layer and its number, at the last position, [neurons, prompts]."""
     found = np.empty((len(neurons), len(prompts)), dtype=np.float16)
     of_layer = {int(layer): np.flatnonzero(layers == layer) for layer in np.unique(layers)}
     chosen = {layer: torch.from_numpy(neurons[rows]).long() for layer, rows in of_layer.items()}
-    for some, seen in sweep_neurons(subject, prompts, chosen, advance, keep=_stored):
+    for some, seen in sweep_neurons(model, prompts, chosen, advance, keep=_stored):
         for layer, rows in of_layer.items():
             _put(found, rows, some, seen[layer].numpy())
     return found
@@ -144,26 +148,26 @@ def _put(found: NDArray[Any], rows: NDArray[np.int64], columns: NDArray[np.int64
         found[np.ix_(rows, columns)] = values
 
 
-def pattern_of(subject: Subject, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
+def pattern_of(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
     """The pattern of any one neuron: [op1, op2]."""
     where = np.array([layer]), np.array([neuron])
-    found = fired(subject, square(operator, max_operand), *where, advance=lambda n: None)
+    found = fired(model, operand_grid(operator, max_operand), *where, advance=lambda n: None)
     return found.reshape(max_operand + 1, max_operand + 1)
 
 
 @torch.no_grad()
-def promoted(subject: Subject, layer: int, neurons: NDArray[Any], *, advance: Advance) -> NDArray[np.float32]:
+def promoted(model: Model, layer: int, neurons: NDArray[Any], *, advance: Advance) -> NDArray[np.float32]:
     """A unit: the logits of the numbers that the value vectors of some neurons of a layer have, [neurons, numbers]."""
-    tokens, vectors, found = subject.encoder.answer_tokens, subject.value_vectors(layer), []
-    with fetched(subject.unembedding):
-        for some in np.array_split(neurons, -(-len(neurons) // fitting(ROWS, 1))):
-            lens = subject.logit_lens(vectors[torch.from_numpy(some).to(vectors.device, torch.long)])
+    tokens, vectors, found = model.encoder.answer_tokens, model.value_vectors(layer), []
+    with fetched(model.unembedding):
+        for some in np.array_split(neurons, -(-len(neurons) // rows_within(ROWS, 1))):
+            lens = model.logit_lens(vectors[torch.from_numpy(some).to(vectors.device, torch.long)])
             found.append(lens[:, tokens.to(lens.device)].cpu().numpy())
     return np.concatenate(found)
 
 
 def told(
-    subject: Subject,
+    model: Model,
     operator: str,
     max_operand: int,
     activations: NDArray[np.float16],
@@ -172,19 +176,19 @@ def told(
     advance: Advance,
 ) -> dict[str, NDArray[np.float64]]:
     """A unit: of some neurons the columns op1, op2, result and alignment."""
-    prompts = legal_prompts(operator, max_operand, subject.limit)
-    cells = torch.from_numpy(prompts.op1 * (max_operand + 1) + prompts.op2).to(subject.device)
+    prompts = legal_prompts(operator, max_operand, model.limit)
+    cells = torch.from_numpy(prompts.op1 * (max_operand + 1) + prompts.op2).to(model.device)
     numbers = {"op1": prompts.op1, "op2": prompts.op2, "result": prompts.answer}
-    codes = {name: torch.from_numpy(x).to(subject.device) for name, x in numbers.items()}
+    codes = {name: torch.from_numpy(x).to(model.device) for name, x in numbers.items()}
 
     def look(rows: NDArray[np.int64]) -> list[Tensor]:
-        active, written = (torch.from_numpy(x[rows]).to(subject.device) for x in (activations, logits))
+        active, written = (torch.from_numpy(x[rows]).to(model.device) for x in (activations, logits))
         spread = Spread(taken(active, cells))
-        found = [*(spread.told_by(x) for x in codes.values()), spread.correlation(codes["result"], written)]
+        found = [*(spread.variance_explained(x) for x in codes.values()), spread.correlation(codes["result"], written)]
         return [x.cpu() for x in found]
 
-    pieces = np.array_split(np.arange(len(activations)), -(-len(activations) // fitting(ROWS, 1)))
+    pieces = np.array_split(np.arange(len(activations)), -(-len(activations) // rows_within(ROWS, 1)))
     with workers() as pool:
-        each = map if subject.device.type == "cuda" else pool.map
+        each = map if model.device.type == "cuda" else pool.map
         found = zip((*codes, "alignment"), zip(*each(look, pieces), strict=True), strict=True)
         return {name: torch.cat(parts).numpy() for name, parts in found}

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.linear_probes import Examples, initial, steps, train
-from arithscope.experiments.result import Result, mean_entry
-from arithscope.experiments.samples import SampleSizes, batches, probe_split
-from arithscope.measures import bootstrap_mean
-from arithscope.progress import Advance, Progress
+from arithscope.experiments.common.linear_probes import Examples, initial, steps, train
+from arithscope.experiments.common.result import Result, mean_entry
+from arithscope.experiments.common.samples import SampleSizes, batches, probe_split
+from arithscope.models.engine.sweep import sweep
+from arithscope.models.hooks import capturing
+from arithscope.models.memory import storage
+from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
-from arithscope.shortage import fitting
-from arithscope.subject.edits import capturing
-from arithscope.subject.memory import storage
-from arithscope.subject.subject import Subject
-from arithscope.subject.sweep import sweep
-from arithscope.work import HERE, Work, blocks
+from arithscope.stats.measures import bootstrap_mean
+from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.out_of_memory import rows_within
+from arithscope.utils.progress import Advance, Progress
 
 ALL = "all"  # test prompts of all operators together, as in the paper
 LAYERS_IN_UNIT = 16  # fewer would be read, and trained, less quickly
@@ -51,15 +51,15 @@ class Probe(Result):
 
 
 def probe(
-    subject: Subject, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, work: Work = HERE
+    model: Model, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, executor: Executor = LOCAL
 ) -> Probe:
     """Train and test probes at every layer and named position, many layers of a position together."""
     prompts, training = probe_split(accuracy, sizes, seed)
-    positions, layers = list(subject.positions.named()), subject.sizes.layers
-    some = [range(layers)[b] for b in blocks(layers, LAYERS_IN_UNIT)]
+    positions, layers = list(model.positions.named()), model.sizes.layers
+    some = [range(layers)[b] for b in split_evenly(layers, LAYERS_IN_UNIT)]
     units = [(prompts, training, position, group, seed) for position in positions for group in some]
     with progress.task("probe", len(positions) * layers * steps(training)) as advance:
-        parts = iter(work.map(tested_probes, subject, units, advance))
+        parts = iter(executor.map(tested_probes, model, units, advance))
     right = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
     table = accuracy_table(prompts[training:], positions, right, seed)
     last = table[(table.operator == ALL) & (table.position == "last")].value.to_numpy()
@@ -73,7 +73,7 @@ def probe(
 
 
 def tested_probes(
-    subject: Subject,
+    model: Model,
     prompts: Prompts,
     training: int,
     position: str,
@@ -85,48 +85,46 @@ def tested_probes(
     """A unit: train probes on the first prompts, at a position behind some layers; which of the others are right, [layers,
     prompts]."""
     right = []
-    for group in _layers_together(subject, len(prompts), layers):
-        examples = read_states(subject, prompts, position, group)
-        start = initial(group, subject.sizes.width, subject.limit, seed, position)
+    for group in _layers_together(model, len(prompts), layers):
+        examples = read_states(model, prompts, position, group)
+        start = initial(group, model.sizes.width, model.limit, seed, position)
         probes = train(start, examples, training, seed, position, advance)
         right.append(probes.right(examples, torch.arange(training, len(prompts))).cpu().numpy())
     return np.concatenate(right)
 
 
-def read_states(subject: Subject, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
+def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
     """Run the prompts and keep the residual stream at a named position behind each of these layers."""
-    at, tail = subject.positions.named()[position], subject.positions.op2
+    at, tail = model.positions.named()[position], model.positions.op2
     # What decides the state at a position is what has been read up to there.
     read = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
     key = np.stack(read.get(position, [np.arange(len(prompts))]))
     _, examples, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
     distinct = prompts[examples]
-    states = torch.empty(
-        len(layers), len(distinct), subject.sizes.width, dtype=subject.model.dtype, device=subject.device
-    )
+    states = torch.empty(len(layers), len(distinct), model.sizes.width, dtype=model.hf_model.dtype, device=model.device)
 
     def store(seen: dict[int, Tensor], rows: NDArray[np.int64]) -> None:
         for i, layer in enumerate(layers):
             states[i, torch.from_numpy(rows).to(states.device)] = seen[layer].to(states.device)
 
     if at >= tail:
-        for block in sweep(subject, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
+        for block in sweep(model, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
             store(block.seen.residual, block.rows)
     else:
-        for rows, batch in batches(subject, distinct, 0):
-            with torch.no_grad(), capturing(subject, residual=layers, keep=lambda x: x[:, at].clone()) as seen:
-                subject.logits(subject.encode(batch))
+        for rows, batch in batches(model, distinct, 0):
+            with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at].clone()) as seen:
+                model.logits(model.encode(batch))
             store(seen.residual, rows)
     owner, answer = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.answer))
     return Examples(states, owner, answer)
 
 
-def _layers_together(subject: Subject, prompts: int, layers: Sequence[int]) -> list[Sequence[int]]:
+def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[Sequence[int]]:
     """All of the layers, or else as many at a time as there is room for."""
-    s = subject.sizes
-    states = prompts * s.width * subject.model.dtype.itemsize
-    probe = s.width * subject.limit * 4 * 4  # weights, their gradient, and Adam's two moments
-    size = fitting(min(storage(subject), len(layers) * (states + probe)), states + probe)
+    s = model.sizes
+    states = prompts * s.width * model.hf_model.dtype.itemsize
+    probe = s.width * model.limit * 4 * 4  # weights, their gradient, and Adam's two moments
+    size = rows_within(min(storage(model), len(layers) * (states + probe)), states + probe)
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 

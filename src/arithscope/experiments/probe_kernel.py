@@ -27,7 +27,7 @@ STEPS_AT_A_TIME = 1024  # after which a kernel says that it is so far
 @dataclass(frozen=True)
 class Kernel:
     function: Any
-    blocks: int
+    split_evenly: int
     shared_bytes: int
 
 
@@ -37,9 +37,11 @@ def kernel_for(states: Float[Tensor, "layers distinct width"], answers: int) -> 
     if states.device.type != "cuda" or states.dtype != torch.bfloat16 or torch.version.hip or width % 128:
         return None
     has: Any = torch.cuda.get_device_properties(states.device)
-    parts, blocks = 2 * -(-width // 1024), 2 * -(-answers // COLUMNS)
+    parts, split_evenly = 2 * -(-width // 1024), 2 * -(-answers // COLUMNS)
     shared = min(parts, (getattr(has, "shared_memory_per_block_optin", 0) - OTHER_BYTES) // PART_BYTES - parts)
-    on_chip = parts <= MOST_PARTS and parts - shared <= MOST_PARTS_IN_REGISTERS and blocks <= has.multi_processor_count
+    on_chip = (
+        parts <= MOST_PARTS and parts - shared <= MOST_PARTS_IN_REGISTERS and split_evenly <= has.multi_processor_count
+    )
     # Clusters of blocks exist from 9.0 on; offsets in the states have 32 bits.
     if not on_chip or has.major < 9 or distinct * width * states.dtype.itemsize >= 2**32:
         return None
@@ -48,7 +50,7 @@ def kernel_for(states: Float[Tensor, "layers distinct width"], answers: int) -> 
         function = _compiled(states.device, f"sm_{has.major}{has.minor}", width, shared, shared_bytes)
     except Exception:  # whatever is missing
         return None
-    return Kernel(function, blocks, shared_bytes)
+    return Kernel(function, split_evenly, shared_bytes)
 
 
 @cache
@@ -94,7 +96,7 @@ def train_one(
     if rows.shape[1] != BATCH:
         raise ValueError(f"a step has {BATCH} rows, not {rows.shape[1]}")
     memory = torch.stack([weights, torch.zeros_like(weights), torch.zeros_like(weights)])  # with Adam's moments
-    seen = torch.empty(2, kernel.blocks // 2, BATCH, dtype=torch.int64, device=states.device)
+    seen = torch.empty(2, kernel.split_evenly // 2, BATCH, dtype=torch.int64, device=states.device)
     tensors = [states, rows, answers, rates, memory, seen]
     types = (*(ctypes.c_void_p for _ in tensors), ctypes.c_int, ctypes.c_int, ctypes.c_int)
     with torch.cuda.device(states.device):
@@ -103,7 +105,7 @@ def train_one(
             stop = min(start + STEPS_AT_A_TIME, len(rows))
             seen.zero_()
             given = (*(x.data_ptr() for x in tensors), weights.shape[1], start, stop)
-            size = (kernel.blocks, 1, 1, THREADS, 1, 1, kernel.shared_bytes)
+            size = (kernel.split_evenly, 1, 1, THREADS, 1, 1, kernel.shared_bytes)
             _checked(driver.cuLaunchCooperativeKernel(kernel.function, *size, stream, (given, types)))
             torch.cuda.synchronize()
             advance(stop - start)

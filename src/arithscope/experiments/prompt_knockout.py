@@ -15,18 +15,18 @@ import pandas as pd
 from jaxtyping import Bool
 from numpy.typing import NDArray
 
-from arithscope.experiments.ablation import Judging, ablated_scores
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.association import Association, association, silencing
 from arithscope.experiments.classify import CRITERIA, Classify
-from arithscope.experiments.result import MEAN, Result, by_operator, with_average
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.measures import bootstrap_means
-from arithscope.progress import Advance, Progress
+from arithscope.experiments.common.ablation import Judging, ablated_scores
+from arithscope.experiments.common.association import Association, association, silencing
+from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
+from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.models.hooks import edit
+from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, random_source, sample
-from arithscope.subject.edits import edit
-from arithscope.subject.subject import Site, Subject
-from arithscope.work import HERE, Work
+from arithscope.stats.measures import bootstrap_means
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.progress import Advance, Progress
 
 OWN, UNASSOCIATED, RANDOM = SILENCED = ("associated", "unassociated", "random")
 COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons of each layer, while there are as many
@@ -61,14 +61,14 @@ class Silenced:
 
 
 def prompt_knockout(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     classify: Classify,
     sizes: SampleSizes,
     seed: int,
     positions: str,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> PromptKnockout:
     """For each operator, by raw and by calibrated matches: one replay of all prompts and sizes for each way of choosing."""
     prompts = {
@@ -79,7 +79,7 @@ def prompt_knockout(
     planned = [(criterion, association(classify, o, criterion)) for o in prompts for criterion in CRITERIA]
     units = [(of, prompts[of.operator], *way, seed, positions) for _, of in planned for way in WAYS]
     with progress.task("prompt_knockout", len(units)) as advance:
-        parts = iter(work.map(silenced_by_prompt, subject, units, advance))
+        parts = iter(executor.map(silenced_by_prompt, model, units, advance))
     curves, gaps = [], []
     for criterion, of in planned:
         found: dict[str, list[Silenced]] = {name: [] for name in SILENCED}
@@ -102,7 +102,7 @@ def counts(of: Association) -> list[int]:
 
 
 def silenced_by_prompt(
-    subject: Subject,
+    model: Model,
     of: Association,
     prompts: Prompts,
     way: str,
@@ -115,8 +115,8 @@ def silenced_by_prompt(
     """A unit: what is left of each prompt with its associated neurons silenced, or in one draw of a control; the fields of
     `Silenced`."""
     chosen = neurons_lost(of, prompts, way, draw, seed)
-    nothing = edit(subject, Site.NEURONS, subject.sizes.layers - 1, [], positions=subject.positions.last)
-    found = ablated_scores(subject, prompts, silencing(subject, of, chosen, positions) or [nothing], Judging())
+    nothing = edit(model, Site.NEURONS, model.sizes.layers - 1, [], positions=model.positions.last)
+    found = ablated_scores(model, prompts, silencing(model, of, chosen, positions) or [nothing], Judging())
     left = np.broadcast_to(found, (len(chosen), *found.shape[1:]))
     advance(1)
     return chosen.sum(-1).astype(np.float64), left[..., 1], left[..., 2]

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
-from arithscope.experiments.headline import ROWS, Row, entries_of
+from arithscope.experiments.common.headline import ROWS, Row, entries_of
+from arithscope.experiments.common.result import AVERAGE, MEAN, Result, mean_entry
 from arithscope.experiments.overlap import compared
-from arithscope.experiments.result import AVERAGE, MEAN, Result, mean_entry
-from arithscope.measures import Mean, difference
 from arithscope.prompts import OPERATORS
+from arithscope.stats.measures import Mean, difference
 
 WHOLE = "all"  # the run itself, beside its repetitions
 HALVES, SEEDS = "halves", "seeds"  # the two ways in which it is repeated

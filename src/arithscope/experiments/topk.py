@@ -9,28 +9,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.ablation import (
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.ablation import (
     Asked,
     Judging,
+    baselines,
     beside_draws,
     beside_random,
     curve_table,
     nested_scores,
     scores_by_prompts,
     smallest_on_plateau,
-    yardsticks,
 )
-from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.result import Result, by_operator, table_of
+from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import Neurons
-from arithscope.experiments.result import Result, by_operator, table_of
-from arithscope.experiments.samples import SampleSizes, splits
-from arithscope.measures import Mean
-from arithscope.progress import Progress
+from arithscope.models.model import Model
 from arithscope.prompts import random_source
-from arithscope.subject.subject import Subject
-from arithscope.work import HERE, Work
+from arithscope.stats.measures import Mean
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.progress import Progress
 
 A_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # sizes to try in each, about evenly on a log scale
 
@@ -69,7 +69,7 @@ class TopK(Result):
 
 
 def topk(
-    subject: Subject,
+    model: Model,
     accuracy: Accuracy,
     means: MeanActivations,
     circuit: Circuit,
@@ -81,12 +81,12 @@ def topk(
     fixed: Mapping[str, int] | None,
     judging: Judging,
     progress: Progress,
-    work: Work = HERE,
+    executor: Executor = LOCAL,
 ) -> TopK:
     """Keep ever more of each MLP's neurons in each operator's circuit; choose the fewest that do as well as the plateau (one at
     the least, for later stages to look at), or the number that is `fixed` for the operator. The MLPs below the first answer
     layer stay whole, and all of them at earlier positions: neurons were ranked by what they do at the last one."""
-    s, layers = subject.sizes, range(neurons.first_layer, subject.sizes.layers)
+    s, layers = model.sizes, range(neurons.first_layer, model.sizes.layers)
     counts = neuron_counts(s.neurons, () if fixed is None else fixed.values())
     samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
     sources = {operator: random_source(seed, "topk", operator) for operator in samples}
@@ -99,15 +99,15 @@ def topk(
             for layer, found in zip(layers, ranked, strict=True)
         }
         heads = circuit.keeps(operator, s.layers, s.heads).numpy()
-        asked.append(((means, heads, orders, counts, subject.positions.last, judging), prompts))
+        asked.append(((means, heads, orders, counts, model.positions.last, judging), prompts))
     curves, tops = [], []
     measured: dict[str, dict[str, Mean]] = {}
     ks: dict[str, int] = {}
     left_out: dict[str, int] = {}
     total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
     with progress.task("topk", total) as advance:
-        scores = scores_by_prompts(work, nested_scores, subject, asked, advance)
-        scales = yardsticks(work, subject, means, list(samples.values()), judging)
+        scores = scores_by_prompts(executor, nested_scores, model, asked, advance)
+        scales = baselines(executor, model, means, list(samples.values()), judging)
     for operator, scored, scale in zip(samples, scores, scales, strict=True):
         ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
         chosen = max(smallest_on_plateau(ours), 1) if fixed is None else counts.index(fixed[operator])

@@ -11,10 +11,10 @@ import pandas as pd
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import MUTUAL, Bag
 from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.common.result import AVERAGE, Result, by_operator, table_of
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
-from arithscope.experiments.result import AVERAGE, Result, by_operator, table_of
-from arithscope.measures import Mean, bootstrap_ratios
 from arithscope.prompts import random_source
+from arithscope.stats.measures import Mean, bootstrap_ratios
 
 LAST = "final"  # the name of the last checkpoint
 HALF = 0.5

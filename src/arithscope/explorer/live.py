@@ -9,28 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from arithscope.experiments.explanation import answer_without
 from arithscope.experiments.patterns import pattern_of
-from arithscope.explorer.shelf import NotThere, Served, Shelf
+from arithscope.explorer.run_registry import NotThere, RunRegistry, Served
 from arithscope.explorer.views import stored_pattern
 from arithscope.heuristics.kinds import kind_name
+from arithscope.pipeline.store import plain
 from arithscope.prompts import OPERATORS
-from arithscope.runs.run import Run, explanation_as_json
-from arithscope.store import plain
+from arithscope.results.explanation import answer_without
+from arithscope.results.run import Run, explanation_as_json
 
 KEPT_PATTERNS = 32  # that were computed here
 
 
 class Live:
-    def __init__(self, shelf: Shelf):
-        self._shelf = shelf
+    def __init__(self, run_registry: RunRegistry):
+        self._shelf = run_registry
         self._patterns: OrderedDict[tuple[str, str, int, int], np.ndarray[Any, Any]] = OrderedDict()
 
     def explanation(self, served: Served, prompt: str, criterion: str) -> dict[str, Any]:
         """A prompt explained by the run's heuristics."""
         served.needs("classify")
         served.run.prompt(prompt)  # complain before a model is loaded
-        with self._shelf.subject(served.run):
+        with self._shelf.model(served.run):
             found = explanation_as_json(served.run.explain(prompt, criterion))
         kinds = [{**row, "name": kind_name(row["kind"], row["on"])} for row in found["kinds"]]
         return {**found, "kinds": kinds}
@@ -54,16 +54,16 @@ class Live:
             raise NotThere(f"No neuron matches {unknown[0]!r} for {operator} ({criterion}).")
         own = matches[matches.heuristic.isin(list(heuristics))]
         off = {*neurons, *zip(own.layer.tolist(), own.neuron.tolist(), strict=True)}
-        with self._shelf.subject(run) as subject:
-            before = answer_without(subject, asked, [])
-            after = answer_without(subject, asked, sorted(off))
+        with self._shelf.model(run) as model:
+            before = answer_without(model, asked, [])
+            after = answer_without(model, asked, sorted(off))
         [right] = asked.answer.tolist()
         return plain({"right": right, "neurons": len(off), "before": asdict(before), "after": asdict(after)})
 
     def pattern(self, served: Served, operator: str, layer: int, neuron: int, checkpoint: str | None) -> Any:
         """A neuron's pattern, of the final model or of a checkpoint: as it was stored, or else computed now."""
         run = served.run if checkpoint is None else self._checkpoint(served, checkpoint)
-        sizes = run.manifest["subject"]["sizes"]
+        sizes = run.manifest["model"]["sizes"]
         if layer >= sizes["layers"] or neuron >= sizes["neurons"]:
             raise NotThere(f"The subject has no neuron L{layer}N{neuron}.")
         if operator not in run.operators:
@@ -72,9 +72,9 @@ class Live:
         if found is not None:
             return found
         key = (str(run.path), operator, layer, neuron)
-        with self._shelf.subject(run) as subject:
+        with self._shelf.model(run) as model:
             if key not in self._patterns:
-                self._patterns[key] = pattern_of(subject, operator, layer, neuron, run.max_operand)
+                self._patterns[key] = pattern_of(model, operator, layer, neuron, run.max_operand)
                 while len(self._patterns) > KEPT_PATTERNS:
                     self._patterns.popitem(last=False)
             return self._patterns[key]

@@ -12,7 +12,7 @@ import uvicorn
 
 from arithscope.errors import UserError
 from arithscope.explorer.server import make_app
-from arithscope.runs.run import Run
+from arithscope.results.run import Run
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FIRST_PORT, PORTS = 8350, 50

@@ -21,7 +21,9 @@ from starlette.exceptions import HTTPException
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.explorer import views
-from arithscope.explorer.asked import (
+from arithscope.explorer.guard import Guard
+from arithscope.explorer.live import Live
+from arithscope.explorer.request_models import (
     Criterion,
     HeuristicsAsked,
     Layer,
@@ -34,11 +36,9 @@ from arithscope.explorer.asked import (
     Silence,
     Text,
 )
-from arithscope.explorer.guard import Guard
-from arithscope.explorer.live import Live
-from arithscope.explorer.shelf import NotThere, Shelf
-from arithscope.runs.run import Run
-from arithscope.store import plain
+from arithscope.explorer.run_registry import NotThere, RunRegistry
+from arithscope.pipeline.store import plain
+from arithscope.results.run import Run
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -67,8 +67,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> Guard:
     """The application for some runs; `hosts` are the names under which it may be reached (None: any)."""
-    shelf = Shelf(runs)
-    live = Live(shelf)
+    run_registry = RunRegistry(runs)
+    live = Live(run_registry)
     app = FastAPI(
         title="arithscope explorer",
         version=__version__,
@@ -83,58 +83,60 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> Guard:
 
     @app.get("/api/runs")
     def all_runs() -> Any:
-        return Json({"version": __version__, "runs": [views.described(served) for served in shelf.runs.values()]})
+        return Json(
+            {"version": __version__, "runs": [views.described(served) for served in run_registry.runs.values()]}
+        )
 
     @app.get("/api/runs/{run}/summary")
     def summary(run: RunName) -> Any:
-        return Json(shelf[run].run.folder.summary)
+        return Json(run_registry[run].run.folder.summary)
 
     @app.get("/api/runs/{run}/square", response_class=Response, responses=_BYTES)
-    def square(run: RunName, operator: Operator) -> Any:
-        return _binary(views.square_bytes(shelf[run], operator))
+    def operand_grid(run: RunName, operator: Operator) -> Any:
+        return _binary(views.square_bytes(run_registry[run], operator))
 
     @app.get("/api/runs/{run}/neurons")
     def neurons(run: RunName, asked: Annotated[NeuronsAsked, Query()]) -> Any:
-        return Json(shelf[run].neurons.page(asked))
+        return Json(run_registry[run].neurons.page(asked))
 
     @app.get("/api/runs/{run}/neurons/{layer}/{neuron}")
     def neuron(run: RunName, layer: Layer, neuron: NeuronIndex, operator: Operator) -> Any:
-        return Json(views.neuron_page(shelf[run], operator, layer, neuron))
+        return Json(views.neuron_page(run_registry[run], operator, layer, neuron))
 
     @app.get("/api/runs/{run}/neurons/{layer}/{neuron}/pattern", response_class=Response, responses=_BYTES)
     def pattern(
         run: RunName, layer: Layer, neuron: NeuronIndex, operator: Operator, checkpoint: Text | None = None
     ) -> Any:
-        return _binary(views.pattern_bytes(live.pattern(shelf[run], operator, layer, neuron, checkpoint)))
+        return _binary(views.pattern_bytes(live.pattern(run_registry[run], operator, layer, neuron, checkpoint)))
 
     @app.get("/api/runs/{run}/heuristics")
     def heuristics(run: RunName, asked: Annotated[HeuristicsAsked, Query()]) -> Any:
-        table = shelf[run].heuristics
+        table = run_registry[run].heuristics
         return Json({**asdict(table.page(asked)), "kinds": table.by_kind(asked.criterion, asked.operator)})
 
     @app.get("/api/runs/{run}/heuristics/prompts", response_class=Response, responses=_BYTES)
     def heuristic_prompts(run: RunName, operator: Operator, heuristic: Text) -> Any:
-        return _binary(views.prompts_of_heuristic(shelf[run], operator, heuristic))
+        return _binary(views.prompts_of_heuristic(run_registry[run], operator, heuristic))
 
     @app.get("/api/runs/{run}/circuit")
     def circuit(run: RunName, operator: Operator, measure: Measure = "log_ratio") -> Any:
-        return Json(views.circuit(shelf[run], operator, measure))
+        return Json(views.circuit(run_registry[run], operator, measure))
 
     @app.get("/api/runs/{run}/training")
     def training(run: RunName) -> Any:
-        return Json(views.training(shelf[run]))
+        return Json(views.training(run_registry[run]))
 
     @app.get("/api/runs/{run}/explanation")
     def explanation(run: RunName, prompt: Text, criterion: Criterion = "calibrated") -> Any:
-        return Json(live.explanation(shelf[run], prompt, criterion))
+        return Json(live.explanation(run_registry[run], prompt, criterion))
 
     @app.post("/api/runs/{run}/silence")
     def silence(run: RunName, asked: Silence) -> Any:
-        return Json(live.silenced(shelf[run], asked.prompt, asked.criterion, asked.neurons, asked.heuristics))
+        return Json(live.silenced(run_registry[run], asked.prompt, asked.criterion, asked.neurons, asked.heuristics))
 
     @app.get("/api/comparison")
     def comparison() -> Any:
-        return Json(views.comparison(shelf.comparison, shelf.compared_names))
+        return Json(views.comparison(run_registry.comparison, run_registry.compared_names))
 
     return Guard(app, hosts)
 

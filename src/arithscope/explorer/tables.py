@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import Patterns
-from arithscope.experiments.result import mean_entry
-from arithscope.explorer.asked import HeuristicsAsked, NeuronsAsked
+from arithscope.explorer.request_models import HeuristicsAsked, NeuronsAsked
 from arithscope.heuristics.kinds import kind_name
 
 KNOCKOUT = (*GROUPS, "difference", "knockout")  # columns of what a knockout says

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from arithscope.errors import UserError
-from arithscope.experiments.compare import CURVES, Comparison
 from arithscope.experiments.localize import MLP
-from arithscope.explorer.shelf import NotThere, Served
+from arithscope.explorer.run_registry import NotThere, Served
 from arithscope.heuristics.kinds import kind_name, parse
-from arithscope.prompts import square
-from arithscope.runs.run import Run
+from arithscope.prompts import operand_grid
+from arithscope.results.comparison import CURVES, Comparison
+from arithscope.results.run import Run
 
 
 def described(served: Served) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def described(served: Served) -> dict[str, Any]:
     classified = {"patterns", "classify"} <= set(there)
     return {
         "name": served.name,
-        "subject": run.manifest["subject"],
+        "model": run.manifest["model"],
         "version": run.manifest["version"],
         "created": run.manifest["created"],
         "operators": run.accuracy.operators if "accuracy" in there else [],
@@ -101,7 +101,7 @@ def prompts_of_heuristic(served: Served, operator: str, heuristic: str) -> bytes
         rule = parse(heuristic)
     except UserError as error:
         raise NotThere(str(error)) from None
-    prompts = square(operator, served.run.max_operand)
+    prompts = operand_grid(operator, served.run.max_operand)
     legal = prompts.legal(served.run.limit)
     return (legal & rule.holds(prompts)).astype(np.uint8).tobytes()
 

@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from arithscope.experiments.ablation import FOUND, RANDOM
 from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.ablation import FOUND, RANDOM
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.localize import component_name
-from arithscope.experiments.result import AVERAGE
 from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, new_figure, styled, table_figure
 
 MEASURE_NAMES = {"faithfulness": "faithfulness", "accuracy": "accuracy", "p_answer": "mean P(answer)"}

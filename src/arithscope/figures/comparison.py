@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from arithscope.experiments.compare import Comparison
 from arithscope.figures.style import SIGNS, errors, line_with_band, new_figure, styled
+from arithscope.results.comparison import Comparison
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#666666")
 

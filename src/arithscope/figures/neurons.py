@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
 from arithscope.experiments.neurons import RECALLED, Neurons
 from arithscope.experiments.overlap import Overlap
-from arithscope.experiments.screens import SCREENS
 from arithscope.experiments.topk import TopK
 from arithscope.figures.circuits import curves_beside_random, legend_beside, mark_choices
 from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, log_floor, new_figure, styled
@@ -90,10 +90,10 @@ def _correlations(axes: Axes, rows: pd.DataFrame) -> None:
     operators = list(rows.operator.unique())
     width = 0.8 / max(1, len(operators))
     for i, operator in enumerate(operators):
-        values = rows[rows.operator == operator].set_index("screen").rank_correlation.reindex(list(SCREENS))
-        x = np.arange(len(SCREENS)) + (i - (len(operators) - 1) / 2) * width
+        values = rows[rows.operator == operator].set_index("screen").rank_correlation.reindex(list(ATTRIBUTION_METHODS))
+        x = np.arange(len(ATTRIBUTION_METHODS)) + (i - (len(operators) - 1) / 2) * width
         axes.bar(x, values, width, color=OPERATOR_COLOURS[operator])
-    axes.set_xticks(range(len(SCREENS)), list(SCREENS))
+    axes.set_xticks(range(len(ATTRIBUTION_METHODS)), list(ATTRIBUTION_METHODS))
     axes.set_ylim(np.nanmin(rows.rank_correlation.to_numpy(np.float64), initial=0.0), 1)
     axes.set_ylabel("rank correlation with exact")
 

@@ -21,7 +21,7 @@ from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.classification import Neurons
 from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.matching import order
-from arithscope.prompts import square
+from arithscope.prompts import operand_grid
 
 FEWEST, LARGEST_SHARE = 30, 0.3  # prompts of a heuristic that is worth showing; rather not more than this share of all
 VISIBLE_SHARE = 0.02  # of all prompts, in a picture of a set
@@ -83,7 +83,7 @@ def _worth_showing(classify: Classify) -> pd.DataFrame:
 def _pattern(axes: Axes, patterns: Patterns, place: int, *, labels: bool = True) -> None:
     """A neuron's activations; prompts that are not legal, and play no part in its classification, are pale."""
     operator = str(patterns.neurons.operator.iloc[place])
-    legal = square(operator, patterns.max_operand).legal(patterns.limit).reshape(patterns.activations.shape[1:])
+    legal = operand_grid(operator, patterns.max_operand).legal(patterns.limit).reshape(patterns.activations.shape[1:])
     values = np.asarray(patterns.activations[place], dtype=np.float32)
     field(axes, operator, values, "activation", labels=labels, scale=values[legal])
     _mesh(axes, operator, np.where(legal, np.nan, 1.0), cmap="Greys_r", vmin=0, vmax=1, alpha=0.75)

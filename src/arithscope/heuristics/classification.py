@@ -30,8 +30,8 @@ from arithscope.heuristics.matching import is_match, order, overlaps, taken
 from arithscope.heuristics.multi_result import how_many_sets
 from arithscope.heuristics.tails import evidence as one_evidence
 from arithscope.prompts import random_source
-from arithscope.shortage import fitting
-from arithscope.threads import workers
+from arithscope.utils.out_of_memory import rows_within
+from arithscope.utils.threads import workers
 
 CPU_CELLS, GPU_CELLS = 2**20, 2**25  # that are worked on at a time: orders of the prompts × prompts, or × entries
 
@@ -142,7 +142,7 @@ def match(
     """Score every neuron against every heuristic."""
     size = max(1, rows_at_a_time(catalogue) // (1 + draws))
 
-    def work(start: int) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
+    def executor(start: int) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
         rows = range(start, min(start + size, len(neurons)))
         done = _matched(neurons, rows, catalogue, draws, seed, names)
         advance(len(rows))
@@ -150,13 +150,13 @@ def match(
 
     # A GPU is kept busy by one piece of work, and its memory is for one.
     each = map if catalogue.cells.is_cuda else pool.map
-    matches, best, null = zip(*each(work, range(0, len(neurons), size)), strict=True)
+    matches, best, null = zip(*each(executor, range(0, len(neurons), size)), strict=True)
     tables = [_with_chances(list(chain(*parts)), len(catalogue)) for parts in (matches, best)]
     return Matched(tables[0], tables[1], np.concatenate(null))
 
 
 def rows_at_a_time(catalogue: Catalogue) -> int:
-    return fitting(GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS, catalogue.width)
+    return rows_within(GPU_CELLS if catalogue.cells.is_cuda else CPU_CELLS, catalogue.width)
 
 
 def _matched(

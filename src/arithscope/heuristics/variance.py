@@ -24,7 +24,7 @@ class Spread:
         self._x = x.sub_(x.mean(1, keepdim=True)) if x is not patterns else x - x.mean(1, keepdim=True)
         self._total = torch.linalg.vector_norm(self._x, dim=1).square()
 
-    def told_by(self, number: Int[Tensor, " prompts"]) -> Float[Tensor, " rows"]:
+    def variance_explained(self, number: Int[Tensor, " prompts"]) -> Float[Tensor, " rows"]:
         """The share of each row's variance that is told by a number of the prompt: 1 if the row is a function of it.
 
         The correlation ratio, corrected for the number of groups (ε²), so that it is 0 on average for noise and may be

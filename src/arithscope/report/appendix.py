@@ -7,23 +7,23 @@ from typing import Any
 from urllib.parse import quote
 
 from arithscope.figures.gallery import PLATES
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.store import RunFolder
+from arithscope.report.figure_files import FOLDER
+from arithscope.report.formatting import NOTHING
 from arithscope.report.markup import Markup, element, table, together
-from arithscope.report.plates import FOLDER
-from arithscope.report.words import NOTHING
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
 
 SHORT = 12  # digits of a checksum
 
 
 def appendix(run: RunFolder, drawn: list[str]) -> Markup:
     """Tables about the run itself; links lead to files beside the report."""
-    subject, configuration = run.manifest["subject"], run.manifest["configuration"]
-    about = {name: value for name, value in subject.items() if name != "sizes"}
-    about |= {f"size: {name.replace('_', ' ')}": value for name, value in subject["sizes"].items()}
+    model, configuration = run.manifest["model"], run.manifest["configuration"]
+    about = {name: value for name, value in model.items() if name != "sizes"}
+    about |= {f"size: {name.replace('_', ' ')}": value for name, value in model["sizes"].items()}
     about["arithscope"] = run.manifest["version"]
     return together(
-        table("Subject", ["", "value"], [[name.replace("_", " "), plain(value)] for name, value in about.items()]),
+        table("Model", ["", "value"], [[name.replace("_", " "), plain(value)] for name, value in about.items()]),
         table("Settings", ["", "value"], [[name.replace("_", " "), plain(v)] for name, v in configuration.items()]),
         table("Stages", ["stage", "status", "finished", "seconds"], _stages(run), "files"),
         element(

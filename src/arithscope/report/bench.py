@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from arithscope.bench import LENS, PROMPTS, REPLAY, Bench
+from arithscope.cli.benchmark import LENS, PROMPTS, REPLAY, Bench
 from arithscope.prompts import OPERATORS
 from arithscope.report.terminal import bare_table
 
 
 def bench_report(found: Bench) -> Iterator[Any]:
     """Lines and tables."""
-    yield f"{found.subject}, torch {found.torch}, {found.device}"
+    yield f"{found.model}, torch {found.torch}, {found.device}"
     yield f"Exact effects of single neurons, {found.prompts} prompts; neurons × prompts per second, and replay as a multiple:"
     others = [way for way in found.ways if way != REPLAY]
     table = bare_table()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from arithscope.experiments.result import AVERAGE
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
-from arithscope.measures import Mean
 from arithscope.prompts import OPERATORS
 from arithscope.report.findings.finding import Finding
+from arithscope.report.formatting import NOTHING, as_mean, interval, number
 from arithscope.report.markup import Markup, element, table, together
-from arithscope.report.words import NOTHING, as_mean, interval, number
+from arithscope.stats.measures import Mean
 
 
 def cell(entry: Any, suffix: str = "") -> Markup:

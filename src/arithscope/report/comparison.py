@@ -15,15 +15,15 @@ import pandas as pd
 from rich.table import Table
 
 from arithscope.errors import UserError
-from arithscope.experiments.compare import Comparison
-from arithscope.experiments.result import AVERAGE
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.comparison import PANELS
-from arithscope.files import new_folder, write_json, writing
-from arithscope.progress import Progress
-from arithscope.report.plates import save_figure
+from arithscope.report.figure_files import save_figure
 from arithscope.report.terminal import experiment_table, shown
-from arithscope.runs.run import Run
-from arithscope.runs.side_by_side import compare
+from arithscope.results.compare import compare
+from arithscope.results.comparison import Comparison
+from arithscope.results.run import Run
+from arithscope.utils.files import new_folder, write_json, writing
+from arithscope.utils.progress import Progress
 
 INDEX = "comparison.json"
 

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from arithscope.experiments.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.experiments.neurons import neuron_name
 from arithscope.heuristics.kinds import kind_name
 from arithscope.report.terminal import bare_table
+from arithscope.results.explanation import HEURISTIC_NEURONS, Answer, Explanation
 
 MOST_HEURISTICS, MOST_NEURONS = 12, 15
 BAR = 24  # characters that the longest bar takes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from arithscope.experiments.headline import ROWS, entries_of
+from arithscope.experiments.common.headline import ROWS, entries_of
 from arithscope.figures.style import SIGNS
+from arithscope.pipeline.store import RunFolder
 from arithscope.report.authors import AUTHORS
 from arithscope.report.cells import cell
+from arithscope.report.formatting import NOTHING
 from arithscope.report.markup import Markup, element, table
-from arithscope.report.words import NOTHING
-from arithscope.store import RunFolder
 
 _OF = {("probe", "first_answer_layer"): "layers", ("topk", "k"): "neurons"}  # numbers that are some of so many
 
@@ -20,7 +20,7 @@ def headline(run: RunFolder) -> Markup:
     for row in ROWS:
         entries = entries_of(row, summary, operators)
         if any(entry is not None for entry in entries):
-            sizes, total = run.manifest["subject"]["sizes"], _OF.get((row.experiment, row.measure))
+            sizes, total = run.manifest["model"]["sizes"], _OF.get((row.experiment, row.measure))
             suffix = f" of {sizes[total]:,}" if total else ""
             cells = [cell(entry, suffix) for entry in entries]
             authors = AUTHORS.get((row.experiment, row.measure), NOTHING)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from arithscope.report.terminal import bare_table
-from arithscope.runs.neuron import Neuron, Pattern
-from arithscope.runs.run import Run
+from arithscope.results.neuron import Neuron, Pattern
+from arithscope.results.run import Run
 
 SHADES = " ·:-=+*#%@"
 WIDTH, HEIGHT = 50, 25  # characters of a pattern; a character is about twice as high as wide

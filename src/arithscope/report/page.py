@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from arithscope.figures.style import SIGNS
-from arithscope.files import write_text
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.schema import check_description
+from arithscope.pipeline.store import RunFolder
 from arithscope.report.appendix import appendix
 from arithscope.report.cells import numbers_table
+from arithscope.report.figure_files import FOLDER, drawn_plates
 from arithscope.report.findings.figures import FINDINGS
 from arithscope.report.findings.finding import Finding
+from arithscope.report.formatting import listed
 from arithscope.report.headline import headline
 from arithscope.report.markup import Markup, element
 from arithscope.report.pictures import Picture, read_picture, within
-from arithscope.report.plates import FOLDER, drawn_plates
 from arithscope.report.story import BY_NAME, SECTIONS, Section
-from arithscope.report.weak import Weakness, weaknesses
-from arithscope.report.words import listed
-from arithscope.stages import STAGES
-from arithscope.store import RunFolder
-from arithscope.stored import check_description
+from arithscope.report.warnings import ResultWarning, result_warnings
+from arithscope.utils.files import write_text
 
 REPORT = "report.html"
 PICTURE_BYTES = 14_000_000  # of all pictures together; the text takes far less than the megabyte that is left of 15
@@ -41,7 +41,7 @@ def write_report(run: RunFolder) -> Path:
 
 def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
     """The whole document."""
-    title = f"How {run.manifest['subject']['name']} calculates"
+    title = f"How {run.manifest['model']['name']} calculates"
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -50,7 +50,7 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         element("title", f"{title} · arithscope"),
         element("style", Markup((resources.files(__package__) / "report.css").read_text(encoding="utf-8"))),
     )
-    read, weak = _reader(run), weaknesses(run)
+    read, weak = _reader(run), result_warnings(run)
     sections = [
         _section("summary", "In short", *_studied(run), *_warned(weak), headline(run)),
         *(
@@ -89,15 +89,15 @@ def _section(name: str, title: str, *parts: Markup) -> Markup:
 
 def _studied(run: RunFolder) -> list[Markup]:
     """What was studied, and how to read what follows."""
-    subject, asked = run.manifest["subject"], run.manifest["configuration"]
-    sizes, revision = subject["sizes"], f" at {subject['revision']}" if subject["revision"] else ""
+    model, asked = run.manifest["model"], run.manifest["configuration"]
+    sizes, revision = model["sizes"], f" at {model['revision']}" if model["revision"] else ""
     example = asked["template"].replace("\n", "\\n")
     prefix = ", after a prefix that is in the appendix" if asked["prefix"] else ""
     return [
         element(
             "p",
-            element("strong", f"{subject['name']}{revision}"),
-            f", a model of the family {subject['family']} with {sizes['layers']} layers of {sizes['heads']} heads and "
+            element("strong", f"{model['name']}{revision}"),
+            f", a model of the family {model['family']} with {sizes['layers']} layers of {sizes['heads']} heads and "
             f"{sizes['neurons']:,} neurons each ({sizes['parameters']:,} parameters), was asked arithmetic with the "
             f"operators {listed(SIGNS[o] for o in asked['operators'])} and operands from 0 to {asked['max_operand']}, "
             "written as ",
@@ -117,7 +117,7 @@ def _studied(run: RunFolder) -> list[Markup]:
     ]
 
 
-def _warned(weak: list[Weakness]) -> list[Markup]:
+def _warned(weak: list[ResultWarning]) -> list[Markup]:
     """All warnings together, each a link to its section."""
     if not weak:
         return []
@@ -130,7 +130,7 @@ def _told(
     run: RunFolder,
     read: Callable[[str], Any],
     pictures: dict[str, Picture],
-    weak: list[Weakness],
+    weak: list[ResultWarning],
 ) -> list[Markup]:
     """A section's question, what is weak or missing of it, and its figures."""
     parts = [element("p", section.question, class_="question")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from arithscope.report.plates import PNG_DPI
+from arithscope.report.figure_files import PNG_DPI
 
 CSS_DPI = 96
 SHRINK = 0.8  # how much smaller an image gets at each step

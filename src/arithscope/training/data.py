@@ -7,8 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.models.tokenization import PromptEncoder
 from arithscope.prompts import Prompts, legal_prompts, random_source
-from arithscope.subject.encoding import PromptEncoder
 from arithscope.training.recipe import DataRecipe, Recipe
 
 

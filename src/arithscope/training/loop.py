@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.files import LOCK, locked, new_file, new_folder, write_text, writing
-from arithscope.measures import log_probability
-from arithscope.progress import Progress
+from arithscope.models.tokenization import PromptEncoder
+from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts, Template, random_source, sample
-from arithscope.subject.encoding import PromptEncoder
-from arithscope.subject.fresh import fresh_model, number_tokenizer
+from arithscope.stats.measures import log_probability
 from arithscope.training.card import model_card
 from arithscope.training.data import Batches, split_pairs
 from arithscope.training.recipe import Recipe, read_recipe
+from arithscope.utils.files import LOCK, locked, new_file, new_folder, write_text, writing
+from arithscope.utils.progress import Progress
 
 LOOKS = 20  # evenly spaced looks at the accuracy, on samples
 SAMPLE = 2000  # prompts per operator, seen and unseen each, in such a look
@@ -58,7 +58,7 @@ def _built(
     """Tokenizer, encoder, model, optimizer and batches, as the recipe says."""
     tokenizer = number_tokenizer(recipe.data.numbers)
     encoder = PromptEncoder(tokenizer, Template())
-    model = fresh_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
+    model = untrained_model(recipe.model.family, recipe.model.config, tokenizer, recipe.seed).to(device)
     return tokenizer, encoder, model, _optimizer(model, recipe, device), Batches(recipe, encoder, device)
 
 
@@ -87,13 +87,13 @@ def _train(
                 log.add({**spent, **_measure(model, encoder, looks)})
             if step in checkpoints:
                 with new_folder(out / "checkpoints" / f"step-{step:05d}") as folder:
-                    _save_subject(folder, model, tokenizer)
+                    _save_model(folder, model, tokenizer)
                 _save_state(out, step, model, optimizer)
             if step < steps:
                 loss = _step(model, optimizer, *batches[step], learning_rate=_learning_rate(recipe, step))
                 advance(1)
 
-    _save_subject(out, model, tokenizer)
+    _save_model(out, model, tokenizer)
     write_text(out / FINISHED, measured_card(recipe, model, encoder))
 
 
@@ -202,7 +202,7 @@ def _measure(model: Any, encoder: PromptEncoder, looks: dict[str, dict[str, Prom
     return row
 
 
-def _save_subject(folder: Path, model: Any, tokenizer: Any) -> None:
+def _save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Weights in half precision, configuration and tokenizer."""
     copy.deepcopy(model).half().cpu().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

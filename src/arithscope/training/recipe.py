@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from arithscope.errors import UserError
+from arithscope.models.families import FAMILIES
 from arithscope.prompts import OPERATORS
-from arithscope.subject.architectures import FAMILIES
 
 LETTERS = 100  # of a name
 MOST_NUMBERS, MOST_OPERAND, MOST_ROWS, MOST_STEPS = 100_000, 3000, 10**6, 10**9  # beyond which there is a mistake

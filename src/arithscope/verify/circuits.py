@@ -10,33 +10,33 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.ablation import (
+from arithscope.experiments.bag import Bag, kept_neurons, present_rows
+from arithscope.experiments.circuit import Circuit, head_counts, head_table
+from arithscope.experiments.classify import CALIBRATED
+from arithscope.experiments.common.ablation import (
     FOUND,
     MEASURES,
     RANDOM,
-    Yardstick,
+    Baseline,
     beside_random,
     curve_table,
     mean_ablation,
     nested_sets,
     smallest_on_plateau,
 )
-from arithscope.experiments.association import association
-from arithscope.experiments.bag import Bag, kept_neurons, present_rows
-from arithscope.experiments.circuit import Circuit, head_counts, head_table
-from arithscope.experiments.classify import CALIBRATED
+from arithscope.experiments.common.association import association
+from arithscope.experiments.common.result import MEAN, mean_entry, table_of
 from arithscope.experiments.heads import Heads, attention_patterns, isolation_rows, roles_of
 from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, SHARES, Mlp0
-from arithscope.experiments.result import MEAN, mean_entry, table_of
 from arithscope.experiments.topk import TopK, best_of_layers, neuron_counts
-from arithscope.measures import SMALLEST_SPAN, Mean
+from arithscope.models.hooks import capturing, cutting
+from arithscope.models.model import Site
 from arithscope.prompts import Prompts, random_source
-from arithscope.subject.edits import capturing, cutting
-from arithscope.subject.subject import Site
+from arithscope.stats.measures import SMALLEST_SPAN, Mean
 from arithscope.verify.compare import Tally
 from arithscope.verify.effects import compare_effects
 from arithscope.verify.inputs import Inputs, some_of
-from arithscope.verify.passes import Place, Scored, circuit_scores, patched_effects, scores, yardstick
+from arithscope.verify.passes import Place, Scored, baseline, circuit_scores, patched_effects, scores
 
 SIZES = 3  # circuits of each operator beside the chosen one
 HEADS = 4  # of each operator that are isolated
@@ -46,8 +46,8 @@ Curve = list[dict[str, Mean]]
 
 
 def check_circuit(inputs: Inputs, stored: Circuit, tally: Tally) -> None:
-    subject, s = inputs.subject, inputs.settings
-    sizes, every = subject.sizes, subject.sizes.layers * subject.sizes.heads
+    model, s = inputs.model, inputs.settings
+    sizes, every = model.sizes, model.sizes.layers * model.sizes.heads
     counts, heads, measured, left_out = head_counts(every), [], {}, {}
     for operator, split in inputs.splits.items():
         random = random_source(s.seed, "circuit", operator)
@@ -70,8 +70,8 @@ def check_circuit(inputs: Inputs, stored: Circuit, tally: Tally) -> None:
 
 
 def check_topk(inputs: Inputs, stored: TopK, tally: Tally) -> None:
-    subject, s, neurons = inputs.subject, inputs.settings, inputs["neurons"]
-    sizes, layers = subject.sizes, range(neurons.first_layer, subject.sizes.layers)
+    model, s, neurons = inputs.model, inputs.settings, inputs["neurons"]
+    sizes, layers = model.sizes, range(neurons.first_layer, model.sizes.layers)
     counts = neuron_counts(sizes.neurons, () if s.fixed_k is None else s.fixed_k.values())
     tops, measured, ks, left_out = [], {}, {}, {}
     for operator, split in inputs.splits.items():
@@ -88,7 +88,7 @@ def check_topk(inputs: Inputs, stored: TopK, tally: Tally) -> None:
         some = [counts[i] for i in tried]
         kept = {layer: nested_sets(mine, some).numpy() for layer, mine in orders.items()}
         heads = inputs["circuit"].keeps(operator, sizes.layers, sizes.heads).numpy()
-        again = _judged(inputs, tally, split.evaluation, heads, kept, subject.positions.last)
+        again = _judged(inputs, tally, split.evaluation, heads, kept, model.positions.last)
         _compare_curve(tally, stored.curve, operator, some, again, s.sizes.draws, random)
         tops.append(best_of_layers(ranking, counts[chosen]))
         measured[operator], ks[operator] = beside_random(ours[chosen], theirs[chosen]), counts[chosen]
@@ -102,15 +102,15 @@ def check_topk(inputs: Inputs, stored: TopK, tally: Tally) -> None:
 
 
 def check_mlp0(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
-    subject, s = inputs.subject, inputs.settings
-    size, named = subject.sizes.neurons, subject.positions.named()
+    model, s = inputs.model, inputs.settings
+    size, named = model.sizes.neurons, model.positions.named()
     counts = [max(round(share * size), int(share > 0)) for share in SHARES]
     measured, enough = {}, {}
     for operator, split in inputs.splits.items():
         random, choose = random_source(s.seed, "mlp0", operator), inputs.chooser("mlp0", operator)
         neurons, n = some_of(choose, size, FIRST_MLP), s.sizes.first_mlp
         places = [Place(Site.NEURONS, 0, int(neuron), named[p]) for p in POSITIONS for neuron in neurons]
-        found = patched_effects(subject, split.discovery[:n], split.others[:n], places).astype(np.float32)
+        found = patched_effects(model, split.discovery[:n], split.counterfactuals[:n], places).astype(np.float32)
         by_position = found.reshape(len(POSITIONS), len(neurons), *found.shape[1:])
         averaged = np.concatenate([by_position, by_position.mean(0, keepdims=True)]).reshape(-1, *found.shape[1:])
         where = {"position": np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons)), "neuron": np.tile(neurons, 4)}
@@ -122,7 +122,7 @@ def check_mlp0(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
         chosen = smallest_on_plateau(ours)
         tried = _tried(inputs, "mlp0", operator, len(counts), chosen)
         some = [counts[i] for i in tried]
-        heads = inputs["circuit"].keeps(operator, subject.sizes.layers, subject.sizes.heads).numpy()
+        heads = inputs["circuit"].keeps(operator, model.sizes.layers, model.sizes.heads).numpy()
         kept = {0: nested_sets(orders, some).numpy()}
         again = _judged(inputs, tally, split.evaluation, heads, kept, None)
         _compare_curve(tally, stored.curve, operator, some, again, s.sizes.draws, random)
@@ -144,11 +144,11 @@ def check_mlp0(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
 @torch.no_grad()
 def _check_tuning(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
     """With another second operand, which cannot matter at op1."""
-    subject, at = inputs.subject, inputs.subject.positions.op1
+    model, at = inputs.model, inputs.model.positions.op1
     numbers = some_of(inputs.chooser("mlp0", "tuning"), stored.tuning.shape[1], 50)
     prompts = Prompts(numbers, np.zeros_like(numbers), np.ones_like(numbers))
-    with capturing(subject, neurons=[0], keep=lambda x: x[:, at].double().cpu()) as seen:
-        subject.logits(subject.encode(prompts))
+    with capturing(model, neurons=[0], keep=lambda x: x[:, at].double().cpu()) as seen:
+        model.logits(model.encode(prompts))
     again = seen.neurons[0].T.numpy()
     scale = np.abs(again).mean() * tally.noise.relative
     tally.close("tuning", stored.tuning[:, numbers], again, tally.noise, more=scale)
@@ -156,7 +156,7 @@ def _check_tuning(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
 
 def check_bag(inputs: Inputs, stored: Bag, tally: Tally) -> None:
     """All circuits: they are few."""
-    subject, s, classify = inputs.subject, inputs.settings, inputs["classify"]
+    model, s, classify = inputs.model, inputs.settings, inputs["classify"]
     final = None if inputs.final is None else inputs.final.classify
     circuits, present = 0, []
     for operator, split in inputs.splits.items():
@@ -164,10 +164,10 @@ def check_bag(inputs: Inputs, stored: Bag, tally: Tally) -> None:
             continue
         random, of = random_source(s.seed, "bag", operator), association(classify, operator, CALIBRATED)
         kept = kept_neurons(of, classify, final, random)
-        masks = of.masks(np.stack(list(kept.values())), subject.sizes.neurons)
-        heads = inputs["circuit"].keeps(operator, subject.sizes.layers, subject.sizes.heads).numpy()
+        masks = of.masks(np.stack(list(kept.values())), model.sizes.neurons)
+        heads = inputs["circuit"].keeps(operator, model.sizes.layers, model.sizes.heads).numpy()
         neurons = {layer: mask.numpy() for layer, mask in masks.items()}
-        scored, scale = _judged(inputs, tally, split.evaluation, heads, neurons, subject.positions.last)
+        scored, scale = _judged(inputs, tally, split.evaluation, heads, neurons, model.positions.last)
         measured = scale.measure(scored.values, random)
         rows = [
             {"operator": operator, "neurons": name, "kept": int(some.sum()), "measure": m, **asdict(of_circuit[m])}
@@ -186,27 +186,27 @@ def check_bag(inputs: Inputs, stored: Bag, tally: Tally) -> None:
 
 def check_heads(inputs: Inputs, stored: Heads, tally: Tally) -> None:
     """Attention and isolation of some heads; roles of all, from the stored attention."""
-    subject, s, circuit = inputs.subject, inputs.settings, inputs["circuit"]
-    sizes, roles, first, isolated = subject.sizes, [], 0, 0
+    model, s, circuit = inputs.model, inputs.settings, inputs["circuit"]
+    sizes, roles, first, isolated = model.sizes, [], 0, 0
     for operator, split in inputs.splits.items():
         chosen, prompts = circuit.chosen(operator), split.evaluation
         patterns = np.asarray(stored.patterns[first : first + len(chosen)])
         first += len(chosen)
-        roles.append(roles_of(subject, circuit, operator, patterns))
+        roles.append(roles_of(model, circuit, operator, patterns))
         some = some_of(inputs.chooser("heads", operator), len(chosen), HEADS)
         if not len(some):
             continue
-        attention = attention_patterns(subject, prompts, [chosen[i] for i in some], advance=lambda n: None)
+        attention = attention_patterns(model, prompts, [chosen[i] for i in some], advance=lambda n: None)
         tally.close("patterns", patterns[some], attention, tally.noise)
         keeps = circuit.keeps(operator, sizes.layers, sizes.heads)
         before, scale = _judged(inputs, tally, prompts, keeps.numpy(), {}, None)
-        edits = mean_ablation(subject, inputs["means"].on(subject.device), keeps)
+        edits = mean_ablation(model, inputs["means"].on(model.device), keeps)
         for i in some:
             (layer, head), at = chosen[i], int(patterns[i, -1].argmax())
             after = before
-            if layer > 0 and at > subject.positions.op1:
-                with cutting(subject, range(layer), at, range(subject.positions.op1, at)):
-                    after = scores(subject, prompts, edits, 1, s.judging, tally.noise.tie)
+            if layer > 0 and at > model.positions.op1:
+                with cutting(model, range(layer), at, range(model.positions.op1, at)):
+                    after = scores(model, prompts, edits, 1, s.judging, tally.noise.tie)
             random = random_source(s.seed, "heads", operator, layer, head)
             rows = isolation_rows(scale, before.values[0], after.values[0], random)
             rows = rows.assign(operator=operator, layer=layer, head=head)
@@ -215,7 +215,7 @@ def check_heads(inputs: Inputs, stored: Heads, tally: Tally) -> None:
             _compare_rows(tally, stored.isolation, rows, on, more, scale)
             isolated += 1
     tally.table("roles", stored.roles, pd.concat(roles, ignore_index=True))
-    tally.same("positions", stored.positions, list(subject.encoder.labels))
+    tally.same("positions", stored.positions, list(model.encoder.labels))
     tally.did(f"attention and isolation of {isolated} heads, and the roles of all")
 
 
@@ -236,12 +236,12 @@ def _judged(
     heads: NDArray[np.bool_],
     neurons: dict[int, NDArray[np.bool_]],
     neurons_from: int | None,
-) -> tuple[Scored, Yardstick]:
+) -> tuple[Scored, Baseline]:
     """Scores of circuits, and the scale they are judged on."""
-    given = inputs.subject, inputs["means"], prompts
+    given = inputs.model, inputs["means"], prompts
     judging, tie = inputs.settings.judging, tally.noise.tie
     scored = circuit_scores(*given, heads, neurons, neurons_from, judging, tie)
-    return scored, yardstick(*given, judging)
+    return scored, baseline(*given, judging)
 
 
 def _compare_curve(
@@ -249,7 +249,7 @@ def _compare_curve(
     stored: pd.DataFrame,
     operator: str,
     sizes: Sequence[int],
-    judged: tuple[Scored, Yardstick],
+    judged: tuple[Scored, Baseline],
     draws: int,
     random: np.random.Generator,
 ) -> None:
@@ -270,12 +270,12 @@ def _compare_rows(
     now: pd.DataFrame,
     on: list[str],
     unsure: NDArray[np.float64],
-    scale: Yardstick,
+    scale: Baseline,
 ) -> None:
     """Measures of circuits, of which a share of prompts is `unsure` to be right. A prompt whose span is about the smallest that
     counts may be left out or not; with one of these, faithfulness and intervals say nothing."""
     noise = tally.noise
-    span = np.abs(scale.model - scale.empty)
+    span = np.abs(scale.whole_model - scale.empty)
     at_border = not scale.judging.ratio_of_means and (np.abs(span - SMALLEST_SPAN) < noise.absolute).any()
     # What is divided by a small span is as much noisier.
     smallest = max(float(np.min(span[span >= SMALLEST_SPAN], initial=1.0)), SMALLEST_SPAN)

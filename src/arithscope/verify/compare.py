@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from arithscope.experiments.result import Result
-from arithscope.store import plain
+from arithscope.experiments.common.result import Result
+from arithscope.pipeline.store import plain
 
 ALLOWED = "allowed"  # a column of a recomputed table: by how much more its numbers may differ
 

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST, estimated_effects
+from arithscope.experiments.common.samples import Split
 from arithscope.experiments.localize import MLP, Localize, effect_statistics, prompt_table
 from arithscope.experiments.neurons import (
     EXACT,
@@ -19,11 +21,9 @@ from arithscope.experiments.neurons import (
     best_first,
     share_of,
 )
-from arithscope.experiments.samples import Split
-from arithscope.experiments.screens import BEST, SCREENS, estimated_effects
-from arithscope.measures import EFFECTS
+from arithscope.models.model import Site
 from arithscope.prompts import random_source
-from arithscope.subject.subject import Site
+from arithscope.stats.measures import EFFECTS
 from arithscope.verify.compare import Noise, Tally
 from arithscope.verify.inputs import Inputs, some_of
 from arithscope.verify.passes import Place, patched_effects
@@ -33,9 +33,9 @@ LAYERS, NEURONS = 3, 16  # of each operator: so many layers, of each so many neu
 
 
 def check_localize(inputs: Inputs, stored: Localize, tally: Tally) -> None:
-    subject, seed = inputs.subject, inputs.settings.seed
-    samples, named = inputs.splits, subject.positions.named()
-    prompts = [prompt_table(o, split.discovery, split.others) for o, split in samples.items()]
+    model, seed = inputs.model, inputs.settings.seed
+    samples, named = inputs.splits, model.positions.named()
+    prompts = [prompt_table(o, split.discovery, split.counterfactuals) for o, split in samples.items()]
     tally.table("prompts", stored.prompts, pd.concat(prompts, ignore_index=True))
     total = 0
     for operator, split in samples.items():
@@ -47,7 +47,7 @@ def check_localize(inputs: Inputs, stored: Localize, tally: Tally) -> None:
             )
             for layer, head, at in zip(chosen.layer, chosen["head"], chosen.position, strict=True)
         ]
-        found = patched_effects(subject, split.discovery, split.others, places)
+        found = patched_effects(model, split.discovery, split.counterfactuals, places)
         random = random_source(seed, "localize", operator)
         which = chosen[["operator", "position", "layer", "head"]].reset_index(drop=True)
         compare_effects(tally, stored.effects, which, found, random)
@@ -82,20 +82,20 @@ def _noise(noise: Noise, measure: str) -> Noise:
 
 def check_neurons(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
     """Exact effects by whole passes, and estimates by gradients, of some neurons of some layers."""
-    subject, s = inputs.subject, inputs.settings
+    model, s = inputs.model, inputs.settings
     first = inputs["probe"].first_answer_layer
     tally.same("first_layer", stored.first_layer, first)
     total = 0
     for operator, split in inputs.splits.items():
         choose, random = inputs.chooser("neurons", operator), random_source(s.seed, "neurons", operator)
         split = _first(split, s.sizes.neurons)
-        layers = (first + some_of(choose, subject.sizes.layers - first, LAYERS)).tolist()
+        layers = (first + some_of(choose, model.sizes.layers - first, LAYERS)).tolist()
         mine = stored.effects[(stored.effects.operator == operator) & (stored.effects.measure == EFFECTS[0])]
         screen = {EXACT: None, SCREEN: BEST}.get(s.neurons, s.neurons)
         if screen is None:
             estimates = None
         else:
-            estimates = estimated_effects(subject, split.discovery, split.others, layers, screen, lambda n: None)
+            estimates = estimated_effects(model, split.discovery, split.counterfactuals, layers, screen, lambda n: None)
         if s.neurons == SCREEN and estimates is not None:
             _same_picks(tally, mine, layers, estimates[..., EFFECTS.index(s.effect)].mean(2, dtype=np.float64))
         methods = {EXACT: [EXACT], SCREEN: [EXACT, BEST]}.get(s.neurons, [s.neurons])
@@ -104,8 +104,8 @@ def check_neurons(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
             of_layer = [rows.iloc[some_of(choose, len(rows), NEURONS)] for _, rows in of_method.groupby("layer")]
             which = pd.concat(of_layer)[["operator", "layer", "neuron", "method"]].reset_index(drop=True)
             if method == EXACT:
-                at = [Place(Site.NEURONS, int(i), int(n), subject.positions.last) for i, n in _pairs(which)]
-                found = patched_effects(subject, split.discovery, split.others, at).astype(np.float32)
+                at = [Place(Site.NEURONS, int(i), int(n), model.positions.last) for i, n in _pairs(which)]
+                found = patched_effects(model, split.discovery, split.counterfactuals, at).astype(np.float32)
             elif estimates is not None:
                 found = np.stack([estimates[layers.index(i), n] for i, n in _pairs(which)])
             compare_effects(tally, stored.effects, which, found, random, spread=True)
@@ -119,7 +119,7 @@ def check_neurons(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
 
 
 def _first(split: Split, n: int) -> Split:
-    return Split(split.discovery[:n], split.others[:n], split.evaluation, split.held_out)
+    return Split(split.discovery[:n], split.counterfactuals[:n], split.evaluation, split.held_out)
 
 
 def _pairs(which: pd.DataFrame) -> list[tuple[int, int]]:
@@ -140,11 +140,11 @@ def _same_picks(tally: Tally, mine: pd.DataFrame, layers: list[int], means: NDAr
 
 def _check_agreement(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
     """Of one operator and one screen."""
-    subject, choose = inputs.subject, inputs.chooser("neurons", "agreement")
-    operator, screen = str(choose.choice(list(inputs.splits))), str(choose.choice(list(SCREENS)))
+    model, choose = inputs.model, inputs.chooser("neurons", "agreement")
+    operator, screen = str(choose.choice(list(inputs.splits))), str(choose.choice(list(ATTRIBUTION_METHODS)))
     split = _first(inputs.splits[operator], inputs.settings.sizes.neurons)
-    layers = range(stored.first_layer, subject.sizes.layers)
-    estimates = estimated_effects(subject, split.discovery, split.others, layers, screen, lambda n: None)
+    layers = range(stored.first_layer, model.sizes.layers)
+    estimates = estimated_effects(model, split.discovery, split.counterfactuals, layers, screen, lambda n: None)
     means, rows = estimates.sum(2, dtype=np.float64) / len(split.discovery), []
     for i, measure in enumerate(EFFECTS):
         mine = stored.effects[(stored.effects.operator == operator) & (stored.effects.measure == measure)]
@@ -155,7 +155,7 @@ def _check_agreement(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
         rows[-1] |= {f"recall_{percent}": share for percent, share in zip(RECALLED, recalls, strict=True)}
     # Neurons with next to no effect change places, and one at a border may cross it.
     border = Noise("of ranks: a neuron at a border in each layer", 0.0, max(10 * tally.noise.absolute, 1e-3))
-    fewest = 1.0 / share_of(subject.sizes.neurons, RECALLED[0])
+    fewest = 1.0 / share_of(model.sizes.neurons, RECALLED[0])
     table = pd.DataFrame(rows)
     shares = [f"recall_{percent}" for percent in RECALLED]
     on = ["operator", "screen", "measure"]

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from arithscope.checkpoints import FOLDER
 from arithscope.errors import UserError
-from arithscope.experiments.samples import PRESETS, SampleSizes, Split, splits
+from arithscope.experiments.common.samples import PRESETS, SampleSizes, Split, splits
+from arithscope.models.model import Model
+from arithscope.pipeline.checkpoints import FOLDER
+from arithscope.pipeline.registry import CHECKPOINT_STAGES, FINAL, STAGES, Stage
+from arithscope.pipeline.repeats import FOLDER as REPEATS
+from arithscope.pipeline.runner import Given
 from arithscope.prompts import random_source
-from arithscope.repeats import FOLDER as REPEATS
-from arithscope.runs.lab import Sized
-from arithscope.runs.run import Run
+from arithscope.results.lab import Sized
+from arithscope.results.run import Run
 from arithscope.settings import Settings
-from arithscope.stages import CHECKPOINT_STAGES, FINAL, STAGES, Stage
-from arithscope.study import Given
-from arithscope.subject.subject import Subject
 
 
 def settings_of(run: Run) -> Sized:
@@ -57,8 +57,8 @@ class Inputs:
         return cls(run, settings_of(run), seed, Run(above.parent) if is_checkpoint else None)
 
     @property
-    def subject(self) -> Subject:
-        return self.run.subject
+    def model(self) -> Model:
+        return self.run.model
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.ablation import Judging
-from arithscope.experiments.association import Association, association, silencing
 from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.common.ablation import Judging
+from arithscope.experiments.common.association import Association, association, silencing
 from arithscope.experiments.knockout import (
     HEURISTIC,
     SILENCED,
@@ -90,8 +90,8 @@ def _silenced(
     inputs: Inputs, tally: Tally, of: Association, prompts: Prompts, chosen: np.ndarray[Any, np.dtype[np.bool_]]
 ) -> Scored:
     """Scores with top neurons silenced, [variants, prompts, rows]."""
-    edits = silencing(inputs.subject, of, chosen, inputs.settings.knockout_at)
-    return scores(inputs.subject, prompts, edits, len(chosen), Judging(), tally.noise.tie)
+    edits = silencing(inputs.model, of, chosen, inputs.settings.knockout_at)
+    return scores(inputs.model, prompts, edits, len(chosen), Judging(), tally.noise.tie)
 
 
 def check_prompt_knockout(inputs: Inputs, stored: PromptKnockout, tally: Tally) -> None:

@@ -69,8 +69,8 @@ def _check_matches(
     mine = patterns.neurons.iloc[patterns.rows(operator)].iloc[some][NEURON].reset_index(drop=True)
     names = [neuron_name(*x) for x in zip(mine.layer, mine.neuron, strict=True)]
     arrays = _arrays(patterns, operator, some)
-    subject, draws = inputs.subject, s.sizes.permutations
-    *tables, null = matched(subject, words, draws, s.seed, names, *arrays, advance=lambda n: None)
+    model, draws = inputs.model, s.sizes.permutations
+    *tables, null = matched(model, words, draws, s.seed, names, *arrays, advance=lambda n: None)
     for name, columns in zip(("matches", "best"), tables, strict=True):
         found = pd.DataFrame(columns)
         now = mine.iloc[found.row.to_numpy()].reset_index(drop=True).join(found.drop(columns="row"))
@@ -90,9 +90,7 @@ def _check_calibration(
     """Of indirect heuristics p is known; of direct ones it was counted among the permutations of all neurons, and is counted
     again among those of some. Rates of false discovery follow from the p of all neurons."""
     operator = words[0]
-    of_indirect, tried, tried_direct = null_and_tries(
-        inputs.subject, words, inputs.settings.seed, advance=lambda n: None
-    )
+    of_indirect, tried, tried_direct = null_and_tries(inputs.model, words, inputs.settings.seed, advance=lambda n: None)
     neurons, best = _of(stored.neurons, operator), _of(stored.best, operator)
     own = best.groupby(NEURON, sort=False).p.min().reset_index().merge(neurons[NEURON], on=NEURON)
     tally.rows("p of neurons", neurons, own, NEURON, EXACT)
@@ -125,7 +123,7 @@ def _check_closer(
     arrays = _arrays(patterns, operator, some)
     given = {name: x for name, x in matches.items() if name not in NEURON}
     left, coverage = looked_closer(
-        inputs.subject,
+        inputs.model,
         words,
         inputs.settings.seed,
         columns_of(pd.DataFrame(given)),

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.ablation import Judging, Yardstick, mean_ablation, score_reducer
+from arithscope.experiments.common.ablation import Baseline, Judging, mean_ablation, score_reducer
+from arithscope.experiments.common.samples import batches
 from arithscope.experiments.localize import effect_reducer
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.samples import batches
-from arithscope.measures import EFFECTS
+from arithscope.models.hooks import Edit, capturing, edit, editing
+from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
-from arithscope.subject.edits import Edit, capturing, edit, editing
-from arithscope.subject.subject import Site, Subject
+from arithscope.stats.measures import EFFECTS
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,32 @@ class Place:
 
 
 @torch.no_grad()
-def edited_logits(subject: Subject, ids: Tensor, edits: Sequence[Edit] = ()) -> Tensor:
+def edited_logits(model: Model, ids: Tensor, edits: Sequence[Edit] = ()) -> Tensor:
     """[prompts, vocabulary], not rounded to half precision at the end."""
-    top = subject.sizes.layers - 1
+    top = model.sizes.layers - 1
     with (
-        editing(subject, edits, len(ids)),
-        capturing(subject, residual=[top], keep=lambda x: x[:, -1].clone()) as seen,
+        editing(model, edits, len(ids)),
+        capturing(model, residual=[top], keep=lambda x: x[:, -1].clone()) as seen,
     ):
-        subject.logits(ids)
-    return subject.unembed(seen.residual[top])
+        model.logits(ids)
+    return model.unembed(seen.residual[top])
 
 
-def patched_effects(
-    subject: Subject, prompts: Prompts, others: Prompts, places: Sequence[Place]
-) -> NDArray[np.float64]:
+def patched_effects(model: Model, prompts: Prompts, others: Prompts, places: Sequence[Place]) -> NDArray[np.float64]:
     """[places, prompts, measures] of patching each place with what it is on the counterfactual."""
     found = np.empty((len(places), len(prompts), len(EFFECTS)))
     layers = {site: sorted({p.layer for p in places if p.site is site}) for site in Site}
-    for rows, batch in batches(subject, prompts, 0):
-        ids, other_ids = subject.encode(batch), subject.encode(others[rows])
-        with torch.no_grad(), capturing(subject, heads=layers[Site.HEADS], neurons=layers[Site.NEURONS]) as seen:
-            subject.logits(other_ids)
-        reduce = effect_reducer(subject, batch, others[rows], lambda n: None)
-        before = edited_logits(subject, ids)
+    for rows, batch in batches(model, prompts, 0):
+        ids, other_ids = model.encode(batch), model.encode(others[rows])
+        with torch.no_grad(), capturing(model, heads=layers[Site.HEADS], neurons=layers[Site.NEURONS]) as seen:
+            model.logits(other_ids)
+        reduce = effect_reducer(model, batch, others[rows], lambda n: None)
+        before = edited_logits(model, ids)
         for i, p in enumerate(places):
             values = (seen.heads if p.site is Site.HEADS else seen.neurons)[p.layer][:, [p.position]]
             which = None if p.index is None else [p.index]
-            change = edit(subject, p.site, p.layer, which, positions=p.position, values=values)
-            found[i, rows] = reduce(before, edited_logits(subject, ids, [change])[None])[0].cpu().numpy()
+            change = edit(model, p.site, p.layer, which, positions=p.position, values=values)
+            found[i, rows] = reduce(before, edited_logits(model, ids, [change])[None])[0].cpu().numpy()
     return found
 
 
@@ -72,15 +70,15 @@ class Scored:
 
 
 def scores(
-    subject: Subject, prompts: Prompts, edits: Sequence[Edit], variants: int, judging: Judging, tie: float
+    model: Model, prompts: Prompts, edits: Sequence[Edit], variants: int, judging: Judging, tie: float
 ) -> Scored:
     """A pass for each variant."""
     values, unsure = np.empty((variants, len(prompts), 3)), np.empty((variants, len(prompts)), dtype=np.bool_)
-    for rows, batch in batches(subject, prompts, 0):
-        reduce = score_reducer(subject, batch, judging, lambda n: None)
-        ids, answer, own = subject.encode(batch), subject.answers(batch), [e.of_prompts(rows) for e in edits]
+    for rows, batch in batches(model, prompts, 0):
+        reduce = score_reducer(model, batch, judging, lambda n: None)
+        ids, answer, own = model.encode(batch), model.answers(batch), [e.of_prompts(rows) for e in edits]
         for variant in range(variants):
-            logits = edited_logits(subject, ids, [e.select(torch.tensor([variant])) for e in own])
+            logits = edited_logits(model, ids, [e.select(torch.tensor([variant])) for e in own])
             values[variant, rows] = reduce(logits, logits[None])[0].cpu().numpy()
             unsure[variant, rows] = _close_call(logits, answer, tie).cpu().numpy()
     return Scored(values, unsure)
@@ -94,7 +92,7 @@ def _close_call(logits: Tensor, answer: Tensor, tie: float) -> Tensor:
 
 
 def circuit_scores(
-    subject: Subject,
+    model: Model,
     means: MeanActivations,
     prompts: Prompts,
     heads: NDArray[np.bool_],
@@ -105,14 +103,14 @@ def circuit_scores(
 ) -> Scored:
     """Of circuits that keep these heads [variants or 1, layers, heads] and, by layer, neurons [variants, neurons]."""
     masks = {layer: torch.from_numpy(keep) for layer, keep in neurons.items()}
-    edits = mean_ablation(subject, means.on(subject.device), torch.from_numpy(heads), masks, neurons_from)
-    return scores(subject, prompts, edits, max(e.variants for e in edits), judging, tie)
+    edits = mean_ablation(model, means.on(model.device), torch.from_numpy(heads), masks, neurons_from)
+    return scores(model, prompts, edits, max(e.variants for e in edits), judging, tie)
 
 
-def yardstick(subject: Subject, means: MeanActivations, prompts: Prompts, judging: Judging) -> Yardstick:
+def baseline(model: Model, means: MeanActivations, prompts: Prompts, judging: Judging) -> Baseline:
     """The two ends of the scale."""
-    s, keep = subject.sizes, np.array([[False], [True]])
+    s, keep = model.sizes, np.array([[False], [True]])
     heads = np.broadcast_to(keep[:, :, None], (2, s.layers, s.heads)).copy()
     neurons = dict.fromkeys(range(s.layers), np.repeat(keep, s.neurons, axis=1))
-    ends = circuit_scores(subject, means, prompts, heads, neurons, None, judging, 0.0)
-    return Yardstick(ends.values[0, :, 0], ends.values[1, :, 0], judging)
+    ends = circuit_scores(model, means, prompts, heads, neurons, None, judging, 0.0)
+    return Baseline(ends.values[0, :, 0], ends.values[1, :, 0], judging)

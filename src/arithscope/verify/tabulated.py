@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from arithscope.checkpoints import FOLDER as CHECKPOINTS
 from arithscope.experiments.accuracy import Accuracy, accuracy_from
 from arithscope.experiments.bag import Bag
 from arithscope.experiments.failures import Failures, failures
@@ -14,11 +13,12 @@ from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.stability import WHOLE as WHOLE_RUN
 from arithscope.experiments.stability import Stability, repeat_from, stability
 from arithscope.experiments.training import LAST, Checkpoint, Training, training
-from arithscope.progress import Silent
-from arithscope.repeats import FOLDER as REPEATS
-from arithscope.repeats import KINDS
-from arithscope.stages import COMPARED
-from arithscope.store import RunFolder, stage_key
+from arithscope.pipeline.checkpoints import FOLDER as CHECKPOINTS
+from arithscope.pipeline.registry import COMPARED
+from arithscope.pipeline.repeats import FOLDER as REPEATS
+from arithscope.pipeline.repeats import KINDS
+from arithscope.pipeline.store import RunFolder, stage_key
+from arithscope.utils.progress import Silent
 from arithscope.verify.compare import Tally
 from arithscope.verify.inputs import Inputs
 
@@ -28,7 +28,7 @@ WHOLE = "all of it from what is stored"
 def check_accuracy(inputs: Inputs, stored: Accuracy, tally: Tally) -> None:
     s = inputs.settings
     tally.did(WHOLE)
-    tally.result(stored, accuracy_from(inputs["means"], s.operators, inputs.subject.limit, s.seed, s.half))
+    tally.result(stored, accuracy_from(inputs["means"], s.operators, inputs.model.limit, s.seed, s.half))
 
 
 def check_overlap(inputs: Inputs, stored: Overlap, tally: Tally) -> None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arithscope import __version__, study
+from arithscope import __version__
 from arithscope.errors import UserError
-from arithscope.progress import Progress
-from arithscope.runs.run import Run
-from arithscope.stages import STAGES, Stage
-from arithscope.store import damaged_files, plain
-from arithscope.study import describe_subject, device_name
+from arithscope.pipeline import runner
+from arithscope.pipeline.registry import STAGES, Stage
+from arithscope.pipeline.runner import describe_model, device_name
+from arithscope.pipeline.store import damaged_files, plain
+from arithscope.results.run import Run
+from arithscope.utils.progress import Progress
 from arithscope.verify.compare import EXACT, Tally, noise_of
 from arithscope.verify.inputs import Inputs
 from arithscope.verify.samplers import sampler_of
@@ -55,22 +56,22 @@ def check_files(run: Run) -> list[Verdict]:
     return verdicts
 
 
-def check_subject(inputs: Inputs) -> list[Verdict]:
+def check_model(inputs: Inputs) -> list[Verdict]:
     """Whether the subject is that of the manifest (other weights are refused when it is loaded), and the keys of the stages are
     those of these settings."""
-    run, subject = inputs.run, inputs.subject
-    known, found = run.manifest["subject"], plain(describe_subject(subject))
+    run, model = inputs.run, inputs.model
+    known, found = run.manifest["model"], plain(describe_model(model))
     wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
-    here = device_name(subject)
+    here = device_name(model)
     where = (
         f"on {here}" if known.get("device") == here else f"on {here}, while the run was made on {known.get('device')}"
     )
-    verdicts = [_verdict("subject", wrong, f"has the weights and the tokenizer of the manifest; {where}")]
+    verdicts = [_verdict("model", wrong, f"has the weights and the tokenizer of the manifest; {where}")]
     version = run.manifest.get("version")
     if version != __version__:
         said = f"the run is of version {version}, and this is {__version__}: keys cannot be the same, while numbers may"
         return [*verdicts, Verdict("keys", True, f"not compared: {said}")]
-    keys = study.keys_of(subject, inputs.settings, inputs.stages, inputs.given)
+    keys = runner.keys_of(model, inputs.settings, inputs.stages, inputs.given)
     there = {name: run.folder.key(name) for name in run.stages}
     other = [f"{name} was computed from something else" for name, key in there.items() if key != keys.get(name)]
     return [*verdicts, _verdict("keys", other, f"of {len(there)} stages are those of the manifest's settings")]
@@ -88,7 +89,7 @@ def check_stages(inputs: Inputs, progress: Progress) -> list[Verdict]:
 
 
 def check_stage(inputs: Inputs, stage: Stage) -> Verdict:
-    tally, sampler = Tally(noise_of(inputs.subject.dtype_name)), sampler_of(stage.name)
+    tally, sampler = Tally(noise_of(inputs.model.dtype_name)), sampler_of(stage.name)
     try:
         stored = inputs.run.result(stage.name)
         tally.same("summary", _stored_summary(inputs.run, stage.name), stored.summary())

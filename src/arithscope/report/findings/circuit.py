@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.ablation import TOLERANCE
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.ablation import TOLERANCE
 from arithscope.experiments.heads import CHANGE, Heads
 from arithscope.experiments.localize import MLP, Localize, component_name
 from arithscope.experiments.mlp0 import ALL_POSITIONS, Mlp0
 from arithscope.experiments.probe import ALL, Probe
 from arithscope.figures.first_mlp import strongest_neurons
 from arithscope.figures.style import SIGNS
-from arithscope.measures import Mean, average, difference
 from arithscope.report.findings.finding import Cell, Finding
-from arithscope.report.words import (
+from arithscope.report.formatting import (
     as_mean,
     clear,
     gaps,
@@ -33,6 +32,7 @@ from arithscope.report.words import (
     span,
     verdict,
 )
+from arithscope.stats.measures import Mean, average, difference
 
 MOST_NAMED = 6  # heads, or numbers
 

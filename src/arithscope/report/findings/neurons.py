@@ -12,9 +12,9 @@ from arithscope.experiments.topk import TopK
 from arithscope.figures.patterns import match_to_walk_through
 from arithscope.figures.style import SIGNS
 from arithscope.heuristics.kinds import kind_name
-from arithscope.measures import Mean, average
 from arithscope.report.findings.finding import Finding
-from arithscope.report.words import as_mean, gaps, listed, means_of, number, overall, shown, span, verdict
+from arithscope.report.formatting import as_mean, gaps, listed, means_of, number, overall, shown, span, verdict
+from arithscope.stats.measures import Mean, average
 
 MOST_KINDS = 3  # that are named
 

@@ -9,15 +9,15 @@ import pandas as pd
 
 from arithscope.experiments.bag import RANDOM, TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
+from arithscope.experiments.common.result import with_average
 from arithscope.experiments.failures import AUC, Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
-from arithscope.experiments.result import with_average
 from arithscope.experiments.training import Training
 from arithscope.figures.style import SIGNS
-from arithscope.measures import Mean
 from arithscope.report.findings.finding import Cell, Finding
-from arithscope.report.words import NOTHING, as_mean, gaps, means_of, overall, p_value, verdict
+from arithscope.report.formatting import NOTHING, as_mean, gaps, means_of, overall, p_value, verdict
+from arithscope.stats.measures import Mean
 
 
 def knockout_by_heuristic(result: Knockout) -> Finding:

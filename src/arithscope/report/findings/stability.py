@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from arithscope.experiments.headline import Row
-from arithscope.experiments.result import AVERAGE
+from arithscope.experiments.common.headline import Row
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.stability import CORRELATION, HALF, HEADS, NEURONS, SEED, WHOLE, Stability
-from arithscope.measures import Mean
 from arithscope.report.findings.finding import Cell, Finding
-from arithscope.report.words import NOTHING, listed, number, shown
+from arithscope.report.formatting import NOTHING, listed, number, shown
+from arithscope.stats.measures import Mean
 
 
 def repeated(result: Stability) -> Finding:

@@ -1,0 +1,87 @@
+"""A look at a subject before it is studied: what it is, how it reads prompts, whether it is sound, what it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from arithscope.errors import UserError
+from arithscope.models.checks import Check, in_float32, rounding_noise, soundness, tokenisation
+from arithscope.models.model import Model
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.runner import device_name, unsound_model
+from arithscope.prompts import Prompts, legal_prompts
+from arithscope.settings import Settings
+
+
+def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[str]:
+    """Lines for a person to read. Raises UserError where the subject cannot be studied as asked."""
+    s, encoder = model.sizes, model.encoder
+    yield f"subject       {model.identity.name} {model.identity.revision}".rstrip()
+    yield f"weights       sha256 {model.identity.weight_hash[:16]}…, {s.parameters:,} parameters"
+    yield f"family        {model.family}"
+    yield (
+        f"sizes         {s.layers} layers, {s.heads} heads of {s.head_dim} ({s.key_value_heads} for keys and values), "
+        f"{s.neurons} neurons per MLP, width {s.width}, vocabulary {s.vocabulary}"
+    )
+    computing = [model.dtype_name, f"{model.attention_implementation} attention"]
+    computing += [f"weights in {model.quantization}"] if model.quantization else []
+    computing += ["some weights fetched in each pass"] if model.offloads else []
+    yield f"computes in   {', '.join(computing)}, on {device_name(model)}"
+    yield f"numbers       0…{encoder.limit - 1} are single tokens (limit {encoder.limit})"
+    yield f"operators     {' '.join(encoder.operators)}"
+    shape = "BOS + four tokens" if encoder.has_bos else "four tokens, as this tokenizer defines no BOS"
+    yield f"prompt        {encoder.length} tokens; {'this is' if encoder.is_plain else 'this is not'} the plain {shape}"
+    examples = encoder.examples()
+    for text, ids in zip(examples.text(encoder.template), encoder.encode(examples), strict=True):
+        named = {index: name for name, index in encoder.positions.named().items()}
+        tokens = encoder.tokens(ids)[-12:]
+        start = encoder.length - len(tokens)
+        shown = "  ".join(
+            f"{t!r}" + (f" ({named[start + i]})" if start + i in named else "") for i, t in enumerate(tokens)
+        )
+        yield f"  {text[-40:]!r} → {'… ' if start else ''}{shown}"
+    default = Settings(tuple(operators))
+    if max_operand is None and encoder.limit <= default.max_operand:
+        yield (
+            f"note          this tokenizer splits larger numbers: only --max-operand {encoder.limit - 1} (or less) is "
+            f"possible, with answers below {encoder.limit}"
+        )
+    possible = min(default.max_operand, encoder.limit - 1)
+    settings = replace(default, max_operand=possible if max_operand is None else max_operand)
+    encoder.check(settings.operators, settings.max_operand)
+    prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
+    if len(prompts) == 0:
+        raise UserError(f"There is no legal prompt with operands 0…{settings.max_operand}; use a larger --max-operand.")
+    failed: list[Check] = []
+    for heading, checks in _checks(model, prompts):
+        yield heading
+        for check in checks:
+            yield f"  {'FAILS' if check.wrong else 'ok':7}{check.name:14}{check.wrong or check.says}"
+            failed += [check] if check.wrong else []
+    if failed:
+        raise unsound_model(model, [(check.name, check.wrong) for check in failed])
+    weights = sum(p.numel() * p.element_size() for p in model.hf_model.parameters())
+    yield f"memory        weights {_size(weights)}, and on top of them:"
+    for stage in STAGES:
+        yield f"  {stage.name:17}{_size(stage.memory(model, settings))}"
+    yield "This subject can be studied."
+
+
+def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Check]]]:
+    """By the precision they are made in. If that of the subject is less than float32, also in float32, where there is room
+    for a copy: then it is known what rounding does, and it cannot hide anything."""
+    yield "tokens", [tokenisation(model, prompts)]
+    noise = None
+    if model.dtype_name not in ("float32", "float64"):
+        if (wide := in_float32(model)) is not None:
+            yield "checks in float32", soundness(wide)
+            noise = rounding_noise(model, wide)
+            yield "rounding", [Check("logits", f"{model.dtype_name} moves them by {noise:.1e} of their spread")]
+        else:
+            yield "checks in float32: not tried, as a copy of the weights in float32 cannot be had or does not fit", []
+    yield f"checks in {model.dtype_name}", soundness(model, noise)
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

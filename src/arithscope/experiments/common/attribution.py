@@ -1,0 +1,100 @@
+"""Estimates of every neuron's effect from a few gradients, instead of a pass for each neuron.
+
+Patching a neuron changes it by a′ − a, from its activation on the prompt to that on the counterfactual. To first order it
+moves a measure of the output by (a′ − a) × slope. That is done for the three landmarks that every effect is made of, and
+the formulas of the effects are then applied to the estimated landmarks, prompt by prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.common.samples import batches
+from arithscope.models.hooks import capturing, gradients
+from arithscope.models.linearize import linearised
+from arithscope.models.memory import graph_bytes
+from arithscope.models.model import Model
+from arithscope.prompts import Prompts
+from arithscope.stats.measures import EFFECTS, effects_between, landmarks
+
+STEPS = 8  # along the path of integrated gradients
+
+Measures = Callable[[Float[Tensor, "batch vocabulary"]], Float[Tensor, "measures batch"]]
+Slopes = dict[int, Float[Tensor, "measures batch neurons"]]  # by layer, at the last position
+
+
+def atp(model: Model, ids: Tensor, others: Tensor, measures: Measures, layers: Sequence[int]) -> Slopes:
+    """Attribution patching: slopes at the prompt itself."""
+    return _slopes(model, ids, measures, layers)
+
+
+def ig(model: Model, ids: Tensor, others: Tensor, measures: Measures, layers: Sequence[int]) -> Slopes:
+    """Integrated gradients: mean slopes along the straight path from the prompt's embeddings to the counterfactual's."""
+    start, end = model.embed(ids), model.embed(others)
+    totals: Slopes = {}
+    for step in range(STEPS):
+        between = torch.lerp(start, end, (step + 0.5) / STEPS)
+        for layer, slope in _slopes(model, ids, measures, layers, between).items():
+            totals[layer] = totals.get(layer, 0) + slope / STEPS
+    return totals
+
+
+def relp(model: Model, ids: Tensor, others: Tensor, measures: Measures, layers: Sequence[int]) -> Slopes:
+    """Relevance patching: slopes at the prompt, of the model made linear around it."""
+    with linearised(model):
+        return _slopes(model, ids, measures, layers)
+
+
+ATTRIBUTION_METHODS = {"atp": atp, "ig": ig, "relp": relp}
+# The slope at the prompt serves best, presumably because one neuron is a small change. Rank correlation with exact effects
+# (by probability, mean over operators) on tiny-llama, tiny-pythia and tiny-gptj: atp .96 .95 .95, ig .70 .70 .71, relp .64
+# .70 .78. Of the exact best 5 % of neurons, atp has 98 %, 95 % and 99 % among its best 10 %.
+BEST = "atp"
+
+
+def estimated_effects(
+    model: Model,
+    prompts: Prompts,
+    others: Prompts,
+    layers: Sequence[int],
+    screen: str,
+    advance: Callable[[int], None],
+) -> NDArray[np.float32]:
+    """[layers, neurons, prompts, measures]: the estimated effects of patching each neuron at the last position."""
+    found = np.empty((len(layers), model.sizes.neurons, len(prompts), len(EFFECTS)), np.float32)
+    for rows, batch in batches(model, prompts, 0, graph_bytes(model, measures=3)):
+        ids, other_ids = model.encode(batch), model.encode(others[rows])
+        answer, other = model.answers(batch), model.answers(others[rows])
+
+        def measures(logits: Tensor, answer: Tensor = answer, other: Tensor = other) -> Tensor:
+            return landmarks(logits, answer, other)
+
+        slopes = ATTRIBUTION_METHODS[screen](model, ids, other_ids, measures, layers)
+        with torch.no_grad(), capturing(model, neurons=layers, keep=_last) as new:
+            model.logits(other_ids)
+        with torch.no_grad(), capturing(model, neurons=layers, keep=_last) as old:
+            before = measures(model.logits(ids))
+        for i, layer in enumerate(layers):
+            change = (new.neurons[layer] - old.neurons[layer]).to(before)
+            moved = change * slopes[layer].to(before)  # [landmarks, batch, neurons]
+            estimates = effects_between(before, before[:, None] + moved.mT)
+            found[i][:, rows] = torch.stack([estimates[m] for m in EFFECTS], dim=-1).float().cpu().numpy()
+        advance(len(batch))
+    return found
+
+
+def _slopes(
+    model: Model, ids: Tensor, measures: Measures, layers: Sequence[int], embeddings: Tensor | None = None
+) -> Slopes:
+    _, slopes = gradients(model, ids, measures, neurons=layers, embeddings=embeddings)
+    return {layer: slope[:, :, -1] for layer, slope in slopes.neurons.items()}
+
+
+def _last(x: Tensor) -> Tensor:
+    return x[:, -1].clone()

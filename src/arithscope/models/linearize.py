@@ -1,0 +1,68 @@
+"""A model made linear around a prompt, for gradients that see further than the next step.
+
+A gradient says what an infinitesimal step does. A patch is a long one, and on its way norms rescale and activation functions
+bend. Inside `linearised` gradients ignore that: what a norm or an activation function multiplies its input with counts as
+a constant. Forward passes give the same as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from arithscope.models.model import Model, Site
+from arithscope.models.offload import weight_of
+
+
+@contextmanager
+def linearised(model: Model) -> Iterator[None]:
+    """Backward passes through norms, activation functions and gates as through linear maps.
+
+    norm                   the scale is held constant; a LayerNorm's centring stays
+    activation function    f(x) = x · [f(x) / x], with the bracket held constant
+    gate                   of the product act(gate) · up, each factor gets half of the gradient
+
+    The other usual rule for gates, act(gate) held constant and the whole gradient to up, came out a little worse: on
+    tiny-llama its estimates' rank correlation with exact effects was .63 instead of .64 (by log-ratio .61 instead of .62).
+    """
+    with ExitStack() as stack:
+        for norm in (m for m in model.hf_model.modules() if isinstance(m, type(model.final_norm))):
+            stack.callback(norm.register_forward_hook(_at_norm).remove)
+        for i, layer in enumerate(model.layers):
+            activation = layer.get_submodule(model.architecture.mlp_activation)
+            stack.callback(activation.register_forward_hook(_at_activation).remove)
+            if model.architecture.gated:
+                # Ahead of all other hooks: what they see is the neuron itself, whose own gradient is not halved.
+                handle = model.module(Site.NEURONS, i).register_forward_pre_hook(_at_product, prepend=True)
+                stack.callback(handle.remove)
+        yield
+
+
+def _at_norm(module: Any, args: Any, output: Tensor) -> Tensor:
+    x = args[0].to(output.device)  # a norm may run elsewhere than what is before it
+    if not isinstance(module, nn.LayerNorm):
+        return _proportional(x, output)
+    scale = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
+    return _with_slope(x - x.mean(-1, keepdim=True), output, weight_of(module) * scale)
+
+
+def _at_activation(module: Any, args: Any, output: Tensor) -> Tensor:
+    return _proportional(args[0], output)
+
+
+def _at_product(module: Any, args: Any) -> Any:
+    half = args[0] / 2
+    return half + half.detach(), *args[1:]
+
+
+def _proportional(x: Tensor, output: Tensor) -> Tensor:
+    return _with_slope(x, output, torch.where(x == 0, 0.0, output / x))
+
+
+def _with_slope(x: Tensor, output: Tensor, slope: Tensor) -> Tensor:
+    """The output as it is, but with this slope, entry by entry, with respect to x."""
+    return output.detach() + slope.detach() * (x - x.detach())

@@ -1,0 +1,161 @@
+"""Units that are already done, kept on disk while their stage is not: a killed run goes on behind the last of them.
+
+    <run>/.parts/<stage>/<key of the stage>/<digest of function and arguments>.safetensors
+
+A part is a safetensors file: the arrays of what a unit returned, and in its metadata how they belong together, as JSON, with a
+checksum over everything. The same function with the same arguments returns the same, so a part needs no other name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from arithscope.utils.executor import Executor, FinishedUnit, Function, Unit
+from arithscope.utils.files import new_file, remove
+from arithscope.utils.progress import Advance
+
+FOLDER = ".parts"
+
+
+class CachingExecutor(Executor):
+    """Has units carried out by someone else, and stores each as soon as it is done; those found stored are not done again."""
+
+    def __init__(self, executor: Executor, folder: Path):
+        self.executor, self.folder, self.where = executor, folder, executor.where
+
+    def stream(self, function: Function, model: Any, units: Sequence[Unit], advance: Advance) -> Iterator[FinishedUnit]:
+        paths = [self.folder / f"{digest}.safetensors" for digest in digests(function, units)]
+        missing = []
+        for place, path in enumerate(paths):
+            if (part := read_unit(path)) is None:
+                missing.append(place)
+            else:
+                result, steps = part
+                advance(steps)
+                yield FinishedUnit(place, result, steps)
+        if missing:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for done in self.executor.stream(function, model, [units[place] for place in missing], advance):
+                place = missing[done.place]
+                remove(paths[place])  # it was no part, whatever it was
+                write_unit(paths[place], done.result, done.steps)
+                yield FinishedUnit(place, done.result, done.steps)
+
+
+def caching_executor(executor: Executor, run: Path, stage: str, key: str) -> CachingExecutor:
+    """For a stage of a run folder; parts that were computed from other inputs are removed."""
+    folder = run / FOLDER / stage
+    for other in folder.iterdir() if folder.exists() else ():
+        if other.name != key:
+            shutil.rmtree(other, ignore_errors=True)
+    return CachingExecutor(executor, folder / key)
+
+
+def clear_cache(run: Path, stage: str) -> None:
+    """Remove the parts of a stage that is done."""
+    shutil.rmtree(run / FOLDER / stage, ignore_errors=True)
+    if (run / FOLDER).exists() and not any((run / FOLDER).iterdir()):
+        (run / FOLDER).rmdir()
+
+
+def write_unit(path: Path, result: Any, steps: int) -> None:
+    arrays: list[np.ndarray[Any, Any]] = []
+    value = json.dumps({"result": _taken_apart(result, arrays), "steps": steps})
+    named = {str(i): array for i, array in enumerate(arrays)}
+    with new_file(path) as temporary:
+        save_file(named, temporary, metadata={"value": value, "checksum": _checksum(value, arrays)})
+
+
+def read_unit(path: Path) -> tuple[Any, int] | None:
+    """What a unit returned, and its steps; None if it is not there, or damaged."""
+    try:
+        with safe_open(path, "np") as file:
+            said = file.metadata()
+            arrays = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
+        if said["checksum"] != _checksum(said["value"], arrays):
+            return None
+        value = json.loads(said["value"])
+        return (_put_together(value["result"], arrays), value["steps"]) if type(value["steps"]) is int else None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
+
+
+def digests(function: Function, units: Sequence[Unit]) -> list[str]:
+    """For each unit a hash of the function's name and all arguments. What units share is hashed once."""
+    known: dict[int, bytes] = {}
+
+    def of(argument: Any) -> bytes:
+        if id(argument) not in known:
+            digest = hashlib.sha256()
+            _add(digest, argument)
+            known[id(argument)] = digest.digest()
+        return known[id(argument)]
+
+    name = f"{function.__module__}.{function.__qualname__}"
+    return [hashlib.sha256(b"".join([name.encode(), *map(of, unit)])).hexdigest()[:32] for unit in units]
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Every kind of value begins with a word of its own, and says its length, so that no two values are written alike."""
+    if isinstance(value, np.ndarray):
+        digest.update(f"array {value.dtype.str} {value.shape};".encode())
+        digest.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        digest.update(f"{type(value).__qualname__};".encode())
+        for field in dataclasses.fields(value):
+            _add(digest, getattr(value, field.name))
+    elif isinstance(value, dict):
+        digest.update(f"dict {len(value)};".encode())
+        for named in value.items():
+            _add(digest, named)
+    elif isinstance(value, tuple | list | range):
+        digest.update(f"list {len(value)};".encode())
+        for item in value:
+            _add(digest, item)
+    elif value is None or isinstance(value, bool | int | float | str | np.generic):
+        text = str(value)
+        digest.update(f"{type(value).__name__} {len(text)} {text};".encode())
+    else:
+        raise TypeError(f"a unit cannot be given a {type(value).__name__}: it is no plain data")
+
+
+def _taken_apart(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    """JSON for a value, with its arrays put aside."""
+    if isinstance(value, np.ndarray):
+        arrays.append(np.asarray(value, order="C"))
+        return {"array": len(arrays) - 1}
+    if isinstance(value, tuple | list):
+        return {"tuple" if isinstance(value, tuple) else "list": [_taken_apart(item, arrays) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_taken_apart(part, arrays) for part in item] for item in value.items()]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"a unit cannot return a {type(value).__name__}: it is no plain data")
+
+
+def _put_together(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    [(kind, inside)] = value.items()
+    if kind == "array":
+        return arrays[inside]
+    if kind == "dict":
+        return {_put_together(k, arrays): _put_together(v, arrays) for k, v in inside}
+    items = [_put_together(item, arrays) for item in inside]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _checksum(value: str, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
+    digest = hashlib.sha256()
+    _add(digest, (value, *arrays))
+    return digest.hexdigest()

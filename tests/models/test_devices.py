@@ -1,0 +1,124 @@
+"""A model spread over several devices, with GPUs that are pretended: nothing of one is put together with another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from arithscope.experiments.common import linear_probes
+from arithscope.models import memory, offload
+from arithscope.models.load import LoadOptions, load
+from arithscope.models.model import Model
+from arithscope.pipeline.runner import run
+from arithscope.utils import threads
+from arithscope.utils.progress import Silent
+from tests.conftest import Smaller
+from tests.models.pretended import AtOnce, PretendedGPUs
+from tests.models.spread import (
+    EVERYTHING,
+    assert_alike,
+    assert_same,
+    dispatched,
+    head,
+    passes,
+    places,
+    plain,
+    replays,
+    wanted,
+    weights,
+)
+
+GPU, SECOND, THIRD = (torch.device("cuda", i) for i in range(3))
+SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
+    "several GPUs",
+    "layers in memory",
+    "ends in memory",
+    "CPU and GPU",
+)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGPUs]:
+    monkeypatch.setattr(memory, "_free", lambda model: 2**28)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a pretended GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(linear_probes, "_recorded", lambda step, clear_cache, device: step)
+    mode, fetch = PretendedGPUs(), offload._Again.fetch
+
+    def fetch_inside(weight: Any) -> Tensor:  # a backward pass would do it outside
+        with mode:
+            return fetch(weight)
+
+    monkeypatch.setattr(offload._Again, "fetch", fetch_inside)
+    with mode:
+        yield mode
+
+
+def spread(name: str, how: str) -> Model:
+    """What is in main memory is fetched by the GPU, unless the CPU is what the model mainly runs on."""
+    model = load(name, options=LoadOptions(device="cpu"))
+    if how == SEVERAL_GPUS:  # the final norm is elsewhere than the last layer, and than the head
+        where = places(model, lambda i: SECOND if i % 2 == 0 else GPU, GPU)
+        where |= {model.architecture.final_norm: SECOND, head(model): THIRD}
+    elif how == CPU_AND_GPU:
+        where = places(model, lambda i: GPU if i % 2 else "cpu", "cpu")
+    else:
+        in_memory = how == ENDS_IN_MEMORY
+        where = places(model, lambda i: GPU if in_memory or i % 2 else "cpu", "cpu" if in_memory else GPU)
+    return dispatched(model, where, "cpu" if how == CPU_AND_GPU else GPU)
+
+
+def test_the_pretence(pretended: PretendedGPUs) -> None:
+    here, there, cpu = torch.ones(3, device=GPU), torch.ones(3).to("cuda:1"), torch.arange(3)
+    assert (here.device, there[1:].device, cpu.device, there.cpu().device.type) == (GPU, SECOND, cpu.device, "cpu")
+    for crossing in (
+        lambda: here + there,
+        lambda: here + cpu,
+        lambda: here[cpu.to(SECOND)],
+        lambda: torch.cat([here, there]),
+        lambda: torch.nn.functional.linear(here, there[None]),
+        lambda: here.numpy(),
+    ):
+        with pytest.raises(RuntimeError):
+            crossing()
+    assert (here + there.to(here)).device == GPU
+    assert (here[cpu] * cpu.sum()).device == GPU
+    here[1:] = there[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("tiny-llama", how) for how in (SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU)),
+        *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (SEVERAL_GPUS, ENDS_IN_MEMORY)),
+    ],
+)
+def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None:
+    model = spread(name, how)
+    assert model.device.type == ("cpu" if how == CPU_AND_GPU else "cuda")
+    assert model.devices == {
+        SEVERAL_GPUS: {GPU, SECOND, THIRD},
+        CPU_AND_GPU: {torch.device("cpu"), GPU},
+    }.get(how, {GPU})
+    assert model.offloads == (how in (LAYERS_IN_MEMORY, ENDS_IN_MEMORY))
+    results = {what: what(model) for what in EVERYTHING}
+    replayed = {key: x for key, x in results[replays].items() if not key.startswith("tape")}
+    for x in (results[passes]["logits"], *replayed.values(), *results[weights].values()):
+        assert x.device == model.device
+    for what, found in results.items():
+        assert_same({key: x.cpu() for key, x in found.items()}, wanted(name, what), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
+def test_a_whole_study(how: str, tmp_path: Path, pretended: PretendedGPUs) -> None:
+    settings = Smaller(("+", "-"), 20, topk=8, neurons="atp")
+    ours = run(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
+    theirs = run(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
+    assert_alike(ours, theirs)

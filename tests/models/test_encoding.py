@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arithscope.errors import UserError
+from arithscope.models.tokenization import Positions, PromptEncoder
+from arithscope.models.untrained import number_tokenizer
+from arithscope.prompts import Prompts, Template, operand_grid
+from tests import tokenizers_for_tests as made
+from tests.families import small
+
+SPACED = Template("{op1} {operator} {op2} = ", prefix="1 + 2 = 3\n")
+
+
+def one(a: int, operator: int, b: int) -> Prompts:
+    return Prompts(np.array([a]), np.array([operator]), np.array([b]))
+
+
+def test_whole_numbers() -> None:
+    encoder = PromptEncoder(number_tokenizer(1000), Template())
+    assert encoder.limit == 1000
+    assert encoder.is_plain
+    assert encoder.positions == Positions(1, 2, 3, 4)
+    assert encoder.tokens(encoder.encode(one(226, 1, 68))[0]) == ["<bos>", "226", "-", "68", "="]
+    assert encoder.tokens(encoder.answers(one(226, 1, 68))) == ["158"]
+
+
+def test_split_digits_leave_ten_numbers() -> None:
+    encoder = PromptEncoder(made.digit_splitting(), Template())
+    assert encoder.limit == 10
+    with pytest.raises(UserError, match="--max-operand 9"):
+        encoder.encode(one(10, 0, 1))
+
+
+def test_spaces_and_prefix() -> None:
+    """The digit splitter keeps the last space apart; the other one gives it to the answer."""
+    apart = PromptEncoder(made.digit_splitting(), SPACED)
+    assert apart.tokens(apart.encode(one(4, 0, 5))[0])[-6:] == ["4", " +", " ", "5", " =", " "]
+    assert apart.positions == Positions(9, 10, 12, 14)
+    assert not apart.is_plain
+    joined = PromptEncoder(made.with_leading_spaces(30, 20), SPACED)
+    assert joined.tokens(joined.encode(one(4, 0, 5))[0])[-4:] == ["4", " +", " 5", " ="]
+    assert joined.tokens(joined.answers(one(4, 0, 5))) == [" 9"]
+    assert joined.limit == 20  # op1 could go to 29, op2 and the answer to 19
+    assert joined.positions.last == joined.length - 1
+
+
+def test_no_bos() -> None:
+    encoder = PromptEncoder(made.with_leading_spaces(30, 30, bos=None), Template())
+    assert encoder.positions == Positions(0, 1, 2, 3)
+    assert encoder.is_plain
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template"),
+    [
+        (number_tokenizer(25), Template()),
+        (made.digit_splitting(), Template()),
+        (made.digit_splitting(), SPACED),
+        (made.with_leading_spaces(30, 20), SPACED),
+        (made.with_leading_spaces(30, 20, bos=None), Template()),
+    ],
+)
+def test_tables_equal_encoding_whole_texts(tokenizer: object, template: Template) -> None:
+    encoder = PromptEncoder(tokenizer, template)
+    assert encoder.disagreement(operand_grid("+-*/", encoder.limit - 1)) is None
+
+
+@given(st.data())
+def test_rows_are_encoded_independently(data: st.DataObject) -> None:
+    encoder = PromptEncoder(number_tokenizer(50), Template())
+    n = data.draw(st.integers(1, 20))
+    pick = [data.draw(st.lists(st.integers(0, top), min_size=n, max_size=n)) for top in (49, 3, 49)]
+    prompts = Prompts(*map(np.array, pick))
+    batch = encoder.encode(prompts)
+    for i in range(n):
+        assert batch[i].tolist() == encoder.encode(prompts[[i]])[0].tolist()
+
+
+def test_joined_tokens_are_refused() -> None:
+    with pytest.raises(UserError, match="joins"):
+        PromptEncoder(made.joining_the_equals_sign(20), Template())
+
+
+def test_cuts_that_depend_on_neighbours_end_the_numbers() -> None:
+    """`7+` is one token, so 7 is no single token as op1; what is left below it is sound."""
+    encoder = PromptEncoder(made.joining_some_pairs(20), Template())
+    assert encoder.limit == 7
+    assert encoder.disagreement(operand_grid("+-*/", 6)) is None
+
+
+def test_cuts_that_show_only_in_some_pairs_are_refused() -> None:
+    """`5-8` is one token: no slot looked at alone shows it."""
+    words = [*map(str, range(9)), *(f"5-{n}" for n in range(9)), "+", "-", "*", "/", "="]
+    with pytest.raises(UserError, match="neighbouring"):
+        PromptEncoder(made.word_tokenizer(r"5-\d|\d|.", words), Template())
+
+
+def test_a_missing_operator_is_named() -> None:
+    encoder = PromptEncoder(made.without_star(20), Template())
+    assert encoder.operators == ("+", "-", "/")
+    assert len(encoder.encode(one(3, 0, 4))) == 1
+    with pytest.raises(UserError, match=r"'\*' is not a single token"):
+        encoder.encode(one(3, 2, 4))
+
+
+def test_a_template_the_tokenizer_does_not_know() -> None:
+    with pytest.raises(UserError, match="does not know every character"):
+        PromptEncoder(number_tokenizer(20), Template("{op1} {operator} {op2} ="))
+
+
+def test_every_position_has_a_label_of_its_own() -> None:
+    assert small("llama").encoder.labels == ("<bos>", "op1", "operator", "op2", "last")
+    labels = small("llama", prefix="1+2=3=4+5=9=").encoder.labels
+    assert labels[:5] == ("<bos>", "1", "+:2", "2", "=:4")
+    assert labels[-4:] == ("op1", "operator", "op2", "last")
+    assert len(set(labels)) == len(labels)

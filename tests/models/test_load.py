@@ -1,0 +1,185 @@
+"""Loading good subjects, and refusing bad ones in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from arithscope.errors import UserError
+from arithscope.models import load as load_module
+from arithscope.models.load import LoadOptions, load, pick_device
+from arithscope.models.model import Model
+from arithscope.prompts import Template
+from tests.families import small
+from tests.tokenizers_for_tests import digit_splitting
+
+
+@pytest.fixture
+def copied(saved_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_model, tmp_path / "model"))
+
+
+def test_a_folder(saved_model: Path) -> None:
+    model = load(str(saved_model), options=LoadOptions(device="cpu"))
+    assert model.identity.name == "small-llama"
+    assert len(model.identity.weight_hash) == len(model.identity.tokenizer_hash) == 64
+    assert (model.dtype_name, model.attention_implementation, model.limit) == ("float32", "sdpa", 40)
+    ids = model.encode(model.encoder.examples())
+    with torch.no_grad():
+        assert torch.equal(model.logits(ids), small("llama", "sdpa").logits(ids))
+
+
+def test_the_hash_follows_the_weights(copied: Path) -> None:
+    first = load(str(copied)).identity
+    weights = load_file(copied / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    second = load(str(copied)).identity
+    assert first.weight_hash != second.weight_hash
+    assert first.tokenizer_hash == second.tokenizer_hash
+
+
+def test_dtypes(saved_model: Path) -> None:
+    model = load(str(saved_model), options=LoadOptions(dtype="bfloat16"))
+    assert model.dtype_name == "bfloat16"
+    assert model.logits(model.encode(model.encoder.examples())).dtype == torch.float32
+
+
+def test_device_map(saved_model: Path) -> None:
+    model = load(str(saved_model), options=LoadOptions(device_map="auto"))
+    plain = load(str(saved_model))
+    ids = plain.encode(plain.encoder.examples())
+    with torch.no_grad():
+        assert torch.equal(model.logits(ids), plain.logits(ids))
+
+
+def test_a_template_is_kept(saved_model: Path) -> None:
+    assert load(str(saved_model), Template(prefix="1+2=3=")).encoder.length == 11
+
+
+def complaint(model: str | Path, options: LoadOptions | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        load(str(model), options=options)
+    return str(caught.value)
+
+
+def test_missing_places(tmp_path: Path, saved_model: Path) -> None:
+    assert "no folder or file" in complaint(tmp_path / "nowhere")
+    assert "no folder or file" in complaint("./nowhere.gguf")
+    assert "No subject" in complaint("")
+    assert "holds no config.json" in complaint(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(b"0")
+    assert "not a GGUF file" in complaint(tmp_path / "weights.bin")
+    assert "no checkpoint 'main'; it has: none" in complaint(f"{saved_model}@main")
+
+
+def test_hub_ids_are_tried_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(source: str, **arguments: object) -> None:
+        assert (source, arguments["revision"]) == ("somebody/model", "v2")
+        raise OSError("no connection")
+
+    monkeypatch.setattr(load_module.AutoConfig, "from_pretrained", unreachable)
+    assert "model hub: no connection" in complaint("somebody/model@v2")
+
+
+def test_unknown_family(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    assert "'bloom' are not supported" in complaint(copied)
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    assert "cannot be loaded" in complaint(copied)
+    (copied / "config.json").write_text("{")
+    assert "cannot be loaded" in complaint(copied)
+
+
+def test_broken_weights(copied: Path) -> None:
+    whole = (copied / "model.safetensors").read_bytes()
+    for broken in (whole[: len(whole) // 2], whole[:4], b""):
+        (copied / "model.safetensors").write_bytes(broken)
+        assert "weights" in complaint(copied)
+
+
+def test_missing_weights_are_not_made_up(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    assert "incomplete: model.layers.1.mlp.down_proj.weight" in complaint(copied)
+
+
+def test_pickled_weights_need_consent(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    torch.save(weights, copied / "pytorch_model.bin")
+    assert "--allow-pickle" in complaint(copied)
+    model = load(str(copied), options=LoadOptions(allow_pickle=True))
+    assert len(model.identity.weight_hash) == 64
+
+
+def test_remote_code_does_not_run(copied: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+    (copied / "own.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Own: pass\n")
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (copied / "config.json").write_text(json.dumps(config))
+    assert "cannot be loaded" in complaint(copied)
+    assert not marker.exists()
+
+
+def test_no_tokenizer(copied: Path) -> None:
+    for file in copied.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in complaint(copied)
+
+
+def test_split_digits(copied: Path) -> None:
+    digit_splitting().save_pretrained(copied)
+    assert load(str(copied)).limit == 10
+
+
+def test_devices_and_dtypes_that_are_not_there(saved_model: Path) -> None:
+    if not torch.cuda.is_available():
+        assert "no CUDA GPUs" in complaint(saved_model, LoadOptions(device="cuda"))
+    assert "no device 'abacus'" in complaint(saved_model, LoadOptions(device="abacus"))
+    assert "no device 'meta'" in complaint(saved_model, LoadOptions(device="meta"))
+    assert "no dtype 'int3'" in complaint(saved_model, LoadOptions(dtype="int3"))
+    assert "choose 4bit or 8bit" in complaint(saved_model, LoadOptions(quantize="3bit"))
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_a_model_that_does_not_replay_is_refused(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Model.unembed
+    monkeypatch.setattr(Model, "unembed", lambda self, x: original(self, x).cumsum(-1))
+    assert "could not be trusted" in complaint(saved_model)
+
+
+IN_A_HUB_CACHE = """
+from arithscope.models.load import load
+for name in ("somebody/small", "somebody/small@v2"):
+    identity = load(name).identity
+    print(identity.name, identity.revision, identity.weight_hash)
+"""
+
+
+def test_a_hub_model_that_was_fetched_before(saved_model: Path, tmp_path: Path) -> None:
+    """Without any network: the hub's cache is laid out by hand, with the files under a commit."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cache = tmp_path / "hub" / "models--somebody--small"
+    shutil.copytree(saved_model, cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    for ref in ("main", "v2"):
+        (cache / "refs" / ref).write_text(commit)
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_HUB_CACHE], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = f"somebody/small {commit} {load(str(saved_model)).identity.weight_hash}"
+    assert done.stdout.splitlines() == [expected, expected]

@@ -1,0 +1,210 @@
+"""Every check passes on every family, and fails when what it looks at is broken."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arithscope.errors import UserError
+from arithscope.models import checks
+from arithscope.models.checks import CHECKS, in_float32, rounding_noise, soundness, tokenisation
+from arithscope.models.engine.replay import PrefixCache
+from arithscope.models.engine.replicas import replica
+from arithscope.models.families import FAMILIES
+from arithscope.models.model import Model
+from arithscope.pipeline.runner import run
+from arithscope.prompts import Prompts, Template, legal_prompts
+from arithscope.settings import Settings
+from arithscope.utils.progress import Silent
+from tests.families import FAMILY_AND_ATTENTION, NUMBERS, small
+from tests.tokenizers_for_tests import word_tokenizer
+
+Break = Callable[[Model, pytest.MonkeyPatch], Any]
+
+
+def failed(model: Model) -> dict[str, str]:
+    return {check.name: check.wrong for check in soundness(model) if check.wrong}
+
+
+@pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
+def test_every_family_is_sound(family: str, attention: str) -> None:
+    found = list(soundness(small(family, attention)))
+    assert len(found) == len({check.name for check in found}) == len(CHECKS)
+    assert [check.wrong for check in found] == [""] * len(CHECKS)
+    assert all(check.says for check in found)
+
+
+@pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION[::3])
+def test_half_precision_is_sound_within_its_noise(family: str, attention: str) -> None:
+    model = small(family, attention, torch.bfloat16)
+    wide = in_float32(model)
+    assert wide is not None
+    assert (model.dtype_name, wide.dtype_name) == ("bfloat16", "float32")
+    noise = rounding_noise(model, wide)
+    assert 1e-4 < noise < 0.1
+    assert not any(check.wrong for check in soundness(model, noise))
+    assert rounding_noise(model, model) == 0.0
+
+
+def test_sound_with_room_for_one_variant_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arithscope.models.engine.replay.rows_that_fit", lambda *args, **options: 1)
+    assert failed(small("llama", "sdpa")) == {}
+
+
+def hooked(module: torch.nn.Module, change: Callable[[Any], Any]) -> None:
+    module.register_forward_hook(lambda m, args, output: change(output))
+
+
+def not_finite(model: Model, patch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        model.unembedding.weight[5, 0] = torch.nan
+
+
+def all_alike(model: Model, patch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        model.unembedding.weight.zero_()
+
+
+def noisy(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.layers[1].mlp, lambda x: x + 0.1 * torch.randn_like(x))
+
+
+def quick_but_wrong(model: Model, patch: pytest.MonkeyPatch) -> None:
+    plain = torch.nn.functional.rms_norm
+    patch.setattr(torch.nn.functional, "rms_norm", lambda *args: plain(*args) * 1.01)
+
+
+def mixing_prompts(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.layers[0].mlp, lambda x: x + 0.1 * x.mean(0, keepdim=True))
+
+
+def reading_masked_tokens(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.layers[0].mlp, lambda x: x + 0.1 * x.mean(1, keepdim=True))
+
+
+def leaking_attention(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.attention(1), lambda output: (output[0], None if output[1] is None else output[1] * 0.9))
+
+
+def looking_ahead(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.attention(1), lambda output: (output[0], None if output[1] is None else output[1].flip(-1)))
+
+
+def other_when_watched(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.attention(1), lambda out: out if out[1] is None else (out[0] * 1.1, out[1]))
+
+
+def wrong_value_vectors(model: Model, patch: pytest.MonkeyPatch) -> None:
+    own = Model.value_vectors
+    patch.setattr(Model, "value_vectors", lambda self, layer: own(self, layer).roll(1, 0))
+
+
+def heads_that_interact(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.module(checks.Site.HEADS, 1), lambda x: x + 0.1 * x.square())
+
+
+def something_more_in_the_stream(model: Model, patch: pytest.MonkeyPatch) -> None:
+    hooked(model.layers[1], lambda output: output * 1.01)
+
+
+def uncentred(model: Model, patch: pytest.MonkeyPatch) -> None:
+    plain = checks.normalized_logit
+    patch.setattr(checks, "normalized_logit", lambda logits, answers, centre: plain(logits, answers, centre=False))
+
+
+def forgetful_cache(model: Model, patch: pytest.MonkeyPatch) -> None:
+    plain = PrefixCache._behind
+    patch.setattr(PrefixCache, "_behind", staticmethod(lambda old, new: plain(old * 0.9, new)))
+
+
+BROKEN: dict[str, tuple[str, Break]] = {
+    "not finite": ("logits", not_finite),
+    "all alike": ("logits", all_alike),
+    "noise": ("determinism", noisy),
+    "wrong kernel": ("library", quick_but_wrong),
+    "mixed prompts": ("batches", mixing_prompts),
+    "masked tokens read": ("padding", reading_masked_tokens),
+    "leaking attention": ("attention", leaking_attention),
+    "looking ahead": ("attention", looking_ahead),
+    "other attention when watched": ("attention", other_when_watched),
+    "wrong value vectors": ("pieces", wrong_value_vectors),
+    "heads that interact": ("pieces", heads_that_interact),
+    "more in the stream": ("pieces", something_more_in_the_stream),
+    "uncentred": ("centring", uncentred),
+    "forgetful cache": ("replay", forgetful_cache),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, break_it = BROKEN[name]
+    model = copy.deepcopy(small("llama", "eager" if name == "forgetful cache" else "sdpa"))
+    break_it(model, monkeypatch)
+    assert check in failed(model)
+
+
+@pytest.mark.parametrize("family", [f for f, row in FAMILIES.items() if row.post_norms])
+def test_a_wrong_row_of_a_family_is_found(family: str) -> None:
+    model = replica(small(family, "eager"))
+    model.architecture = replace(model.architecture, post_norms=False)
+    found = failed(model)
+    assert {"pieces", "replay"} <= found.keys()
+    assert "layer" in found["pieces"]
+
+
+def with_tokenizer(tokenizer: Any, template: Template | None = None) -> Model:
+    model = small("llama", "eager")
+    return Model(copy.deepcopy(model.hf_model), tokenizer, model.identity, template)
+
+
+def test_bos() -> None:
+    own = small("llama", "eager").tokenizer
+    assert "more than once" in failed(with_tokenizer(own, Template(prefix="<bos>")))["BOS"]
+    numbers = [*map(str, range(NUMBERS)), "+", "-", "*", "/", "="]
+    assert failed(with_tokenizer(word_tokenizer(r"\d+|.", numbers, bos=None))) == {}
+    beyond = word_tokenizer(r"\d+|.", [*map(str, range(500)), "+", "-", "*", "/", "="])
+    with pytest.raises(UserError, match="has token 505, but its model knows only"):
+        with_tokenizer(beyond)
+
+
+def test_prompts_that_are_read_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replica(small("llama", "eager"))
+    prompts = legal_prompts("+", 20, model.limit)
+    assert tokenisation(model, prompts).wrong == ""
+    tables = copy.copy(model.encoder)
+    tables._op2 = tables._op2.copy()
+    tables._op2[7] = tables._op2[8]
+    model.encoder = tables
+    assert "'0+7='" in tokenisation(model, prompts).wrong
+
+
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    yield
+    assert not folder.exists()
+
+
+def test_a_run_refuses_what_is_unsound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, folder = Settings(("+",), 9), tmp_path / "run"
+    model = copy.deepcopy(small("llama", "eager"))
+    with monkeypatch.context() as patch, untouched(folder):
+        wrong_value_vectors(model, patch)
+        with pytest.raises(UserError, match=r"could not be trusted.*pieces: the value vectors of layer.*doctor"):
+            run(model, settings, folder, ["means"], Silent())
+    with monkeypatch.context() as patch, untouched(folder):
+        patch.setattr(type(model.encoder), "disagreement", lambda self, prompts: "1+2=")
+        with pytest.raises(UserError, match=r"tokenisation: its tokenizer reads '1\+2='"):
+            run(model, settings, folder, ["means"], Silent())
+    asked: list[Prompts] = []
+    plain = type(model.encoder).disagreement
+    monkeypatch.setattr(type(model.encoder), "disagreement", lambda self, p: (asked.append(p), plain(self, p))[1])
+    for _ in range(2):  # what was found sound is not looked at again
+        run(model, settings, folder, ["means"], Silent())
+    assert [len(p) for p in asked] == [len(legal_prompts("+", 9, model.limit))]

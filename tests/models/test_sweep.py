@@ -1,0 +1,169 @@
+"""The shared-prefix sweep against plain batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from arithscope.models.engine.replicas import passes_at_once, replica
+from arithscope.models.engine.sweep import mean_activations, sweep, sweep_neurons
+from arithscope.models.hooks import capturing, edit, editing
+from arithscope.models.model import Model, Site
+from arithscope.prompts import Prompts, operand_grid, random_source, sample
+from tests.conftest import torch_threads
+from tests.families import FAMILY_AND_ATTENTION, small
+
+families = pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
+
+
+def plain(model: Model, prompts: Prompts):  # type: ignore[no-untyped-def]
+    layers = range(model.sizes.layers)
+    with torch.no_grad(), capturing(model, heads=layers, neurons=layers, residual=layers) as seen:
+        logits = model.logits(model.encode(prompts))
+    return logits, seen
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) < tolerance
+
+
+@families
+def test_sweep_equals_plain_batches(family: str, attention: str) -> None:
+    model = small(family, attention)
+    prompts = sample(operand_grid("+-*/", 12), 150, random_source(1, "sweep"))
+    logits, seen = plain(model, prompts)
+    covered = np.zeros(len(prompts), dtype=int)
+    for block in sweep(model, prompts, heads=[0, 2], neurons=[1], residual=[0, 1], rows=37):
+        covered[block.rows] += 1
+        assert close(block.logits, logits[block.rows])
+        for got, want in (
+            (block.seen.heads, seen.heads),
+            (block.seen.neurons, seen.neurons),
+            (block.seen.residual, seen.residual),
+        ):
+            for layer in got:
+                assert close(got[layer], want[layer][block.rows, -1])
+    assert (covered == 1).all()
+
+
+@families
+def test_means_equal_the_mean_of_plain_batches(family: str, attention: str) -> None:
+    model = small(family, attention)
+    prompts = operand_grid("+/", 6)
+    _, seen = plain(model, prompts)
+    counted = []
+    means = mean_activations(model, prompts, progress=counted.append, rows=11)
+    assert sum(counted) == len(prompts)
+    for layer in range(model.sizes.layers):
+        assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
+        assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
+
+
+@families
+def test_neurons_of_passes_that_end_early_equal_plain_batches(family: str, attention: str) -> None:
+    model = small(family, attention)
+    prompts = sample(operand_grid("+-*/", 12), 60, random_source(1, "sweep"))
+    _, seen = plain(model, prompts)
+    chosen = {1: torch.tensor([5, 0]), 0: torch.tensor([7])}
+    covered, counted = np.zeros(len(prompts), dtype=int), []
+    for rows, found in sweep_neurons(model, prompts, chosen, counted.append, rows=17):
+        covered[rows] += 1
+        assert found.keys() == chosen.keys()
+        for layer, which in chosen.items():
+            assert close(found[layer], seen.neurons[layer][rows, -1][:, which])
+    assert (covered == 1).all()
+    assert sum(counted) == len(prompts)
+    again, _ = plain(model, prompts)
+    assert again.shape == (len(prompts), model.sizes.vocabulary)  # nothing ends the passes that come after
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """So many threads in torch, and therefore so many passes at a time."""
+    with torch_threads(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@families
+def test_passes_side_by_side_do_not_see_each_other(family: str, attention: str, threads: int) -> None:
+    """Every pass watches its own prompts only, whatever runs beside it."""
+    model = small(family, attention)
+    assert passes_at_once(model) == threads
+    prompts = operand_grid("+-", 8)
+    logits, seen = plain(model, prompts)
+    for block in sweep(model, prompts, heads=[1], neurons=[0, 2], residual=[2], rows=9):
+        assert close(block.logits, logits[block.rows])
+        assert close(block.seen.heads[1], seen.heads[1][block.rows, -1])
+        assert close(block.seen.neurons[2], seen.neurons[2][block.rows, -1])
+        assert close(block.seen.residual[2], seen.residual[2][block.rows, -1])
+    assert torch.get_num_threads() == threads
+    told = torch.zeros_like(logits)
+    means = mean_activations(model, prompts, rows=9, see=lambda rows, some: told.__setitem__(rows, some))
+    assert close(told, logits)
+    for layer in range(model.sizes.layers):
+        assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
+        assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
+
+
+def test_a_twin_has_its_own_modules_and_the_same_weights() -> None:
+    model = small("llama", "sdpa")
+    other = replica(model)
+    assert not set(map(id, model.hf_model.modules())) & set(map(id, other.hf_model.modules()))
+    assert [id(p) for p in other.hf_model.parameters()] == [id(p) for p in model.hf_model.parameters()]
+    assert other.encoder is model.encoder
+    with capturing(other, neurons=[0]) as seen:
+        model.logits(model.encode(operand_grid("+", 2)))
+        assert not seen.neurons
+        other.logits(other.encode(operand_grid("+", 2)))
+        assert seen.neurons
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_what_is_edited_is_edited_in_every_pass(threads: int) -> None:
+    """And no longer than it is."""
+    model, prompts = small("llama", "sdpa"), operand_grid("+-", 6)
+    unedited, _ = plain(model, prompts)
+    silenced = edit(model, Site.NEURONS, 1, positions=model.positions.last)
+    for change in ([], [silenced], []):
+        with editing(model, change, 1, model.positions.op2):
+            for block in sweep(model, prompts, rows=9):
+                assert close(block.logits, unedited[block.rows]) == (not change)
+
+
+def test_a_failure_in_a_pass_is_told() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError, match="no"):
+        list(sweep(small("llama", "sdpa"), operand_grid("+", 4), neurons=[0], keep=broken, rows=5))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gptj"])
+def test_behind_a_few_shot_prefix(family: str) -> None:
+    model = small(family, prefix="1+2=3=4+5=9=")
+    prompts = operand_grid("+*", 5)
+    logits, seen = plain(model, prompts)
+    for block in sweep(model, prompts, neurons=[2], rows=10):
+        assert close(block.logits, logits[block.rows])
+        assert close(block.seen.neurons[2], seen.neurons[2][block.rows, -1])
+    assert close(mean_activations(model, prompts, rows=10).heads[1], seen.heads[1].double().mean(0).float())
+
+
+def test_means_weigh_prompts_not_beginnings() -> None:
+    """Where beginnings are shared unequally, each prompt still counts once."""
+    model = small("llama", "sdpa")
+    prompts = Prompts(np.array([3, 3, 3, 8]), np.array([0, 0, 0, 1]), np.array([1, 2, 5, 7]))
+    _, seen = plain(model, prompts)
+    assert close(mean_activations(model, prompts).neurons[0], seen.neurons[0].double().mean(0).float())
+
+
+def test_batch_size_does_not_matter() -> None:
+    model = small("qwen3", "sdpa")
+    prompts = operand_grid("-", 8)
+    a, b = (mean_activations(model, prompts, rows=rows) for rows in (None, 5))
+    assert close(a.neurons, b.neurons)
+    assert close(a.heads, b.heads)

@@ -1,0 +1,148 @@
+"""Experiments in memory: the numbers of a study into a folder, samples within one's own prompts, and nothing twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arithscope
+from arithscope import Lab
+from arithscope.errors import UserError
+from arithscope.experiments.common.samples import SampleSizes
+from arithscope.models.load import load
+from arithscope.pipeline import runner
+from arithscope.pipeline.registry import STAGES
+from arithscope.prompts import OPERATORS, Prompts
+from arithscope.results import lab as lab_module
+from arithscope.results.explanation import explain
+from arithscope.utils.progress import Silent
+from tests.conftest import SMALL_SAMPLES, Smaller
+from tests.families import small
+from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
+from tests.results.test_run import assert_same
+
+FEW = SampleSizes(discovery=5, evaluation=6, first_mlp=2, probe=60, draws=2, permutations=2, prompt_knockout=4)
+ASKED: dict[str, Any] = {"operators": "+", "max_operand": 5, "neurons": "atp", "topk": 10}
+
+
+def rows(prompts: Prompts) -> set[tuple[int, str, int]]:
+    return {(a, OPERATORS[o], b) for a, o, b in zip(prompts.op1, prompts.operator, prompts.op2, strict=True)}
+
+
+def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
+    """Of every stage of the adder but the slowest two, which are like the others."""
+    stages = [stage.name for stage in STAGES if not stage.asked and stage.name not in ("mlp0", "knockout")]
+    runner.run(copy_and_add(), Smaller(**ASKED), tmp_path / "run", stages, Silent())
+    run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ASKED)
+    for name in reversed(stages):  # each with all that it needs
+        assert_same(lab.result(name), run.result(name))
+    assert_same(lab.explain("5+4="), explain(copy_and_add(), run.classify, run.prompt("5+4="), "calibrated", 0))
+    own = run.topk.top[run.topk.top.layer == ADDING_LAYER].neuron.iloc[0]
+    found, want = (x.neuron(ADDING_LAYER, own, "+") for x in (lab, run))
+    assert repr(found) == repr(want)
+    assert found.pattern is not None
+    assert found.pattern.tokens[0] == sum(divmod(own, OPERANDS))
+
+
+def test_samples_lie_within_ones_own_prompts() -> None:
+    everything = arithscope.legal_prompts("+", 30, 61)
+    chosen = everything[(everything.op1 % 2 == 0) & (everything.op2 > 20)]
+    lab = Lab(copy_and_add(), chosen, FEW, neurons="atp")
+    assert (lab.operators, lab.max_operand) == (("+",), 30)
+    assert rows(lab.accuracy.correct()) == rows(chosen)
+    used = lab.localize.prompts
+    assert len(used) == FEW.discovery
+    for names in (("op1", "operator", "op2"), ("other_op1", "other_operator", "other_op2")):
+        assert set(used[list(names)].itertuples(index=False, name=None)) <= rows(chosen)
+    assert set(lab.localize.effects.n) == {FEW.discovery}
+    curve = lab.circuit.curve
+    assert set(curve[(curve.circuit == "found") & (curve.measure == "accuracy")].n) == {FEW.evaluation}
+    assert set(lab.neurons.effects.n) == {FEW.discovery}
+    assert lab.probe.training_prompts == 0.8 * FEW.probe
+    assert lab.means.max_operand == 30  # what is ablated with is the mean over the whole square, as in a run
+
+
+def test_prompts_of_several_operators_and_larger_settings() -> None:
+    prompts = arithscope.legal_prompts("-+", 5, 40)[::2]
+    lab = Lab(small("llama", "sdpa"), prompts, max_operand=20)
+    assert (lab.operators, lab.max_operand) == (("+", "-"), 20)
+    assert len(lab.accuracy.prompts) == len(prompts)
+    single = Prompts(np.array([0, 0]), np.array([0, 1]), np.array([0, 0]))
+    assert Lab(small("llama", "sdpa"), single).max_operand == 1  # the least that can be studied
+
+
+def test_a_prompt_counts_once() -> None:
+    """There twice, it could be in discovery and in evaluation."""
+    prompts = arithscope.legal_prompts("+", 9, 61)
+    twice = prompts[np.concatenate([np.arange(100), np.arange(50)])]
+    assert_same(Lab(copy_and_add(), twice).accuracy, Lab(copy_and_add(), prompts).accuracy)
+
+
+def test_nothing_is_computed_twice_or_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+
+    def counted(name: str, compute: Any) -> Any:
+        return lambda *arguments: (computed.append(name), compute(*arguments))[1]
+
+    watched = {n: replace(s, compute=counted(n, s.compute)) for n, s in lab_module._STAGES.items()}
+    monkeypatch.setattr(lab_module, "_STAGES", watched)
+    lab = Lab(copy_and_add(), sizes=FEW, **ASKED)
+    assert lab.circuit is lab.circuit
+    assert computed == ["means", "accuracy", "localize", "circuit"]
+    _ = lab.localize
+    assert computed == ["means", "accuracy", "localize", "circuit"]
+    computed.clear()
+    known = {name: lab.result(name) for name in ("means", "accuracy", "circuit")}
+    other = Lab(copy_and_add(), sizes=FEW, known=known, **ASKED)
+    assert other.circuit is lab.circuit
+    assert_same(other.heads, lab.heads)
+    assert computed == ["heads", "heads"]
+    assert "training" not in known | lab_module._STAGES
+
+
+def test_other_sizes_other_samples() -> None:
+    some, more = (Lab(copy_and_add(), sizes=replace(FEW, discovery=n), **ASKED) for n in (5, 8))
+    assert (len(some.localize.prompts), len(more.localize.prompts)) == (5, 8)
+    assert (some.sizes.discovery, Lab(copy_and_add(), **ASKED).sizes.discovery) == (5, 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompts": Prompts(*np.zeros((3, 0)))}, "no prompts to study"),
+        ({"prompts": Prompts(*np.array([[1], [1], [2]]))}, "1-2= is not a legal prompt"),
+        ({"prompts": Prompts(*np.array([[6], [3], [0]]))}, "6/0= is not a legal prompt"),
+        ({"prompts": Prompts(*np.array([[1], [0], [40]]))}, "cannot be studied; use --max-operand 39"),
+        ({"prompts": Prompts(*np.array([[7], [0], [2]])), "max_operand": 5}, "operands up to 5; leave these settings out"),
+        ({"prompts": Prompts(*np.array([[7], [0], [2]])), "operators": "-"}, "beyond operators -"),
+        ({"known": {"lunch": 1}}, "no stage 'lunch'; choose from means"),
+        ({"known": {"training": 1}}, "no stage 'training'"),
+        ({"prompts": Prompts(*np.array([[7], [0], [2]])), "known": {"accuracy": 1}}, "exclude each other"),
+        ({"max_operand": 40}, "use --max-operand 39"),
+        ({"max_operand": 5, "topk": 49}, "the 48 neurons"),
+        ({"operators": "%", "max_operand": 5}, "not an operator"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_studied(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Lab(small("llama", "sdpa"), **given)
+
+
+def test_stages_that_are_not_there() -> None:
+    lab = Lab(small("llama", "sdpa"), max_operand=5)
+    with pytest.raises(UserError, match="no stage 'lunch'; choose from means, accuracy"):
+        lab.result("lunch")
+    with pytest.raises(UserError, match="no stage 'training'"):
+        _ = lab.training
+
+
+def test_what_a_lab_says_of_itself() -> None:
+    lab = Lab(load("tiny-llama"), operators="+-", max_operand=5)
+    assert "operators + -, computed: nothing yet" in repr(lab)
+    _ = lab.accuracy
+    assert "computed: means, accuracy)" in repr(lab)
+    assert len(repr(lab)) < 500

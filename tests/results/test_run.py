@@ -1,0 +1,217 @@
+"""A finished run, as a library: what it gives is what is in its folder, and what it cannot give it says in a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import arithscope
+from arithscope.errors import UserError
+from arithscope.models.load import load
+from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.store import RunFolder
+from arithscope.prompts import parse_prompt
+from arithscope.results.explanation import explain
+from tests.markup import parsed, words
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Results, field by field."""
+    assert type(one) is type(other)
+    for field in fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, pd.DataFrame) and a.empty:
+            assert b.empty  # what an empty table's columns are read as is not told in the file
+        elif isinstance(a, pd.DataFrame):
+            pd.testing.assert_frame_equal(a.reset_index(drop=True), b.reset_index(drop=True))
+        elif isinstance(a, np.ndarray):
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert a == b, field.name
+
+
+def test_results_are_those_of_the_folder(small_run: Path) -> None:
+    run, folder = arithscope.open(small_run), RunFolder(small_run)
+    for stage in STAGES:
+        if not stage.asked:
+            assert_same(getattr(run, stage.name), folder.read(stage.name, stage.result))
+            assert getattr(run, stage.name) is run.result(stage.name)  # read once
+
+
+def test_a_run_of_a_training(small_training_run: Path) -> None:
+    run = arithscope.open(str(small_training_run))
+    assert "training" in run.stages
+    assert run.training.checkpoints == ["step-00000", "step-01000", "final"]
+    first = arithscope.open(small_training_run / "checkpoints" / "step-00000")
+    assert first.name == "tiny-pythia@step-00000"
+    # Untrained, it says the same few numbers to everything, and is right where one of them is the answer: without two
+    # different answers there is no counterfactual, so nothing is looked for, and the others are followed all the same.
+    right = first.accuracy.prompts[first.accuracy.prompts.correct]
+    assert len(right) >= 2
+    assert right.answer.nunique() == 1
+    assert first.stages == ["means", "accuracy"]
+    assert set(run.training.faithfulness.checkpoint) == {"step-01000", "final"}
+
+
+def test_stages_and_summary(small_run: Path, small_training_run: Path) -> None:
+    for path in (small_run, small_training_run):
+        run = arithscope.open(path)
+        written = json.loads((path / "summary.json").read_text())
+        manifest = json.loads((path / "manifest.json").read_text())
+        done = {name for name, entry in manifest["stages"].items() if entry["status"] == "done"}
+        assert set(run.stages) == done >= set(written)
+        assert list(run.summary) == ["experiment", "operator", "measure", "value", "low", "high", "n"]
+        rows = {(r.experiment, r.operator, r.measure): r for r in run.summary.itertuples()}
+        counted = 0
+        for experiment, operators in written.items():
+            for operator, entries in operators.items():
+                for measure, entry in entries.items():
+                    if isinstance(entry, bool | str | list):
+                        assert (experiment, operator, measure) not in rows
+                        continue
+                    row = rows[experiment, operator, measure]
+                    value = entry["value"] if isinstance(entry, dict) else entry
+                    assert row.value == pytest.approx(value if value is not None else np.nan, nan_ok=True)
+                    assert not isinstance(entry, dict) or row.n == entry["n"]
+                    counted += 1
+        assert counted == len(run.summary) > 20
+
+
+def test_what_a_run_says_of_itself(small_run: Path) -> None:
+    run = arithscope.open(small_run)
+    assert (run.name, run.operators, run.max_operand, run.limit, run.seed) == ("tiny-llama", ["+", "-"], 40, 1000, 0)
+    assert (run.path, run.configuration["topk"]) == (small_run, 16)
+    assert len(repr(run)) < 500
+    assert "tiny-llama, +-, operands 0…40, quick preset, 16 stages" in repr(run)
+    cells = [[cell.text for cell in row] for row in parsed(run).findall(".//tr")]
+    assert [name for name, _ in cells[1:]] == run.stages
+    assert all(float(seconds or "nan") >= 0 for _, seconds in cells[1:])
+
+
+def test_hostile_names_are_shown_as_they_are(small_run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(small_run, tmp_path / "<b>&"))
+    changed(copy, lambda manifest: manifest["model"].update(name="<script>alert('&')</script>"))
+    assert "<script>alert('&')</script>" in words(arithscope.open(copy))
+    assert "<b>&" in words(arithscope.open(copy))
+
+
+def changed(path: Path, change: Any) -> None:
+    """Write something else into a manifest."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_stale_results_are_refused(small_run: Path, tmp_path: Path) -> None:
+    """Computed from other settings than those the manifest tells, they would be taken for what they are not."""
+    copy = Path(shutil.copytree(small_run, tmp_path / "run"))
+    changed(copy, lambda manifest: manifest["stages"].update(circuit={"status": "stale"}))
+    run = arithscope.open(copy)
+    assert "circuit" not in run.stages
+    with pytest.raises(UserError, match=r"no complete stage 'circuit' \(it is stale\); run it again"):
+        _ = run.circuit
+    changed(copy, lambda manifest: manifest["stages"].update(circuit={"status": "done"}))
+    assert_same(run.circuit, arithscope.open(small_run).circuit)  # done in the meantime: the folder is looked at again
+
+
+def test_stages_that_are_not_there(small_run: Path, small_training_run: Path, tmp_path: Path) -> None:
+    run = arithscope.open(small_run)
+    with pytest.raises(UserError, match=r"no stage 'lunch'; choose from means, accuracy, .*, training, stability\.$"):
+        run.result("lunch")
+    with pytest.raises(UserError, match=r"no complete stage 'training' \(it is not there\)"):
+        _ = run.training
+    with pytest.raises(UserError, match=r"no complete stage 'mlp0' \(it is pending\)"):
+        _ = arithscope.open(small_training_run).mlp0
+    with pytest.raises(UserError, match=r"no run at .*: manifest\.json is missing"):
+        arithscope.open(tmp_path)
+
+
+def test_damaged_results_are_refused(small_run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(small_run, tmp_path / "run"))
+    with open(copy / "topk" / "top.parquet", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(UserError, match="no complete stage 'topk'"):
+        _ = arithscope.open(copy).topk
+
+
+def test_the_subject_is_the_runs_own(small_run: Path, saved_adder: Path) -> None:
+    run = arithscope.open(small_run)
+    assert run.model.identity.weight_hash == run.manifest["model"]["weight_hash"]
+    assert run.model is run.model  # loaded once
+    other = arithscope.open(small_run, elsewhere=str(saved_adder))
+    with pytest.raises(UserError, match="not the subject of the run in"):
+        _ = other.model
+    other.elsewhere = "tiny-llama"
+    assert other.model.identity.name == "tiny-llama"
+
+
+def test_the_subject_reads_prompts_as_it_did_then(small_run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(small_run, tmp_path / "run"))
+    changed(copy, lambda manifest: manifest["configuration"].update(prefix="1+2="))
+    model = arithscope.open(copy).model
+    assert model.encoder.template.prefix == "1+2="
+    assert model.encoder.length == load("tiny-llama").encoder.length + 4
+
+
+def test_a_folder_in_the_home_folder(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(small_run.parent))
+    assert arithscope.open(f"~/{small_run.name}").name == "tiny-llama"
+    assert arithscope.Run(str(small_run)).name == "tiny-llama"
+
+
+@pytest.mark.parametrize("criterion", ["raw", "calibrated"])
+def test_explain_is_the_experiments(small_run: Path, criterion: str) -> None:
+    run = arithscope.open(small_run)
+    found = run.explain("26 + 8", criterion)
+    want = explain(run.model, run.classify, parse_prompt("26+8=", "+-", 40, 1000), criterion, 0)
+    assert_same(found, want)
+    assert found.criterion == criterion
+    assert len(found.neurons)
+    assert len(repr(found)) < 500
+    assert "26+8=" in words(found)
+    assert len(parsed(found).findall(".//table")) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("41+1=",), "beyond 40, the largest operand here"),
+        (("2*3=",), "The operator . was not studied"),
+        (("3-5=",), "no single token"),
+        (("two+2=",), "not a whole number"),
+        (("2+2=", "fine"), r"no criterion 'fine'; choose raw or calibrated\.$"),
+    ],
+)
+def test_prompts_that_cannot_be_explained(small_run: Path, asked: tuple[str, ...], said: str) -> None:
+    run = arithscope.open(small_run)
+    with pytest.raises(UserError, match=said):
+        run.explain(*asked)
+    assert "model" not in vars(run)  # refused before a model is loaded
+
+
+def test_an_operator_without_neurons(small_run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(small_run, tmp_path / "run"))
+    changed(copy, lambda manifest: manifest["configuration"].update(operators=["+", "-", "/"]))
+    with pytest.raises(UserError, match="found no neurons for /"):
+        arithscope.open(copy).explain("6/3=")
+
+
+def test_studying_into_a_folder(tmp_path: Path) -> None:
+    asked = {"operators": "+", "max_operand": 12}
+    run = arithscope.run("tiny-llama", tmp_path / "mine", ["accuracy"], **asked)
+    assert run.stages == ["means", "accuracy"]
+    assert len(run.accuracy.prompts) == 13**2
+    before = (tmp_path / "mine" / "means" / "stage.json").stat().st_mtime_ns
+    again = arithscope.run(run.model, str(tmp_path / "mine"), ["localize"], **asked)
+    assert again.stages == ["means", "accuracy", "localize"]
+    assert (tmp_path / "mine" / "means" / "stage.json").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="is not an operator"):
+        arithscope.run(run.model, tmp_path / "other", operators="%")
+    assert not (tmp_path / "other").exists()
