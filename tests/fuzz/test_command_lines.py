@@ -165,7 +165,7 @@ LOADING: dict[str, Value] = {
 OF_A_RUN: dict[str, Value] = {**MODEL, "--model": (["tiny-llama", "some/where"], anything)}
 CODE = ["--allow-pickle", "--trust-remote-code"]
 RUN: Value = (["RUN"], one_of("RUN", "./RUN", "RUN/"))
-MODEL: Value = (["tiny-llama", "some/model", "folder"], anything)
+NAMED_MODEL: Value = (["tiny-llama", "some/model", "folder"], anything)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Command:
 COMMANDS = [
     Command(
         "run",
-        [MODEL],
+        [NAMED_MODEL],
         {
             **LOADING,
             "--out": PATH,
@@ -225,13 +225,13 @@ COMMANDS = [
     Command("models"),
     Command(
         "doctor",
-        [MODEL],
+        [NAMED_MODEL],
         {**LOADING, "--operators": (["+", "-*"], operators), "--max-operand": (["1", "300"], whole())},
         CODE,
     ),
     Command(
         "bench",
-        [MODEL],
+        [NAMED_MODEL],
         {
             **LOADING,
             "--prompts": (["1", "50"], whole()),
