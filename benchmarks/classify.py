@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Neurons, classify, match
+from arithscope.heuristics.classification import NeuronBatch, classify, match
 from arithscope.heuristics.matching import order, overlaps
 from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
@@ -37,7 +37,7 @@ def silent(units: int) -> None:
     pass
 
 
-def some_neurons(n: int, seed: int = 0) -> Neurons:
+def some_neurons(n: int, seed: int = 0) -> NeuronBatch:
     """Noise with a wave in it, and the value vectors of tiny-llama, over and over."""
     random = np.random.default_rng(seed)
     model = load("tiny-llama")
@@ -50,10 +50,10 @@ def some_neurons(n: int, seed: int = 0) -> Neurons:
         waves = random.uniform(0, 0.5, 3)
         field = np.sin(waves[0] * a) + np.sin(waves[1] * b) + np.sin(waves[2] * (a + b))
         row[:] = field + random.standard_normal(a.shape, dtype=np.float32)
-    return Neurons(activations, logits[np.arange(n) % len(logits)])
+    return NeuronBatch(activations, logits[np.arange(n) % len(logits)])
 
 
-def pair_by_pair(neurons: Neurons, sets: Catalogue) -> list[NDArray[np.float64]]:
+def pair_by_pair(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float64]]:
     """Scores of every heuristic of both classes: for each pair sort the prompts, take the k foremost, intersect."""
     activations, on_answer = (x.cpu().numpy() for x in neurons.on_prompts(range(len(neurons)), sets))
     found = []
@@ -69,7 +69,7 @@ def pair_by_pair(neurons: Neurons, sets: Catalogue) -> list[NDArray[np.float64]]
     return found
 
 
-def by_counting(neurons: Neurons, sets: Catalogue) -> list[NDArray[np.float64]]:
+def by_counting(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float64]]:
     a, on = neurons.on_prompts(range(len(neurons)), sets)
     indirect = torch.maximum(*(overlaps(order(x), sets.indirect) for x in (a, -a)))
     direct = overlaps(order(a * on), sets.direct)

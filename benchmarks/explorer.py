@@ -25,9 +25,9 @@ from benchmarks.record import Table, record, record_option
 from tests.explorer.served import serving
 
 import arithscope
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import Classification
 from arithscope.experiments.neurons import Neurons
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.pipeline.store import claim, mapped_arrays
 from arithscope.results.run import Run
 from arithscope.stats.measures import EFFECTS
@@ -71,8 +71,8 @@ def large_run(source: Run, folder: Path) -> None:
     c = source.classify
     results = {
         "neurons": Neurons(effects, source.neurons.agreement, source.neurons.halves, LAYERS.start),
-        "classify": Classify(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
-        "patterns": Patterns(patterns, np.zeros((0, 1, 1), np.float16), np.zeros((0, 1), np.float32)),
+        "classify": Classification(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
+        "patterns": ActivationMaps(patterns, np.zeros((0, 1, 1), np.float16), np.zeros((0, 1), np.float32)),
     }
     keys = dict.fromkeys(results, "made up")
     model = source.manifest["model"]

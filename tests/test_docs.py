@@ -89,8 +89,8 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     shown = "".join(_text(output) for cell in code for output in cell.outputs)
     for expected in ("tiny-llama", "faithfulness", "Neuron(L", "Explanation(", "calibrated", "p_answer"):
         assert expected in shown, expected
-    [silenced] = [cell.outputs[0]["data"]["text/plain"] for cell in code if "without=own" in cell.source]
-    said = [line.split()[-3:-1] for line in silenced.splitlines()[1:]]  # predicted, correct
+    [ablated] = [cell.outputs[0]["data"]["text/plain"] for cell in code if "without=own" in cell.source]
+    said = [line.split()[-3:-1] for line in ablated.splitlines()[1:]]  # predicted, correct
     assert said == [["77", "True"], ["59", "False"], ["77", "True"]]  # the prose tells of it
     images = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
     assert len(images) >= 3

@@ -31,8 +31,8 @@ def test_a_change_does_what_it_says() -> None:
     exec(compile(mutant.tree, "tails.py", "exec"), vars(before))
     mutant.change()
     exec(compile(ast.fix_missing_locations(mutant.tree), "tails.py", "exec"), vars(after))
-    assert before.evidences(10, 8)[0] == 0  # two sets of eight of ten have six in common
-    assert after.evidences(10, 8)[0] == 1
+    assert before.neg_log10_p_hypergeom_table(10, 8)[0] == 0  # two sets of eight of ten have six in common
+    assert after.neg_log10_p_hypergeom_table(10, 8)[0] == 1
 
 
 def test_what_is_left_alone() -> None:

@@ -119,7 +119,7 @@ def test_samples_lie_within_their_half(repeated: Path) -> None:
         mine = set(zip(legal.op1, legal.op2, strict=True))
         drawn = pd.read_parquet(folder / "localize" / "prompts.parquet")
         assert len(drawn) == SMALL_SAMPLES.discovery // 2
-        for op1, op2 in (("op1", "op2"), ("other_op1", "other_op2")):
+        for op1, op2 in (("op1", "op2"), ("counterfactual_op1", "counterfactual_op2")):
             assert set(zip(drawn[op1], drawn[op2], strict=True)) <= mine
         asked.append(mine)
     everything = pd.read_parquet(repeated / "accuracy" / "prompts.parquet")

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import Classification
 from arithscope.heuristics.kinds import parse
 
 Match = tuple[int, int, str, float, bool]  # layer, neuron, heuristic, score, calibrated
 
 
-def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Match]) -> Classify:
+def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Match]) -> Classification:
     """The top neurons (layer, neuron) of one operator and their matches; only what later stages read is there."""
     rows = [
         {
@@ -23,20 +23,20 @@ def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Mat
             "kind": parse(text).kind,
             "on": parse(text).on,
             "score": score,
-            "beyond": 100 * score,
+            "neg_log10_p": 100 * score,
             "calibrated": calibrated,
         }
         for layer, neuron, text, score, calibrated in matches
     ]
-    columns = ["operator", "layer", "neuron", "heuristic", "kind", "on", "score", "beyond", "calibrated"]
+    columns = ["operator", "layer", "neuron", "heuristic", "kind", "on", "score", "neg_log10_p", "calibrated"]
     known = pd.DataFrame([{"operator": operator, "layer": i, "neuron": n} for i, n in top])
     found = pd.DataFrame(rows, columns=columns).astype({"calibrated": bool, "score": float})
-    return Classify(found, pd.DataFrame(), known, pd.DataFrame(), pd.DataFrame())
+    return Classification(found, pd.DataFrame(), known, pd.DataFrame(), pd.DataFrame())
 
 
-def together(*parts: Classify) -> Classify:
+def together(*parts: Classification) -> Classification:
     """Several operators in one."""
     matches, neurons = (
         pd.concat([getattr(p, name) for p in parts], ignore_index=True) for name in ("matches", "neurons")
     )
-    return Classify(matches, pd.DataFrame(), neurons, pd.DataFrame(), pd.DataFrame())
+    return Classification(matches, pd.DataFrame(), neurons, pd.DataFrame(), pd.DataFrame())

@@ -66,7 +66,7 @@ def logits(model: Model, prompt: Prompts, changes: Sequence[Change] = ()) -> Ten
         return model.hf_model(input_ids=model.encode(prompt)).logits[0, -1].double()
 
 
-def silenced(model: Model, neurons: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[Change]:
+def ablated(model: Model, neurons: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[Change]:
     """Changes that set neurons (layer, neuron) to zero at some positions."""
     return [
         (mlp_module(model, i), p, [n for layer, n in neurons if layer == i], torch.zeros(1))

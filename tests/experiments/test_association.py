@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arithscope.experiments.classify import CALIBRATED, RAW
-from arithscope.experiments.common.association import NO_RANK, Association, as_many, association, silencing
+from arithscope.experiments.common.association import NO_RANK, Association, as_many, association, zero_ablation
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source, sample
 from tests.experiments.bags import Match, made_up
 from tests.families import small
@@ -100,7 +100,7 @@ def test_silencing(data: st.DataObject) -> None:
     flags = st.lists(st.booleans(), min_size=12, max_size=12)
     chosen = np.array(data.draw(flags)).reshape(2, 2, 3)
     for where, positions in (("last", [4]), ("all", [1, 2, 3, 4])):
-        edits = {e.layer: e for e in silencing(model, of, chosen, where)}
+        edits = {e.layer: e for e in zero_ablation(model, of, chosen, where)}
         assert set(edits) == {layer for layer, rows in ((0, [0, 1]), (2, [2])) if chosen[..., rows].any()}
         for layer, e in edits.items():
             want = torch.zeros(2, 2, model.sizes.neurons, dtype=torch.bool)

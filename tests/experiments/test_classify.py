@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, RAW, Classify, classify
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, RAW, Classification, classify
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.kinds import parse
 from arithscope.prompts import legal_prompts, operand_grid
 from arithscope.utils.progress import Silent
@@ -23,7 +23,7 @@ RULES: dict[str, list[str | None]] = {
 
 
 @pytest.fixture(scope="module")
-def known() -> tuple[Patterns, Classify]:
+def known() -> tuple[ActivationMaps, Classification]:
     random = np.random.default_rng(0)
     rows, activations, logits = [], [], []
     for operator, rules in RULES.items():
@@ -37,24 +37,24 @@ def known() -> tuple[Patterns, Classify]:
             activations.append(field.reshape(MAX_OPERAND + 1, -1))
             logits.append(value)
     table = pd.DataFrame(rows)
-    patterns = Patterns(table, np.array(activations, dtype=np.float16), np.array(logits, dtype=np.float32))
+    patterns = ActivationMaps(table, np.array(activations, dtype=np.float16), np.array(logits, dtype=np.float32))
     return patterns, classify(small("llama"), patterns, False, 12, 0, Silent())
 
 
-def test_the_rules_are_found(known: tuple[Patterns, Classify]) -> None:
+def test_the_rules_are_found(known: tuple[ActivationMaps, Classification]) -> None:
     _, found = known
     for operator, rules in RULES.items():
         for i, text in enumerate(rules):
             matches = found.of_neuron(operator, i % 2, i)
             calibrated = matches[matches.calibrated].heuristic.tolist()
             assert calibrated == [] if text is None else text in calibrated
-            assert (np.diff(matches.beyond) <= 0).all()
+            assert (np.diff(matches.neg_log10_p) <= 0).all()
             own = found.neurons[(found.neurons.operator == operator) & (found.neurons.neuron == i)].iloc[0]
             assert own.raw == bool(len(matches))
             assert own.calibrated == (text is not None)
 
 
-def test_two_operands_or_one(known: tuple[Patterns, Classify]) -> None:
+def test_two_operands_or_one(known: tuple[ActivationMaps, Classification]) -> None:
     _, found = known
     for text, two in (("result in [50, 60]", True), ("op1 = op2", True), ("result in {2, 3}", True)):
         row = found.matches[(found.matches.heuristic == text) & found.matches.calibrated].iloc[0]
@@ -63,7 +63,7 @@ def test_two_operands_or_one(known: tuple[Patterns, Classify]) -> None:
     assert found.matches[found.matches.heuristic == "op1 in [10, 40]"].two_operands.isna().all()
 
 
-def test_coverage(known: tuple[Patterns, Classify]) -> None:
+def test_coverage(known: tuple[ActivationMaps, Classification]) -> None:
     """A rule of strength 8 in noise of deviation 1 explains 64·p·(1−p) / (64·p·(1−p) + 1) of the variance."""
     _, found = known
     prompts = legal_prompts("+", MAX_OPERAND, LIMIT)
@@ -78,7 +78,7 @@ def test_coverage(known: tuple[Patterns, Classify]) -> None:
             assert own.coverage_calibrated == pytest.approx(signal / (signal + 1), abs=0.05)
 
 
-def test_shares(known: tuple[Patterns, Classify]) -> None:
+def test_shares(known: tuple[ActivationMaps, Classification]) -> None:
     _, found = known
     shares = found.shares.set_index(["operator", "layer", "kind", "on", "criterion"])
     for operator, rules in RULES.items():
@@ -97,14 +97,16 @@ def test_shares(known: tuple[Patterns, Classify]) -> None:
     assert summary["mean"]["calibrated_share"]["value"] == pytest.approx((4 / 6 + 2 / 4) / 2)
 
 
-def test_each_kind_has_a_best(known: tuple[Patterns, Classify]) -> None:
+def test_each_kind_has_a_best(known: tuple[ActivationMaps, Classification]) -> None:
     _, found = known
     best = found.best[(found.best.operator == "+") & (found.best.neuron == 4)]
     assert len(best) == len(best.drop_duplicates(["kind", "on"])) == 10
     assert not best.calibrated.any()
 
 
-def test_in_small_units_it_is_the_same(known: tuple[Patterns, Classify], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_small_units_it_is_the_same(
+    known: tuple[ActivationMaps, Classification], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neuron by neuron; rates of false discovery are those of the operator all the same."""
     patterns, whole = known
     monkeypatch.setattr("arithscope.experiments.classify.NEURONS_IN_UNIT", 1)

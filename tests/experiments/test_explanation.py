@@ -51,15 +51,15 @@ def test_the_adders_own_neuron_explains_the_sum() -> None:
     assert (e.neurons.layer[0], e.neurons.neuron[0]) == (ADDING_LAYER, 7 * OPERANDS + 6)
     assert e.neurons.contribution[0] > 0.9 * e.logit  # nearly all of it, from one neuron
     assert e.heuristics.heuristic.tolist() == ["result in [10, 20]"]
-    assert e.heuristics.neurons[0] == len(matches) == len(e.neurons) == e.silenced.neurons
-    assert e.silenced.answer.number != 13
-    assert e.silenced.answer.p_answer < 0.1
-    assert e.silenced.control is not None
-    assert e.silenced.control.number == 13
+    assert e.heuristics.neurons[0] == len(matches) == len(e.neurons) == e.ablated.neurons
+    assert e.ablated.answer.number != 13
+    assert e.ablated.answer.p_answer < 0.1
+    assert e.ablated.control is not None
+    assert e.ablated.control.number == 13
     other = explain(model, made_up("+", top, matches), written("1+2=", model), CALIBRATED, 0)
     check_sums(other)
-    assert len(other.neurons) == len(other.heuristics) == other.silenced.neurons == 0
-    assert other.silenced.answer == other.answer
+    assert len(other.neurons) == len(other.heuristics) == other.ablated.neurons == 0
+    assert other.ablated.answer == other.answer
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-pythia"])
@@ -74,8 +74,8 @@ def test_against_full_passes(name: str) -> None:
         e = explain(model, classify, prompt, criterion, 0)
         check_sums(e)
         neurons = list(zip(e.neurons.layer.tolist(), e.neurons.neuron.tolist(), strict=True))
-        for answer, gone in ((e.answer, []), (e.silenced.answer, neurons)):
-            z = plain.logits(model, prompt, plain.silenced(model, gone, [model.positions.last]))
+        for answer, gone in ((e.answer, []), (e.ablated.answer, neurons)):
+            z = plain.logits(model, prompt, plain.ablated(model, gone, [model.positions.last]))
             p = z.softmax(-1)
             assert answer.number == int(z.argmax())  # tokens of numbers are the numbers here
             assert answer.probability == pytest.approx(float(p.max()), abs=1e-5)
@@ -97,5 +97,5 @@ def test_without_as_many_other_neurons_there_is_no_control() -> None:
     e = explain(
         model, made_up("+", top, [(*n, "op1 in [0, 30]", 0.8, True) for n in top]), written("3+4=", model), RAW, 0
     )
-    assert e.silenced.control is None
-    assert e.answer.number == e.silenced.answer.number == 7  # neurons of 0 + b are silenced, and those are not needed
+    assert e.ablated.control is None
+    assert e.answer.number == e.ablated.answer.number == 7  # neurons of 0 + b are silenced, and those are not needed

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classify
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classification
 from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.failures import PUSHERS, WORST, Failures, failures
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import legal_prompts
 from arithscope.utils.progress import Silent
 from tests.experiments.bags import Match, made_up, together
@@ -25,7 +25,7 @@ RULES = ["op1 in [0, 10]", "op2 mod 3 = 1", "result ~ .1.", "op1 = op2"]
 
 
 @pytest.fixture(scope="module")
-def known() -> tuple[Accuracy, Patterns, Classify, Failures]:
+def known() -> tuple[Accuracy, ActivationMaps, Classification, Failures]:
     """Two operators of random neurons; a prompt is answered wrongly if they push the right answer little."""
     random = np.random.default_rng(0)
     frames, bags, fields, logits = [], [], [], []
@@ -55,11 +55,11 @@ def known() -> tuple[Accuracy, Patterns, Classify, Failures]:
         logits.append(values)
     accuracy = Accuracy(pd.concat(frames, ignore_index=True), pd.DataFrame())
     classify = together(*bags)
-    patterns = Patterns(classify.neurons, np.concatenate(fields), np.concatenate(logits))
+    patterns = ActivationMaps(classify.neurons, np.concatenate(fields), np.concatenate(logits))
     return accuracy, patterns, classify, failures(accuracy, patterns, classify, SIZES, 0, Silent())
 
 
-def pushed(patterns: Patterns, row: dict[str, Any], neuron: int, number: int) -> float:
+def pushed(patterns: ActivationMaps, row: dict[str, Any], neuron: int, number: int) -> float:
     at = patterns.place(row["operator"], *TOP[neuron])
     return float(patterns.activations[at, row["op1"], row["op2"]]) * float(patterns.logits[at, number])
 

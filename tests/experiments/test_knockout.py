@@ -14,7 +14,7 @@ from arithscope.experiments.accuracy import Accuracy, accuracy, as_prompts
 from arithscope.experiments.classify import CRITERIA, RAW
 from arithscope.experiments.common.association import association
 from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.experiments.knockout import GROUPS, SILENCED, Knockout, knockout
+from arithscope.experiments.knockout import ABLATED, GROUPS, Knockout, knockout
 from arithscope.heuristics.kinds import parse
 from arithscope.models.load import load
 from arithscope.models.model import Model
@@ -30,7 +30,7 @@ SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=None, knocko
 
 def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]], positions: list[int]) -> bool:
     """One prompt through the whole model."""
-    z = plain.logits(model, prompt, plain.silenced(model, neurons, positions))
+    z = plain.logits(model, prompt, plain.ablated(model, neurons, positions))
     return int(z.argmax()) == int(model.answers(prompt))
 
 
@@ -59,8 +59,8 @@ def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: 
     assert len(looked) == 6
     changed = 0
     for test, right in looked[:: 1 if where == "last" else 5]:
-        for variant, silenced in enumerate(test.silenced):
-            neurons = [top[i] for i in np.flatnonzero(silenced)]
+        for variant, ablated in enumerate(test.ablated):
+            neurons = [top[i] for i in np.flatnonzero(ablated)]
             want = [still_right(model, test.prompts[[i]], neurons, positions) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
@@ -70,14 +70,14 @@ def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: 
 
 def _check_tables(found: Knockout, looked: list[tuple[Any, Any]]) -> None:
     """The tables hold the means and differences of what was measured."""
-    left = found.accuracy.set_index(["criterion", "heuristic", "silenced", "group"]).value
+    left = found.accuracy.set_index(["criterion", "heuristic", "ablated", "group"]).value
     gaps = found.differences.set_index(["criterion", "heuristic", "difference"]).value
     for criterion, (test, right) in zip([c for c in CRITERIA for _ in range(3)], looked, strict=True):
         text = str(test.heuristic)
         groups = dict(zip(GROUPS, (right[:, : test.associated], right[:, test.associated :]), strict=True))
-        for variant, silenced in enumerate(SILENCED):
+        for variant, ablated in enumerate(ABLATED):
             for group, values in groups.items():
-                assert left[criterion, text, silenced, group] == pytest.approx(values[variant].mean())
+                assert left[criterion, text, ablated, group] == pytest.approx(values[variant].mean())
         own, unmatched, random = groups["associated"].mean(1)
         assert gaps[criterion, text, "prompts"] == pytest.approx(groups["not_associated"][0].mean() - own)
         assert gaps[criterion, text, "unmatched"] == pytest.approx(unmatched - own)
@@ -113,7 +113,7 @@ def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
     """Without the neurons of all pairs that satisfy a rule no such sum is known; all others are."""
     rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]", "op1 = op2"]
     found = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
-    left = found.accuracy.set_index(["criterion", "heuristic", "silenced", "group"]).sort_index()
+    left = found.accuracy.set_index(["criterion", "heuristic", "ablated", "group"]).sort_index()
     for criterion in CRITERIA:
         for text in rules:
             own = left.loc[(criterion, text, "own")]
@@ -145,7 +145,7 @@ def test_prompts_are_held_out_and_satisfy_their_rule(monkeypatch: pytest.MonkeyP
         assert len(set(pairs)) == len(pairs) == 24
         assert test.heuristic.holds(test.prompts).tolist() == [True] * 12 + [False] * 12
         assert test.associated == 12
-        own, unmatched, random = test.silenced
+        own, unmatched, random = test.ablated
         assert not (own & unmatched).any()
         assert own.sum() == unmatched.sum() == random.sum()
     assert seen[0].prompts.op1.tolist() == seen[2].prompts.op1.tolist()  # the same for both criteria
@@ -176,7 +176,7 @@ def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
     assert np.isnan(gaps.value["unmatched"])
     assert gaps.n["unmatched"] == 0
     assert gaps.n["random"] == 12
-    assert np.isnan(found.summary()["+"]["raw_beyond_unmatched"]["value"])
+    assert np.isnan(found.summary()["+"]["raw_vs_unmatched"]["value"])
 
 
 def test_operators_may_differ_in_what_they_have() -> None:

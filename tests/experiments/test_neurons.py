@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.experiments.common.attribution import BEST, estimated_effects
+from arithscope.experiments.common.attribution import BEST, attributed_effects
 from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.experiments.neurons import EXACT, RECALLED, SPLITS, Neurons, neuron_effects, neurons, share_of
+from arithscope.experiments.neurons import EXACT, RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons, share_of
 from arithscope.experiments.probe import Probe
 from arithscope.prompts import random_source
 from arithscope.stats.measures import EFFECTS
@@ -32,7 +32,7 @@ def first_answer_layer(layer: int) -> Probe:
     return Probe(pd.DataFrame(), {}, layer, layer, 0)
 
 
-def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> Neurons:
+def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> NeuronEffects:
     model = small(family, attention, prefix=prefix)
     accuracy = plain.pretended(model, operators, 9)
     picked_by = "log_ratio" if method == "screen" else None
@@ -99,7 +99,7 @@ def test_a_screen_alone_estimates_everything() -> None:
     model, result = small("llama", "sdpa"), found("llama", "relp")
     split = splits(plain.pretended(model, "+", 9), SIZES, 0)["+"]
     layers = range(FIRST, model.sizes.layers)
-    want = estimated_effects(model, split.discovery, split.counterfactuals, layers, "relp", advance=lambda n: None)
+    want = attributed_effects(model, split.discovery, split.counterfactuals, layers, "relp", advance=lambda n: None)
     table = result.effects.set_index(["measure", "layer", "neuron"]).value.unstack(["layer", "neuron"])
     assert np.allclose(table.loc[list(EFFECTS)].to_numpy().T, want.mean(2).reshape(-1, len(EFFECTS)), atol=1e-6)
     assert set(result.effects.method) == {"relp"}
@@ -146,7 +146,7 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
     for operator, split in splits(plain.pretended(model, "+-", 9), SIZES, 0).items():
         arguments = model, split.discovery, split.counterfactuals, layers
         exact = neuron_effects(*arguments, everything, model.positions.last, advance=lambda n: None)
-        guessed = estimated_effects(*arguments, BEST if method == "screen" else "relp", advance=lambda n: None)
+        guessed = attributed_effects(*arguments, BEST if method == "screen" else "relp", advance=lambda n: None)
         random = random_source(0, "split half", operator)
         orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
         for i, measure in enumerate(EFFECTS):
@@ -211,7 +211,7 @@ def test_ranking_against_python(data: st.DataObject) -> None:
         for neuron in range(4)
     ]
     shuffled = data.draw(st.permutations(rows))
-    result = Neurons(pd.DataFrame(shuffled), pd.DataFrame(), pd.DataFrame(), 3)
+    result = NeuronEffects(pd.DataFrame(shuffled), pd.DataFrame(), pd.DataFrame(), 3)
     for rank in ("mean", "mean+std"):
         wanted = sorted(
             (r for r in rows if (r["operator"], r["measure"]) == ("-", "logit")),

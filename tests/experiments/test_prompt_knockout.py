@@ -17,11 +17,11 @@ from arithscope.experiments.prompt_knockout import (
     REPORTED,
     UNASSOCIATED,
     WAYS,
-    Silenced,
+    AblationScores,
+    ablated_by_prompt,
     chosen_first,
     counts,
     prompt_knockout,
-    silenced_by_prompt,
 )
 from arithscope.models.load import load
 from arithscope.prompts import legal_prompts, random_source, sample
@@ -62,7 +62,9 @@ def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest
         return seen[-1]
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.chosen_first", watched)
-    ways = [Silenced(*silenced_by_prompt(model, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS]
+    ways = [
+        AblationScores(*ablated_by_prompt(model, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS
+    ]
     positions = list(range(model.positions.last if where == "last" else model.positions.op1, model.encoder.length))
     assert len(seen) == len(ways) == 1 + 2 * DRAWS
     different = set()
@@ -70,7 +72,7 @@ def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest
         for size in (3, 8, 12):
             for i in range(len(prompts)):
                 neurons = [top[row] for row in np.flatnonzero(chosen[size, i])]
-                z = plain.logits(model, prompts[[i]], plain.silenced(model, neurons, positions))
+                z = plain.logits(model, prompts[[i]], plain.ablated(model, neurons, positions))
                 answer = int(model.answers(prompts[[i]]))
                 assert bool(way.right[size, i]) == (int(z.argmax()) == answer)
                 assert way.p_answer[size, i] == pytest.approx(float(z.softmax(-1)[answer]), abs=2e-5)
@@ -122,7 +124,7 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
     model, known = copy_and_add(), known_sums()
     found = prompt_knockout(model, known, made_up("+", top, matches), SIZES, 0, "last", Silent())
     curve = found.curve[(found.curve.measure == "accuracy") & (found.curve.criterion == RAW)]
-    curve = curve.set_index(["silenced", "size"])
+    curve = curve.set_index(["ablated", "size"])
     assert curve.loc[(OWN, 0)].value == 1
     # 31 neurons share the second operand, and one of them has the pair: by 40 all of them are gone.
     assert curve.loc[(OWN, 40)].value <= 2 / 30
@@ -139,27 +141,27 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
 def test_where_nothing_is_unassociated_there_is_no_difference() -> None:
     """Every neuron matches a rule that holds for all prompts, so that no other is left for the control."""
     found = prompt_knockout(copy_and_add(), known_sums(), adder_bag(["result in [0, 60]"]), SIZES, 0, "last", Silent())
-    curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "silenced", "size"])
-    assert (curve.xs(UNASSOCIATED, level="silenced").removed == 0).all()
-    assert (curve.xs(UNASSOCIATED, level="silenced").value == 1).all()
-    p = found.curve[found.curve.measure == "p_answer"].set_index(["criterion", "silenced", "size"]).value
+    curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "ablated", "size"])
+    assert (curve.xs(UNASSOCIATED, level="ablated").removed == 0).all()
+    assert (curve.xs(UNASSOCIATED, level="ablated").value == 1).all()
+    p = found.curve[found.curve.measure == "p_answer"].set_index(["criterion", "ablated", "size"]).value
     assert p["raw", UNASSOCIATED, 25] == pytest.approx(p["raw", OWN, 0], abs=1e-5)  # that of the model as it is
     assert p["raw", OWN, 0] < 0.95
     gaps = found.differences[(found.differences.control == UNASSOCIATED) & (found.differences["size"] > 0)]
     assert gaps.value.isna().all()
     assert (gaps.n == 0).all()
-    assert np.isnan(found.summary()["+"][f"raw_beyond_unassociated_{REPORTED[-1]}"]["value"])
+    assert np.isnan(found.summary()["+"][f"raw_vs_unassociated_{REPORTED[-1]}"]["value"])
 
 
 def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     known, seen = known_sums(), []
-    original = silenced_by_prompt
+    original = ablated_by_prompt
 
     def watched(model: Any, of: Any, prompts: Any, *others: Any, **options: Any) -> Any:
         seen.append(prompts)
         return original(model, of, prompts, *others, **options)
 
-    monkeypatch.setattr("arithscope.experiments.prompt_knockout.silenced_by_prompt", watched)
+    monkeypatch.setattr("arithscope.experiments.prompt_knockout.ablated_by_prompt", watched)
     prompt_knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]"]), SIZES, 0, "last", Silent())
     split = splits(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}

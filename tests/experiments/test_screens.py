@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, STEPS, estimated_effects
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, STEPS, attributed_effects
 from arithscope.experiments.common.samples import SampleSizes, Split, splits
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts
@@ -26,7 +26,7 @@ def pairs(model: Model, n: int = 3) -> Split:
 
 def estimates(model: Model, split: Split, screen: str) -> NDArray[np.float32]:
     """[neurons, prompts, measures] of LAYER."""
-    found = estimated_effects(model, split.discovery, split.counterfactuals, [LAYER], screen, advance=lambda n: None)
+    found = attributed_effects(model, split.discovery, split.counterfactuals, [LAYER], screen, advance=lambda n: None)
     return found[0]
 
 

@@ -104,7 +104,7 @@ def prompt_that_needs_its_neurons(run: Run) -> tuple[str, str]:
     for criterion in ("calibrated", "raw"):
         for row in run.accuracy.prompts[run.accuracy.prompts.correct].sample(200, random_state=1).itertuples():
             prompt = f"{row.op1}{row.operator}{row.op2}"
-            if run.explain(prompt, criterion).silenced.answer.number != row.answer:
+            if run.explain(prompt, criterion).ablated.answer.number != row.answer:
                 return prompt, criterion
     raise AssertionError("no answer of this run depends on its heuristics")
 
@@ -115,7 +115,7 @@ def test_silenced_neurons_change_the_answer(page: Page, run: Run) -> None:
     explained = run.explain(prompt, criterion)
     expect(page.locator(".verdict strong")).to_have_text(str(explained.right))
     page.get_by_role("button", name="Silence all associated neurons").click()
-    new = explained.silenced.answer
+    new = explained.ablated.answer
     expect(page.locator("#new-answer")).to_have_text(str(new.number) if new.number is not None else f'"{new.token}"')
     expect(page.locator(".live")).to_contain_text(f"instead of {explained.right}")
     expect(page.locator(".live h2")).to_have_text(re.compile(f"Without {len(explained.neurons)} neurons?"))

@@ -199,7 +199,7 @@ def test_knockouts_of_heuristics(address: str, run: Run) -> None:
         mine = table[
             (table.operator == row["operator"]) & (table.heuristic == row["heuristic"]) & (table.criterion == "raw")
         ]
-        own = mine[(mine.silenced == "own") & (mine.group == "associated")].iloc[0]
+        own = mine[(mine.ablated == "own") & (mine.group == "associated")].iloc[0]
         assert row["associated"] == own.value
         assert row["knockout"]["own_associated"] == {"value": own.value, "low": own.low, "high": own.high, "n": own.n}
 
@@ -226,12 +226,12 @@ def test_explaining_and_silencing(address: str, run: Run) -> None:
     assert found["neurons"] == expected["neurons"]
     assert found["logit"] == pytest.approx(expected["logit"])
     some = [[n["layer"], n["neuron"]] for n in expected["neurons"][:4]]
-    silenced = post(address, {"prompt": "25+11=", "neurons": some}).json
-    assert silenced["neurons"] == len(some)
-    assert silenced["before"]["p_answer"] == pytest.approx(expected["answer"]["p_answer"], rel=1e-4)
+    ablated = post(address, {"prompt": "25+11=", "neurons": some}).json
+    assert ablated["neurons"] == len(some)
+    assert ablated["before"]["p_answer"] == pytest.approx(expected["answer"]["p_answer"], rel=1e-4)
     without = arithscope.ask(run.model, "25+11", [(a, b) for a, b in some]).iloc[0]
-    assert silenced["after"]["p_answer"] == pytest.approx(without.p_answer, rel=1e-4)
-    assert sum(p for _, p in silenced["after"]["most_probable"]) <= 1 + 1e-6
+    assert ablated["after"]["p_answer"] == pytest.approx(without.p_answer, rel=1e-4)
+    assert sum(p for _, p in ablated["after"]["most_probable"]) <= 1 + 1e-6
     m = run.classify.matched("+", "raw")
     heuristic = str(m.heuristic.iloc[0])
     own = [

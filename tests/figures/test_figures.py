@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from arithscope.experiments.heads import Heads
-from arithscope.experiments.localize import MLP, Localize
+from arithscope.experiments.localize import MLP, Localization
 from arithscope.figures.attention import MOST_ROWS, attention_patterns, head_roles
 from arithscope.figures.circuits import circuit_table, faithfulness_by_heads
 from arithscope.figures.diagram import MOST_HEADS, circuit_diagram
@@ -39,7 +39,7 @@ def texts(figure: Figure) -> list[str]:
     return [t.get_text() for axes in figure.axes for t in axes.texts]
 
 
-def big_localize(layers: int, heads: int) -> Localize:
+def big_localize(layers: int, heads: int) -> Localization:
     """As of a large model: made-up effects, some of them negative or zero."""
     random = np.random.default_rng(0)
     keys = [
@@ -52,7 +52,7 @@ def big_localize(layers: int, heads: int) -> Localize:
     table = pd.DataFrame(keys, columns=["operator", "position", "layer", "head"])
     value = random.normal(0, 1, len(table)) ** 3
     both = [table.assign(measure=m, value=value, low=value - 1, high=value + 1, n=9, median=0.0) for m in EFFECT_NAMES]
-    return Localize(pd.concat(both), pd.DataFrame())
+    return Localization(pd.concat(both), pd.DataFrame())
 
 
 EFFECT_NAMES = ("probability", "log_ratio", "logit")
@@ -154,8 +154,8 @@ def test_large_models_stay_legible() -> None:
     for draw in (localization, localization_by_operator):
         assert max(drawn(draw(big_localize(32, 32))).get_size_inches()) < 20
     heads = big_heads(120)
-    assert len(heads.foremost(MOST_ROWS)) == MOST_ROWS
-    assert heads.foremost(MOST_ROWS).shared.sum() == 6
+    assert len(heads.top_rows(MOST_ROWS)) == MOST_ROWS
+    assert heads.top_rows(MOST_ROWS).shared.sum() == 6
     for draw_heads in (attention_patterns, head_roles):
         assert max(drawn(draw_heads(heads)).get_size_inches()) < 20
 
@@ -215,7 +215,7 @@ def test_the_walkthrough_shows_the_score(adder_results: dict[str, Any]) -> None:
     row = row.assign(size=40, calibrated=True, chance=0.1, expected=0.0, score=0.5)
     figure = drawn(matching_walkthrough(patterns, replace(classify, matches=row.assign(two_operands=1.0))))
     [found], [both] = ([a for a in figure.axes if a.get_title().startswith(f"({x})")] for x in "eg")
-    foremost, shared = (np.nan_to_num(np.asarray(axes.images[0].get_array())) for axes in (found, both))
-    assert foremost.sum() == 40
+    top_rows, shared = (np.nan_to_num(np.asarray(axes.images[0].get_array())) for axes in (found, both))
+    assert top_rows.sum() == 40
     rule = parse(row.heuristic.iloc[0])
-    assert shared.sum() == sum(foremost[b, a] and rule.low <= a + b <= rule.high for b, a in np.argwhere(foremost > 0))
+    assert shared.sum() == sum(top_rows[b, a] and rule.low <= a + b <= rule.high for b, a in np.argwhere(top_rows > 0))

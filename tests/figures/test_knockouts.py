@@ -31,7 +31,7 @@ def some_knockout(operators: str, heuristics: int) -> Knockout:
         for g in ("associated", "not_associated")
         for s in ("own", "unmatched", "random")
     ]
-    columns = ["operator", "criterion", "heuristic", "kind", "on", "neurons", "group", "silenced"]
+    columns = ["operator", "criterion", "heuristic", "kind", "on", "neurons", "group", "ablated"]
     table = pd.DataFrame(keys, columns=columns)
     value = random.random(len(table))
     table = table.assign(value=value, low=value - 0.05, high=value + 0.05, n=25)
@@ -49,7 +49,7 @@ def test_bars_come_in_the_order_of_their_drop() -> None:
     table = knockout.accuracy
     rows = (
         table[(table.operator == "-") & (table.criterion == "calibrated")]
-        .set_index(["silenced", "group", "heuristic"])
+        .set_index(["ablated", "group", "heuristic"])
         .sort_index()
     )
     want = rows.loc[("own", "associated")].value.sort_values()
@@ -78,7 +78,7 @@ def test_prompt_knockout_shows_its_curves(adder_results: dict[str, Any]) -> None
     knockout: PromptKnockout = adder_results["prompt_knockout"]
     figure = drawn(prompt_knockout_curves(knockout))
     c = knockout.curve
-    rows = c[(c.measure == "accuracy") & (c.criterion == "calibrated") & (c.silenced == "random")]
+    rows = c[(c.measure == "accuracy") & (c.criterion == "calibrated") & (c.ablated == "random")]
     assert list(figure.axes[1].lines[2].get_ydata()) == pytest.approx(rows.value.tolist())
     assert list(figure.axes[1].lines[2].get_xdata()) == rows["size"].tolist()
 
@@ -130,7 +130,7 @@ def some_training(checkpoints: int) -> Training:
             checkpoint=names[1:],
             operator=operators,
             criterion=criteria,
-            silenced=["associated", "unassociated", "random"],
+            ablated=["associated", "unassociated", "random"],
             size=[5, 10, 25],
         ),
         pd.DataFrame(),
@@ -154,7 +154,7 @@ def test_training_shows_three_curves() -> None:
     last = f[(f.neurons == "calibrated") & (f.checkpoint == "final")].value.tolist()
     assert pytest.approx(mutual + last) in [list(line.get_ydata()) for line in middle.lines]
     k = training.knockout
-    k = k[(k.criterion == "calibrated") & (k.silenced == "associated") & (k["size"] == 25)]
+    k = k[(k.criterion == "calibrated") & (k.ablated == "associated") & (k["size"] == 25)]
     want = k.groupby("checkpoint", sort=False).value.mean().tolist()
     assert pytest.approx(want) in [list(line.get_ydata()) for line in right.lines]
     assert len(drawn(training_curves(some_training(150))).axes[3].get_xticklabels()) <= 15

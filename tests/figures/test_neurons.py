@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from arithscope.experiments.neurons import AGREEMENT, HALVES, RECALLED, Neurons
+from arithscope.experiments.neurons import AGREEMENT, HALVES, RECALLED, NeuronEffects
 from arithscope.experiments.overlap import overlap
 from arithscope.figures.neurons import faithfulness_by_neurons, neuron_effects, neuron_overlap, screens_against_exact
 from tests.experiments.test_overlap import top_neurons
 from tests.figures.test_figures import drawn, texts
 
 
-def many(operators: str, layers: int, neurons: int) -> Neurons:
+def many(operators: str, layers: int, neurons: int) -> NeuronEffects:
     """Made-up effects, some of them negative; estimates, so that there is nothing to compare them with."""
     keys = [(o, layer, n) for o in operators for layer in range(5, 5 + layers) for n in range(neurons)]
     table = pd.DataFrame(keys, columns=["operator", "layer", "neuron"])
@@ -25,7 +25,7 @@ def many(operators: str, layers: int, neurons: int) -> Neurons:
         measure="probability", method="atp", value=value, low=value, high=value, n=9, median=0.0, std=1.0
     )
     agreement, halves = (pd.DataFrame(columns=list(columns)) for columns in (AGREEMENT, HALVES))
-    return Neurons(table, agreement, halves, 5)
+    return NeuronEffects(table, agreement, halves, 5)
 
 
 def test_effects_are_sorted_within_their_layer() -> None:

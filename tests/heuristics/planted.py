@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import Catalogue
-from arithscope.heuristics.classification import Classification, Neurons, classify
+from arithscope.heuristics.classification import Classification, NeuronBatch, classify
 from arithscope.heuristics.kinds import Heuristic, Identical, MultiResult
 from arithscope.models.load import LoadOptions, load
 from arithscope.prompts import Prompts, operand_grid
@@ -18,7 +18,7 @@ LIMIT = 1000
 FEWEST = 30  # prompts of a planted heuristic
 
 
-def classified(neurons: Neurons, sets: Catalogue, draws: int) -> Classification:
+def classified(neurons: NeuronBatch, sets: Catalogue, draws: int) -> Classification:
     return classify(neurons, sets, draws, 0, [f"n{i}" for i in range(len(neurons))], lambda n: None)
 
 
@@ -37,11 +37,11 @@ def real_value_vectors() -> NDArray[np.float32]:
     return np.random.default_rng(0).permutation(logits)
 
 
-def noise(n: int, max_operand: int, logits: NDArray[np.float32] | None, seed: int = 0) -> Neurons:
+def noise(n: int, max_operand: int, logits: NDArray[np.float32] | None, seed: int = 0) -> NeuronBatch:
     """Random activations, with value vectors that favour no number, or with the given ones."""
     random = np.random.default_rng(seed)
     activations = random.standard_normal((n, max_operand + 1, max_operand + 1), dtype=np.float32).astype(np.float16)
-    return Neurons(activations, np.ones((n, LIMIT), dtype=np.float32) if logits is None else logits[:n])
+    return NeuronBatch(activations, np.ones((n, LIMIT), dtype=np.float32) if logits is None else logits[:n])
 
 
 def candidates(sets: Catalogue, of_each: int, random: np.random.Generator) -> list[Heuristic]:
@@ -66,7 +66,9 @@ def candidates(sets: Catalogue, of_each: int, random: np.random.Generator) -> li
     return chosen
 
 
-def planted(sets: Catalogue, heuristics: list[Heuristic], max_operand: int, strength: float, seed: int = 0) -> Neurons:
+def planted(
+    sets: Catalogue, heuristics: list[Heuristic], max_operand: int, strength: float, seed: int = 0
+) -> NeuronBatch:
     """Noise of deviation 1, raised by `strength` where a heuristic holds. Of a direct heuristic the value vector, noise too,
     is raised likewise for the results it is about."""
     random = np.random.default_rng(seed)
@@ -79,7 +81,7 @@ def planted(sets: Catalogue, heuristics: list[Heuristic], max_operand: int, stre
         activations[i] = field.reshape(size, size)
         if h.direct and not isinstance(h, Identical):
             logits[i] += strength * h.admits(np.arange(LIMIT))
-    return Neurons(activations, logits)
+    return NeuronBatch(activations, logits)
 
 
 def recall(
@@ -89,7 +91,7 @@ def recall(
     heuristics = candidates(sets, of_each, np.random.default_rng(seed))
     signal = planted(sets, heuristics, max_operand, strength, seed)
     other = noise(len(heuristics), max_operand, real_value_vectors(), seed + 1)
-    together = Neurons(*(np.concatenate(pair) for pair in zip(*map(_arrays, (signal, other)), strict=True)))
+    together = NeuronBatch(*(np.concatenate(pair) for pair in zip(*map(_arrays, (signal, other)), strict=True)))
     matches = classified(together, sets, draws).matches
     found = set(matches[matches.calibrated][["row", "heuristic"]].itertuples(index=False, name=None))
     hits = [(i, str(h)) in found for i, h in enumerate(heuristics)]
@@ -99,5 +101,5 @@ def recall(
     return {"all": float(np.mean(hits)), **{kind: float(np.mean(x)) for kind, x in by_kind.items()}}
 
 
-def _arrays(neurons: Neurons) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+def _arrays(neurons: NeuronBatch) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
     return neurons.activations, neurons.logits

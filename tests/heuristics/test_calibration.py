@@ -12,21 +12,21 @@ from scipy.special import gammaln, logsumexp
 
 from arithscope.heuristics.calibration import (
     LEVEL,
-    beyond,
     chance_of,
     direct,
     false_discovery_rate,
     gathered_products,
     indirect_null,
+    neg_log10_p,
     rolled_products,
 )
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.classification import Neurons
+from arithscope.heuristics.classification import NeuronBatch
 from arithscope.heuristics.kinds import Heuristic, parse
 from arithscope.heuristics.matching import order
 from arithscope.heuristics.multi_result import multi_results, ranks_by_result
 from arithscope.heuristics.one_operand import DRAWS, permutations, remaining, takes_both
-from arithscope.heuristics.tails import evidences
+from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.prompts import OPERATORS
 from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
@@ -96,7 +96,7 @@ def test_chance_counts_and_then_bounds() -> None:
 def test_beyond_bounds_the_binomial_tail(k: int, share: float, above: float) -> None:
     mean = share * k
     x = min(k, int(np.ceil(mean + above * (k - mean))))
-    [found] = beyond(torch.tensor([x]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)).tolist()
+    [found] = neg_log10_p(torch.tensor([x]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)).tolist()
     terms = np.arange(x, k + 1)
     pmf = (
         gammaln(k + 1)
@@ -108,9 +108,9 @@ def test_beyond_bounds_the_binomial_tail(k: int, share: float, above: float) -> 
     tail = -logsumexp(pmf) / np.log(10)
     assert 0 <= found <= tail + 1e-6
     assert tail - found < 0.5 + np.log10(2 * k + 2)  # and the bound is tight
-    assert beyond(torch.tensor([int(mean)]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)).tolist() == [
-        0.0
-    ]
+    assert neg_log10_p(
+        torch.tensor([int(mean)]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)
+    ).tolist() == [0.0]
 
 
 @operators
@@ -134,10 +134,10 @@ def test_expectations_come_from_the_other_orders(operator: str) -> None:
     assert found.catalogued.overlap[1].tolist() == overlap[0].tolist()
     for i in range(draws + 1):
         expected = (np.delete(overlap, i, axis=0).sum(0) + chance + 0.5) / (draws + 1)
-        most = beyond(*(torch.from_numpy(x) for x in (overlap[i], size, expected)))
+        most = neg_log10_p(*(torch.from_numpy(x) for x in (overlap[i], size, expected)))
         if i == 0:
             assert found.catalogued.expected[1].numpy() == pytest.approx(expected)
-            assert found.catalogued.beyond[1].numpy() == pytest.approx(most.numpy())
+            assert found.catalogued.neg_log10_p[1].numpy() == pytest.approx(most.numpy())
         elif operator != "/":  # where there are multi-result heuristics too
             assert float(found.null[1, i - 1]) == pytest.approx(float(most.max()))
 
@@ -184,8 +184,8 @@ def test_what_remains_of_several_results() -> None:
     pattern = 1.0 + members
     for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
         left = remaining(pattern, weights, [rule, odd], largest, sets, permuted)
-        foremost = order((pattern[permuted] * weights).flatten(0, 1), int(size))
-        assert left[:, 0].tolist() == pytest.approx(members[foremost].view(2, -1).sum(1).div(DRAWS).tolist())
+        top_rows = order((pattern[permuted] * weights).flatten(0, 1), int(size))
+        assert left[:, 0].tolist() == pytest.approx(members[top_rows].view(2, -1).sum(1).div(DRAWS).tolist())
     assert size < largest < len(sets)
     assert bool(takes_both(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()
@@ -207,10 +207,10 @@ def test_products_with_activations_that_are_moved_round(neurons: int, prompts: i
 def test_beyond_by_hand() -> None:
     """8 of 10 where 2 are expected: 8·log 4 + 2·log ¼, in powers of ten; nothing for what is expected, or less."""
     overlap, size = torch.tensor([8, 10, 2, 1, 10]), torch.tensor([10, 10, 10, 10, 10])
-    found = beyond(overlap, size, torch.tensor([2.0, 2.0, 2.0, 2.0, 12.0])).tolist()
+    found = neg_log10_p(overlap, size, torch.tensor([2.0, 2.0, 2.0, 2.0, 12.0])).tolist()
     assert found == pytest.approx([6 * np.log10(4), 10 * np.log10(5), 0, 0, 0])
     # What is expected of all others may be nothing at all, or everything.
-    assert beyond(torch.tensor([1]), torch.tensor([1]), torch.tensor([0.0])).tolist() == pytest.approx([300])
+    assert neg_log10_p(torch.tensor([1]), torch.tensor([1]), torch.tensor([0.0])).tolist() == pytest.approx([300])
 
 
 @operators
@@ -223,7 +223,9 @@ def test_the_null_of_indirect_heuristics_by_hand(operator: str, monkeypatch: pyt
     for _ in range(7):
         ranked = random.permutation(len(sets))
         counts = [max(m[ranked[: m.sum()]].sum(), m[ranked[::-1][: m.sum()]].sum()) for m in members]
-        want.append(max(evidences(len(sets), int(m.sum()))[x] for m, x in zip(members, counts, strict=True)))
+        want.append(
+            max(neg_log10_p_hypergeom_table(len(sets), int(m.sum()))[x] for m, x in zip(members, counts, strict=True))
+        )
     for rows in (3, 7, 100):
         found = indirect_null(sets, np.random.default_rng(5), rows)
         assert found.tolist() == pytest.approx(want)
@@ -252,10 +254,10 @@ def test_several_results_are_calibrated_like_the_rest() -> None:
             chosen, k = every.heuristic(i, sets).results, int(every.size[i])
             counts = np.isin(results[:, :k], chosen).sum(1)
             expected = (counts.sum() - counts[i] + k * k / len(sets) + 0.5) / (draws + 1)
-            above = float(beyond(torch.tensor(counts[i]), torch.tensor(k), torch.tensor(expected)))
+            above = float(neg_log10_p(torch.tensor(counts[i]), torch.tensor(k), torch.tensor(expected)))
             if i == 0:
                 assert several.heuristic(neuron, sets).results == chosen
-                numbers = [float(x[neuron, 0]) for x in (own.size, own.overlap, own.expected, own.beyond)]
+                numbers = [float(x[neuron, 0]) for x in (own.size, own.overlap, own.expected, own.neg_log10_p)]
                 assert numbers == pytest.approx([k, counts[0], expected, above])
             else:
                 assert float(found.null[neuron, i - 1]) >= above - 1e-9
@@ -271,7 +273,7 @@ def test_without_a_set_of_several_results() -> None:
     assert not found.several[0].found.any()
     # One of two in its own order, and in the others the other one: at most half a prompt and chance are expected of it.
     assert (found.null < 0.5).all()
-    neurons = Neurons(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32))
+    neurons = NeuronBatch(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32))
     tables = classified(neurons, sets, 2)
     for table in (tables.matches, tables.best):
         assert "multi-result" not in table.kind.tolist()
@@ -281,7 +283,7 @@ def test_without_a_set_of_several_results() -> None:
         "size": "int32",
         "overlap": "int32",
         "direct": "bool",
-        "evidence": "float64",
+        "neg_log10_p_hypergeom": "float64",
     }
     assert {name: str(table[name].dtype) for name in kinds} == kinds
 

@@ -43,14 +43,14 @@ def test_evidence_is_the_tail_probability(operator: str) -> None:
                 overlap[i] = x
                 p = float(brute.tail(len(sets), k, x))
                 if p > 0:
-                    assert float(side.evidence(overlap)[i]) == pytest.approx(-np.log10(p), abs=1e-9)
+                    assert float(side.neg_log10_p_hypergeom(overlap)[i]) == pytest.approx(-np.log10(p), abs=1e-9)
 
 
 def test_ties_favour_no_heuristic() -> None:
     """A neuron that never fires matches nothing better than chance does."""
     sets = catalogue("+", 100, 1000)
     for x in (torch.zeros(1, len(sets)), torch.full((1, len(sets)), -0.0)):
-        best = sets.indirect.evidence(overlaps(order(x), sets.indirect)).max()
+        best = sets.indirect.neg_log10_p_hypergeom(overlaps(order(x), sets.indirect)).max()
         assert float(best) < 5
     assert torch.equal(order(torch.tensor([[0.0, -0.0, 1.0, -1.0, 0.0]])), torch.tensor([[2, 0, 1, 4, 3]]))
 

@@ -1,4 +1,4 @@
-"""Neurons and the heuristics that they match: tables, scores, chances and rates."""
+"""NeuronBatch and the heuristics that they match: tables, scores, chances and rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from arithscope.heuristics.calibration import Direct, Overlaps
 from arithscope.heuristics.calibration import direct as directly
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Matched, Neurons, _pairs, calibrate, classify, tries
+from arithscope.heuristics.classification import Matched, NeuronBatch, _pairs, calibrate, classify, tries
 from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.matching import order, overlaps
 from arithscope.prompts import legal_prompts
@@ -28,9 +28,9 @@ def test_neurons_are_scored_alike_in_any_company() -> None:
     rows = patterns(sets)
     logits = np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
     names = [f"n{i}" for i in range(7)]
-    together = classify(Neurons(rows, logits), sets, 8, 0, names, lambda n: None)
+    together = classify(NeuronBatch(rows, logits), sets, 8, 0, names, lambda n: None)
     for i in (0, 4):
-        alone = classify(Neurons(rows[i : i + 1], logits[i : i + 1]), sets, 8, 0, names[i : i + 1], lambda n: None)
+        alone = classify(NeuronBatch(rows[i : i + 1], logits[i : i + 1]), sets, 8, 0, names[i : i + 1], lambda n: None)
         columns = [
             "heuristic",
             "sign",
@@ -39,9 +39,9 @@ def test_neurons_are_scored_alike_in_any_company() -> None:
             "score",
             "chance",
             "corrected",
-            "evidence",
+            "neg_log10_p_hypergeom",
             "expected",
-            "beyond",
+            "neg_log10_p",
         ]
         for ours, theirs in ((together.best, alone.best), (together.matches, alone.matches)):
             assert ours[ours.row == i][columns].values.tolist() == theirs[columns].values.tolist()
@@ -50,7 +50,7 @@ def test_neurons_are_scored_alike_in_any_company() -> None:
 def test_scores_and_chances() -> None:
     sets = CATALOGUES["+"]
     found = classify(
-        Neurons(patterns(sets), np.ones((7, 130), dtype=np.float32)), sets, 8, 0, list("abcdefg"), lambda n: None
+        NeuronBatch(patterns(sets), np.ones((7, 130), dtype=np.float32)), sets, 8, 0, list("abcdefg"), lambda n: None
     )
     for table in (found.matches, found.best):
         assert np.allclose(table.score, table.overlap / table["size"])
@@ -73,7 +73,7 @@ def test_the_tables_against_sets(operator: str) -> None:
     sets, prompts = CATALOGUES[operator], pairs_of(CATALOGUES[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = Neurons(patterns(sets), logits), []
+    neurons, done = NeuronBatch(patterns(sets), logits), []
     found = classify(neurons, sets, 3, 0, list("abcdefg"), done.append)
     assert sum(done) == 7
     activations, on_answer = neurons.on_prompts(range(7), sets)
@@ -91,14 +91,16 @@ def test_the_tables_against_sets(operator: str) -> None:
             }
             want = brute.overlap(pair.heuristic, operator, value, tie_order, both_signs=not h.direct)
             assert (pair.overlap, pair.size) == want
-            assert pair.evidence == pytest.approx(_evidence(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6)
+            assert pair.neg_log10_p_hypergeom == pytest.approx(
+                _evidence(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6
+            )
             if h.direct:
                 assert pair.sign == 1
             else:
                 at = sets.indirect.column[h]
                 assert pair.sign == (-1 if down[row, at] > up[row, at] else 1)
                 assert pair.expected == pytest.approx(pair.size / len(sets))
-                assert pair.beyond == pytest.approx(pair.evidence)
+                assert pair.neg_log10_p == pytest.approx(pair.neg_log10_p_hypergeom)
     several = {(pair.row, pair.heuristic) for pair in found.matches.itertuples() if pair.kind == "multi-result"}
     own = found.best[found.best.kind == "multi-result"]
     assert several == {(pair.row, pair.heuristic) for pair in own.itertuples() if 10 * pair.overlap >= 6 * pair.size}
@@ -118,8 +120,8 @@ def test_the_tables_against_sets(operator: str) -> None:
     assert sorted(best[["row", "kind", "on"]].itertuples(index=False, name=None)) == sorted(
         (row, *kind) for row in range(7) for kind in kinds
     )
-    most = found.matches.groupby(["row", "kind", "on"]).beyond.max()
-    own = found.best.set_index(["row", "kind", "on"]).beyond
+    most = found.matches.groupby(["row", "kind", "on"]).neg_log10_p.max()
+    own = found.best.set_index(["row", "kind", "on"]).neg_log10_p
     assert (own[most.index] >= most).all()
     assert (found.neurons.row == np.arange(7)).all()
 
@@ -135,7 +137,7 @@ def test_p_and_rates_by_hand() -> None:
         {
             "row": [0, 0, 1, 1],
             "direct": [False, True, False, True],
-            "beyond": [8.5, 3.0, 2.5, 15.5],
+            "neg_log10_p": [8.5, 3.0, 2.5, 15.5],
             "overlap": [5, 6, 3, 3],
             "size": [10, 10, 10, 5],
         }
@@ -160,7 +162,7 @@ def test_p_and_rates_by_hand() -> None:
 
 def test_a_rate_of_just_the_level_will_do() -> None:
     """One neuron that is above all of 39 nulls: twice 1/40, exactly."""
-    best = pd.DataFrame({"row": [0], "direct": [False], "beyond": [1.0], "overlap": [6], "size": [10]})
+    best = pd.DataFrame({"row": [0], "direct": [False], "neg_log10_p": [1.0], "overlap": [6], "size": [10]})
     found = calibrate(Matched(best, best, np.zeros((1, 1))), np.zeros(39), (1000, 1000))
     assert (found.best.fdr.tolist(), found.best.calibrated.tolist()) == ([0.05], [True])
 
@@ -191,14 +193,14 @@ def test_permuted_neurons_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
         return directly(activations, logits, sets, shifts, rows)
 
     monkeypatch.setattr("arithscope.heuristics.classification.direct", asked)
-    neurons = Neurons(np.ones((2, 2, 2), dtype=np.float16), np.ones((2, 2), dtype=np.float32))
+    neurons = NeuronBatch(np.ones((2, 2, 2), dtype=np.float16), np.ones((2, 2), dtype=np.float32))
     classify(neurons, catalogue("/", 1, 1000), 10, 0, ["a", "b"], lambda n: None)
     assert moved == [[1] * 10] * 2
 
 
 def test_so_little_memory_that_neurons_are_worked_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sets, logits = CATALOGUES["/"], np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = Neurons(patterns(sets), logits), []
+    neurons, done = NeuronBatch(patterns(sets), logits), []
     want = classify(neurons, sets, 3, 0, list("abcdefg"), lambda n: None)
     monkeypatch.setattr("arithscope.heuristics.classification.CPU_CELLS", 1)
     found = classify(neurons, sets, 3, 0, list("abcdefg"), done.append)

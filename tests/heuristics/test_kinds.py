@@ -12,11 +12,11 @@ from arithscope.heuristics.kinds import (
     BOTH,
     PLACES,
     VARIABLES,
+    DigitPattern,
     Heuristic,
     Identical,
     Modulo,
     MultiResult,
-    Pattern,
     Range,
     kind_name,
     parse,
@@ -30,7 +30,7 @@ templates = st.text("0123456789.", min_size=3, max_size=3).filter(lambda t: t !=
 heuristics = st.one_of(
     st.builds(lambda on, ends: Range(on, *sorted(ends)), st.sampled_from(PLACES), st.tuples(numbers, numbers)),
     st.builds(lambda on, n, m: Modulo(on, n, m % n), st.sampled_from(PLACES), st.integers(2, 20), st.integers(0, 19)),
-    st.builds(Pattern, st.sampled_from(VARIABLES), templates),
+    st.builds(DigitPattern, st.sampled_from(VARIABLES), templates),
     st.just(Identical()),
     st.builds(MultiResult, st.sets(numbers, min_size=2, max_size=4).map(tuple)),
 )
@@ -139,19 +139,25 @@ def test_what_is_no_heuristic() -> None:
     with pytest.raises(ValueError, match="not 'op3'"):
         Modulo("op3", 5, 2)
     with pytest.raises(ValueError, match="not 'op3'"):
-        Pattern("op3", "1..")
+        DigitPattern("op3", "1..")
     for template, on in (("12", "op1"), ("1234", "op1"), ("...", "op1"), ("a12", "op1"), ("1..", "op1, op2")):
         with pytest.raises(ValueError, match="no pattern"):
-            Pattern(on, template)
+            DigitPattern(on, template)
     for results in ((1,), (1, 1), (1, 2, 3, 4, 5)):
         with pytest.raises(ValueError, match="two to four"):
             MultiResult(results)
     with pytest.raises(ValueError, match="from 0 on"):
         MultiResult((-1, 2))
     assert MultiResult((4, 1, 3, 2)).results == (1, 2, 3, 4)
-    assert Pattern("op1", "00.").admits(np.array([0, 9, 10, 999, 1000])).tolist() == [True, True, False, False, False]
-    assert Pattern("op1", "9..").admits(np.array([999, 1999])).tolist() == [True, False]
-    assert Pattern("op1", ".1.").admits(np.array([-990, 10, 12, 110, 1010, 100])).tolist() == [
+    assert DigitPattern("op1", "00.").admits(np.array([0, 9, 10, 999, 1000])).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert DigitPattern("op1", "9..").admits(np.array([999, 1999])).tolist() == [True, False]
+    assert DigitPattern("op1", ".1.").admits(np.array([-990, 10, 12, 110, 1010, 100])).tolist() == [
         False, True, True, True, False, False
     ]  # fmt: skip
 

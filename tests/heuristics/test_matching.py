@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.heuristics.classification import Neurons
+from arithscope.heuristics.classification import NeuronBatch
 from arithscope.heuristics.matching import histogram, is_match, order, overlaps
 from tests.heuristics import brute
 from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, operators, pairs_of, patterns
@@ -20,7 +20,7 @@ def test_every_overlap_against_sets(operator: str) -> None:
     assert sorted(prompts) == brute.legal(operator, MAX_OPERAND, LIMITS[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).integers(-2, 3, (7, 130)).astype(np.float32)
-    neurons = Neurons(patterns(sets), logits)
+    neurons = NeuronBatch(patterns(sets), logits)
     activations, on_answer = neurons.on_prompts(range(7), sets)
     found = {
         False: torch.maximum(*(overlaps(order(x, sets.depth), sets.indirect) for x in (activations, -activations))),

@@ -58,10 +58,10 @@ def assert_is_the_best_set(ordered: Tensor) -> MultiResult | None:
 def with_results_in_front(first: list[int]) -> Tensor:
     """An order of the prompts: first such with these results, then the others with a result of 0, then the rest."""
     waiting = {r: np.flatnonzero(SMALL.answers.numpy() == r).tolist() for r in range(12)}
-    foremost = [waiting[r].pop() for r in first]
+    top_rows = [waiting[r].pop() for r in first]
     rest = [waiting[r].pop() for r in (*([0] * len(waiting[0])), *range(1, 12)) if waiting[r]]
     last = [i for some in waiting.values() for i in some]
-    return torch.tensor([foremost + rest + last])
+    return torch.tensor([top_rows + rest + last])
 
 
 @pytest.mark.parametrize("first", [[0] * 26 + [5, 3], [0] * 18 + [3]])

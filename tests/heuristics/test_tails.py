@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arithscope.heuristics.tails import evidence, evidences
+from arithscope.heuristics.tails import neg_log10_p_hypergeom, neg_log10_p_hypergeom_table
 from tests.heuristics import brute
 
 
@@ -24,31 +24,31 @@ def minus_log10(total: int, k: int, x: int) -> float:
 def test_every_overlap_exactly(sizes: tuple[int, int]) -> None:
     total, k = sizes
     want = [minus_log10(total, k, x) for x in range(k + 1)]
-    assert evidences(total, k) == pytest.approx(want, rel=1e-9, abs=1e-9)
-    assert np.all(np.diff(evidences(total, k)) >= -1e-12)
-    one_by_one = evidence(total, torch.full((k + 1,), k), torch.arange(k + 1)).numpy()
+    assert neg_log10_p_hypergeom_table(total, k) == pytest.approx(want, rel=1e-9, abs=1e-9)
+    assert np.all(np.diff(neg_log10_p_hypergeom_table(total, k)) >= -1e-12)
+    one_by_one = neg_log10_p_hypergeom(total, torch.full((k + 1,), k), torch.arange(k + 1)).numpy()
     assert one_by_one == pytest.approx(want, rel=1e-9, abs=1e-9)
 
 
 def test_large_sets() -> None:
     """Half of the square and more; evidence in the ten thousands."""
     for total, k in ((90_300, 45_150), (90_601, 12), (45_451, 45_000), (5_792, 4_400)):
-        table = evidences(total, k)
+        table = neg_log10_p_hypergeom_table(total, k)
         chance = k * k // total
         x = np.unique(
             np.clip(np.concatenate([np.linspace(0, k, 30), chance + np.arange(-300, 300, 25)]), 0, k).astype(int)
         )
-        found = evidence(total, torch.full((len(x),), k), torch.from_numpy(x)).numpy()
+        found = neg_log10_p_hypergeom(total, torch.full((len(x),), k), torch.from_numpy(x)).numpy()
         assert found == pytest.approx(table[x], rel=1e-7, abs=1e-7)
     for k, x in ((1000, 30), (1000, 12), (1000, 1000)):
-        assert evidences(90_601, k)[x] == pytest.approx(minus_log10(90_601, k, x), rel=1e-9)
+        assert neg_log10_p_hypergeom_table(90_601, k)[x] == pytest.approx(minus_log10(90_601, k, x), rel=1e-9)
 
 
 def test_nothing() -> None:
-    nothing = evidence(10, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    nothing = neg_log10_p_hypergeom(10, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     assert (nothing.tolist(), nothing.dtype) == ([], torch.float64)
 
 
 def test_one_prompt() -> None:
-    assert evidences(1, 1).tolist() == [0.0, 0.0]
-    assert evidence(1, torch.tensor([1, 1]), torch.tensor([0, 1])).tolist() == [0.0, 0.0]
+    assert neg_log10_p_hypergeom_table(1, 1).tolist() == [0.0, 0.0]
+    assert neg_log10_p_hypergeom(1, torch.tensor([1, 1]), torch.tensor([0, 1])).tolist() == [0.0, 0.0]

@@ -14,13 +14,13 @@ from torch import Tensor
 from arithscope.models.engine.replay import record, replay, replay_neurons
 from arithscope.models.engine.sweep import mean_activations, sweep
 from arithscope.models.hooks import Activations, capturing, cutting, edit, editing, gradients
-from arithscope.models.linearize import linearised
+from arithscope.models.linearize import linearized
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model, Site
 from arithscope.prompts import legal_prompts, operand_grid, random_source, sample
 
-Place = str | int | torch.device
+ModelSource = str | int | torch.device
 
 
 @cache
@@ -35,7 +35,7 @@ def wanted(name: str, what: Any) -> dict[str, Tensor]:
     return what(plain(name))
 
 
-def places(model: Model, of_layer: Callable[[int], Place], rest: Place) -> dict[str, Place]:
+def places(model: Model, of_layer: Callable[[int], ModelSource], rest: ModelSource) -> dict[str, ModelSource]:
     """A device map: a place for each layer, and one for the embedding, the final norm and the head."""
     layers = model.architecture.layers
     base = layers.rpartition(".")[0]
@@ -51,7 +51,7 @@ def head(model: Model) -> str:
     return name
 
 
-def dispatched(model: Model, where: dict[str, Place], main: str | torch.device) -> Model:
+def dispatched(model: Model, where: dict[str, ModelSource], main: str | torch.device) -> Model:
     """The same subject, spread by accelerate alone, with hooks whatever the map says."""
     hf_model = dispatch_model(
         model.hf_model, where, main_device=main, skip_keys=model.hf_model._skip_keys_device_placement, force_hooks=True
@@ -159,7 +159,7 @@ def slopes(model: Model) -> dict[str, Tensor]:
         seen, slope = gradients(model, ids, _measures, **sites, embeddings=start)
         found |= {f"{name} {at}": x for at, x in by_layer(seen).items()}
         found |= {f"{name} slope {at}": x for at, x in by_layer(slope).items()}
-    with linearised(model):
+    with linearized(model):
         _, slope = gradients(model, ids, _measures, neurons=layers)
     return found | {f"linear slope {at}": x for at, x in by_layer(slope).items()}
 

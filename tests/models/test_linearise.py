@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arithscope.models.families import FAMILIES
 from arithscope.models.hooks import capturing, gradients
-from arithscope.models.linearize import linearised
+from arithscope.models.linearize import linearized
 from arithscope.models.model import Model
 from arithscope.prompts import operand_grid, random_source, sample
 from tests.families import FAMILY_AND_ATTENTION, small
@@ -37,7 +37,7 @@ def test_forward_passes_stay_the_same_and_hooks_are_removed(family: str, attenti
     layers = range(model.sizes.layers)
     with torch.no_grad(), capturing(model, neurons=layers) as before:
         want = model.logits(ids)
-    with pytest.raises(RuntimeError, match="on purpose"), linearised(model):
+    with pytest.raises(RuntimeError, match="on purpose"), linearized(model):
         with torch.no_grad(), capturing(model, neurons=layers) as inside:
             assert torch.equal(model.logits(ids), want)
         assert all(torch.equal(before.neurons[i], inside.neurons[i]) for i in layers)
@@ -56,7 +56,7 @@ def test_slopes_of_the_last_layer_are_the_logit_lens(family: str) -> None:
     logit lens does. So its slope is whole, not halved, also where MLPs are gated."""
     model = small(family, "eager")
     ids, last = some_ids(model), model.sizes.layers - 1
-    with linearised(model):
+    with linearized(model):
         _, slopes = gradients(model, ids, lambda logits: logits.T, neurons=[last])
     with torch.no_grad(), capturing(model, residual=[last]) as seen:
         model.logits(ids)
@@ -72,11 +72,11 @@ def test_slopes_of_the_last_layer_are_the_logit_lens(family: str) -> None:
 def test_slopes_are_whole_in_whatever_order_hooks_are_set() -> None:
     model = small("llama", "sdpa")
     ids, last = some_ids(model), model.sizes.layers - 1
-    with linearised(model):
+    with linearized(model):
         _, slopes = gradients(model, ids, lambda logits: logits[:, 3], neurons=[last])
     model.hf_model.enable_input_require_grads()
     try:
-        with capturing(model, neurons=[last], keep=lambda x: x) as seen, linearised(model):
+        with capturing(model, neurons=[last], keep=lambda x: x) as seen, linearized(model):
             logits = model.logits(ids)
     finally:
         model.hf_model.disable_input_require_grads()
@@ -88,7 +88,7 @@ def test_against_a_llama_written_out() -> None:
     """Slopes in all layers and at all positions, with grouped keys and values, in double precision."""
     model = small("llama", "eager", torch.float64)
     ids, layers = some_ids(model), range(model.sizes.layers)
-    with linearised(model):
+    with linearized(model):
         _, slopes = gradients(model, ids, measures, neurons=layers)
     neurons, logits = linear_llama(model, ids)
     assert torch.allclose(logits, model.logits(ids), atol=1e-5)
@@ -141,7 +141,7 @@ def test_single_norms_and_activation_functions(family: str, attention: str) -> N
     x = torch.randn(4, model.sizes.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x.requires_grad_()
     activation = model.layers[0].get_submodule(model.architecture.mlp_activation)
-    with linearised(model):
+    with linearized(model):
         norm = torch.autograd.functional.jacobian(model.final_norm, x[0])
         [slope] = torch.autograd.grad(activation(x).sum(), x)
     assert torch.allclose(slope, activation(x) / x)

@@ -29,7 +29,7 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
 from arithscope.models.offload import fetched, offloaded, weight_of
-from arithscope.models.placement import Place
+from arithscope.models.placement import ModelSource
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.runner import describe_model, run
 from arithscope.utils.progress import Silent
@@ -234,7 +234,7 @@ def test_maps_that_are_none(saved_model: Path, tmp_path: Path) -> None:
 
 def test_a_gguf_file_is_not_left_on_disk() -> None:
     """The library cannot read it piece by piece. (Here without a file: what there is to say is said before it is read.)"""
-    place = Place("model", "models", None, "model.gguf", local=True)
+    place = ModelSource("model", "models", None, "model.gguf", local=True)
     config = small("llama", "sdpa").hf_model.config
     with pytest.raises(UserError, match="No part of a GGUF file can be left on disk"):
         load_module._device_map({"model": "cpu", "lm_head": "disk"}, config, place)

@@ -12,11 +12,21 @@ from arithscope.models.model import Model
 from arithscope.pipeline.runner import describe_model, run
 from arithscope.utils.progress import Silent
 from tests.conftest import Smaller
-from tests.models.spread import EVERYTHING, Place, assert_alike, assert_same, dispatched, head, places, plain, wanted
+from tests.models.spread import (
+    EVERYTHING,
+    ModelSource,
+    assert_alike,
+    assert_same,
+    dispatched,
+    head,
+    places,
+    plain,
+    wanted,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 NAMES = ("tiny-llama", "tiny-pythia", "tiny-gptj")
-WAYS: dict[str, tuple[tuple[Place, ...], Place]] = {  # where layers go, in turn, and all else
+WAYS: dict[str, tuple[tuple[ModelSource, ...], ModelSource]] = {  # where layers go, in turn, and all else
     "layers in memory": ((0, "cpu"), 0),
     "layers in memory and on disk": ((0, "cpu", "disk"), 0),
     "ends in memory": ((0,), "cpu"),

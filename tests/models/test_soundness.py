@@ -169,9 +169,9 @@ def test_bos() -> None:
     assert "more than once" in failed(with_tokenizer(own, Template(prefix="<bos>")))["BOS"]
     numbers = [*map(str, range(NUMBERS)), "+", "-", "*", "/", "="]
     assert failed(with_tokenizer(word_tokenizer(r"\d+|.", numbers, bos=None))) == {}
-    beyond = word_tokenizer(r"\d+|.", [*map(str, range(500)), "+", "-", "*", "/", "="])
+    neg_log10_p = word_tokenizer(r"\d+|.", [*map(str, range(500)), "+", "-", "*", "/", "="])
     with pytest.raises(UserError, match="has token 505, but its model knows only"):
-        with_tokenizer(beyond)
+        with_tokenizer(neg_log10_p)
 
 
 def test_prompts_that_are_read_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

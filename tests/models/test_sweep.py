@@ -127,8 +127,8 @@ def test_what_is_edited_is_edited_in_every_pass(threads: int) -> None:
     """And no longer than it is."""
     model, prompts = small("llama", "sdpa"), operand_grid("+-", 6)
     unedited, _ = plain(model, prompts)
-    silenced = edit(model, Site.NEURONS, 1, positions=model.positions.last)
-    for change in ([], [silenced], []):
+    ablated = edit(model, Site.NEURONS, 1, positions=model.positions.last)
+    for change in ([], [ablated], []):
         with editing(model, change, 1, model.positions.op2):
             for block in sweep(model, prompts, rows=9):
                 assert close(block.logits, unedited[block.rows]) == (not change)

@@ -14,7 +14,7 @@ from arithscope.experiments.common.result import table_of
 from arithscope.experiments.failures import Failures
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.knockout import Knockout
-from arithscope.experiments.neurons import AGREEMENT, Neurons
+from arithscope.experiments.neurons import AGREEMENT, NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
@@ -149,7 +149,7 @@ def test_neurons_counts_what_is_clear() -> None:
         ]
     )
     nothing = pd.DataFrame(columns=list(AGREEMENT))
-    found = neurons.neuron_effects(Neurons(table, nothing, nothing, 3))
+    found = neurons.neuron_effects(NeuronEffects(table, nothing, nothing, 3))
     assert found.says.startswith(
         "Of 4 neurons from layer 3 on, all measured exactly, 1 have a mean effect clearly above"
     )
@@ -158,7 +158,7 @@ def test_neurons_counts_what_is_clear() -> None:
         "+": "L3N0"
     }  # although its effect is not clear, and its interval says so
     assert found.numbers["its mean effect"] == {"+": mean(5.0, -1.0, 9.0)}
-    half = Neurons(table.assign(method=["exact", "exact", "atp", "atp"]), nothing, nothing, 3)
+    half = NeuronEffects(table.assign(method=["exact", "exact", "atp", "atp"]), nothing, nothing, 3)
     assert "50% of them measured exactly, the others estimated" in neurons.neuron_effects(half).says
     assert neurons.screens_against_exact(half).says.startswith("Not compared")
 
@@ -176,7 +176,7 @@ def knocked_out(gap: Mean, control: Mean) -> Knockout:
         "calibrated_associated": mean(0.7, 0.6, 0.8, 12),
         "calibrated_not_associated": mean(0.9, 0.85, 0.95, 12),
         "calibrated_difference": gap,
-        "calibrated_beyond_unmatched": control,
+        "calibrated_vs_unmatched": control,
     }
     signs = [{"operator": "+", "criterion": "calibrated", "difference": "prompts", "above": 11, "below": 1, "p": 0.006}]
     return Knockout(NOWHERE, NOWHERE, table_of({"+": measures}), pd.DataFrame(signs))
@@ -200,9 +200,9 @@ def test_knockouts() -> None:
 def test_knockouts_by_prompt() -> None:
     measures = {
         "calibrated_associated_25": mean(0.5, 0.4, 0.6),
-        "calibrated_beyond_random_25": mean(-0.2, -0.3, -0.1),
+        "calibrated_vs_random_25": mean(-0.2, -0.3, -0.1),
         "raw_associated_25": mean(0.9, 0.8, 1.0),
-        "raw_beyond_random_25": mean(0.0, -0.05, 0.05),
+        "raw_vs_random_25": mean(0.0, -0.05, 0.05),
     }
     said = proof.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, table_of({"/": measures}))).says
     assert "accuracy is left at .500 [.400, .600] (n = 50)" in said

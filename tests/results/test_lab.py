@@ -56,7 +56,7 @@ def test_samples_lie_within_ones_own_prompts() -> None:
     assert rows(lab.accuracy.correct()) == rows(chosen)
     used = lab.localize.prompts
     assert len(used) == FEW.discovery
-    for names in (("op1", "operator", "op2"), ("other_op1", "other_operator", "other_op2")):
+    for names in (("op1", "operator", "op2"), ("counterfactual_op1", "counterfactual_operator", "counterfactual_op2")):
         assert set(used[list(names)].itertuples(index=False, name=None)) <= rows(chosen)
     assert set(lab.localize.effects.n) == {FEW.discovery}
     curve = lab.circuit.curve

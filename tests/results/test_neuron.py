@@ -14,8 +14,8 @@ import pytest
 import arithscope
 from arithscope.errors import UserError
 from arithscope.experiments.common.attribution import BEST
-from arithscope.experiments.neurons import Neurons
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.neurons import NeuronEffects
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.results.neuron import NeuronFinder
 from arithscope.stats.measures import EFFECTS
 from tests.experiments.bags import made_up
@@ -25,7 +25,7 @@ from tests.markup import parsed, tags, words
 LAYERS, SIZE = (2, 3), 12
 
 
-def effects(values: np.ndarray, exact: np.ndarray) -> Neurons:
+def effects(values: np.ndarray, exact: np.ndarray) -> NeuronEffects:
     """Effects of every neuron [operators, measures, layers, neurons], some exact and some estimated, in a random order."""
     rows = [
         {"operator": o, "layer": layer, "neuron": n, "measure": m, "method": "exact" if exact[k, n] else BEST,
@@ -34,7 +34,7 @@ def effects(values: np.ndarray, exact: np.ndarray) -> Neurons:
     ]  # fmt: skip
     table = pd.DataFrame(rows).sample(frac=1, random_state=0)
     table = table.sort_values("measure", key=lambda m: m.map(EFFECTS.index), kind="stable")
-    return Neurons(table, pd.DataFrame(), pd.DataFrame(), 2)
+    return NeuronEffects(table, pd.DataFrame(), pd.DataFrame(), 2)
 
 
 @pytest.mark.parametrize("share_exact", [0.0, 0.5, 1.0])
@@ -56,7 +56,7 @@ def test_ranks_are_those_of_the_ranking(values: int, share_exact: float) -> None
                 assert own["rank"].tolist() == [orders[m].index(neuron) + 1 for m in EFFECTS]
 
 
-def pattern_of(operator: str, max_operand: int, limit: int, seed: int = 0) -> tuple[Neurons, Patterns]:
+def activation_map(operator: str, max_operand: int, limit: int, seed: int = 0) -> tuple[NeuronEffects, ActivationMaps]:
     random = np.random.default_rng(seed)
     known = effects(random.random((2, len(EFFECTS), len(LAYERS), SIZE)), np.ones((len(LAYERS), SIZE), bool))
     table = pd.DataFrame(
@@ -64,12 +64,12 @@ def pattern_of(operator: str, max_operand: int, limit: int, seed: int = 0) -> tu
          "op2": 0.2, "result": 0.3, "alignment": 0.4, "direct": [True, False, True], "tokens": [[1], [2], [3]]}
     )  # fmt: skip
     activations = random.normal(size=(3, max_operand + 1, max_operand + 1)).astype(np.float16)
-    return known, Patterns(table, activations, random.normal(size=(3, limit)).astype(np.float32))
+    return known, ActivationMaps(table, activations, random.normal(size=(3, limit)).astype(np.float32))
 
 
 @pytest.mark.parametrize("operator", "+-")
 def test_push_is_activation_times_logit_of_the_answer(operator: str) -> None:
-    known, patterns = pattern_of(operator, 9, 12)
+    known, patterns = activation_map(operator, 9, 12)
     for place, (layer, neuron) in enumerate([(2, 5), (3, 1), (3, 7)]):
         pattern = NeuronFinder(known, patterns, None).find(operator, layer, neuron).pattern
         assert pattern is not None
@@ -90,7 +90,7 @@ def test_push_is_activation_times_logit_of_the_answer(operator: str) -> None:
 
 
 def test_push_where_divisions_by_zero_are_no_prompts() -> None:
-    _, patterns = pattern_of("/", 5, 6)
+    _, patterns = activation_map("/", 5, 6)
     push = patterns.push(0)
     assert np.isnan(push[:, 0]).all()
     assert not np.isnan(push[:, 1:]).any()
@@ -113,7 +113,7 @@ def test_all_that_the_stages_say_of_a_neuron(small_run: Path) -> None:
         assert found.name == f"L{row.layer}N{row.neuron}"
         assert found.effects.value.tolist() == own["neurons/effects"].value.tolist()
         assert set(found.heuristics.heuristic) == set(own["classify/matches"].heuristic)
-        assert found.heuristics.beyond.is_monotonic_decreasing
+        assert found.heuristics.neg_log10_p.is_monotonic_decreasing
         assert set(found.best.heuristic) == set(own["classify/best"].heuristic)
         assert found.coverage == {c: own["classify/neurons"][f"coverage_{c}"].item() for c in ("raw", "calibrated")}
         assert found.pattern is not None
@@ -201,7 +201,7 @@ def lacking(run: Path, folder: Path, *stages: str) -> Path:
 
 
 def test_hostile_names_are_shown_as_they_are() -> None:
-    known, patterns = pattern_of("+", 9, 12)
+    known, patterns = activation_map("+", 9, 12)
     classify = made_up("+", [(2, 5)], [(2, 5, "op1 in [0, 5]", 0.9, True)])
     said = "<script>alert('&')</script>"
     matches = classify.matches.assign(heuristic=said, expected=0.5, fdr=0.01)

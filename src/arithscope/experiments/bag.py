@@ -13,7 +13,7 @@ import pandas as pd
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common.ablation import MEASURES, Asked, Judging, baselines, kept_scores, scores_by_prompts
 from arithscope.experiments.common.association import Association, as_many, association
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
@@ -53,8 +53,8 @@ def bag(
     accuracy: Accuracy,
     means: MeanActivations,
     circuit: Circuit,
-    classify: Classify,
-    final: Classify | None,
+    classify: Classification,
+    final: Classification | None,
     sizes: SampleSizes,
     seed: int,
     judging: Judging,
@@ -95,7 +95,7 @@ def bag(
 
 
 def kept_neurons(
-    of: Association, classify: Classify, final: Classify | None, random: np.random.Generator
+    of: Association, classify: Classification, final: Classification | None, random: np.random.Generator
 ) -> dict[str, Bools]:
     """Which of an operator's top neurons each circuit keeps."""
     every = np.ones(len(of), dtype=np.bool_)
@@ -110,14 +110,14 @@ def kept_neurons(
     return kept
 
 
-def pairs(classify: Classify, operator: str, criterion: str) -> set[tuple[int, int, str]]:
+def pairs(classify: Classification, operator: str, criterion: str) -> set[tuple[int, int, str]]:
     """Every match of an operator: layer, neuron, heuristic."""
     matches = classify.matched(operator, criterion)
     return set(zip(*(matches[name].tolist() for name in PAIR), strict=True))
 
 
 def present_rows(
-    classify: Classify, final: Classify, operator: str, random: np.random.Generator
+    classify: Classification, final: Classification, operator: str, random: np.random.Generator
 ) -> list[dict[str, Any]]:
     rows = []
     for criterion in CRITERIA:

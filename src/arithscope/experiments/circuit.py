@@ -25,7 +25,7 @@ from arithscope.experiments.common.ablation import (
 )
 from arithscope.experiments.common.result import AVERAGE, Result, by_operator, table_of
 from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.experiments.localize import Localize, component_name
+from arithscope.experiments.localize import Localization, component_name
 from arithscope.experiments.means import MeanActivations
 from arithscope.models.model import Model
 from arithscope.prompts import random_source
@@ -85,7 +85,7 @@ def circuit(
     model: Model,
     accuracy: Accuracy,
     means: MeanActivations,
-    localize: Localize,
+    localize: Localization,
     sizes: SampleSizes,
     seed: int,
     effect: str,

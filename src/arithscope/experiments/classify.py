@@ -15,9 +15,9 @@ from torch import Tensor
 
 from arithscope.experiments.common.result import Result, by_operator, of_neuron, table_of
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Matched, Neurons, calibrate, match, null_of_indirect, tries
+from arithscope.heuristics.classification import Matched, NeuronBatch, calibrate, match, null_of_indirect, tries
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
 from arithscope.heuristics.one_operand import permutations, remaining, takes_both
 from arithscope.heuristics.variance import Coverage
@@ -39,7 +39,7 @@ Columns = dict[str, Any]  # of a table, as arrays, or lists of texts
 
 
 @dataclass(frozen=True, repr=False)
-class Classify(Result):
+class Classification(Result):
     """matches: every neuron and heuristic with a score of at least 0.6, with its calibration. `op1_only` and `op2_only` are the
     mean scores that remain if activations depend on one operand only, and `two_operands` says whether the score goes clearly
     beyond both; they are there for calibrated matches about the result or both operands. best: for each neuron and kind the
@@ -64,7 +64,9 @@ class Classify(Result):
 
     def of_neuron(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """A neuron's matches, those first that are furthest beyond what its value vector alone brings."""
-        return of_neuron(self.matches, operator, layer, neuron).sort_values("beyond", ascending=False, kind="stable")
+        return of_neuron(self.matches, operator, layer, neuron).sort_values(
+            "neg_log10_p", ascending=False, kind="stable"
+        )
 
     def summary(self) -> dict[str, Any]:
         return by_operator(self.table)
@@ -72,13 +74,13 @@ class Classify(Result):
 
 def classify(
     model: Model,
-    patterns: Patterns,
+    patterns: ActivationMaps,
     both_operands: bool,
     null_draws: int,
     seed: int,
     progress: Progress,
     executor: Executor = LOCAL,
-) -> Classify:
+) -> Classification:
     """Match every neuron, calibrate operator by operator, look at one operand at a time, and add up what is explained. The
     subject only says where that is computed."""
     who = patterns.neurons[["operator", "layer", "neuron"]].reset_index(drop=True)
@@ -109,7 +111,7 @@ def classify(
             known = mine.iloc[frame.row.to_numpy()].reset_index(drop=True)
             results[name].append(known.join(frame.drop(columns="row").reset_index(drop=True)))
     matches, best, described = (pd.concat(frames, ignore_index=True) for frames in results.values())
-    return Classify(matches, best, described, shares(described, matches, seed), summary_table(described, seed))
+    return Classification(matches, best, described, shares(described, matches, seed), summary_table(described, seed))
 
 
 def _blocks(rows: slice) -> Iterator[slice]:
@@ -145,7 +147,7 @@ def matched(
     """A unit: some neurons of an operator against all of its heuristics; the fields of `Matched`."""
     sets = _sets(words, model.device)
     with workers() as pool:
-        found = match(Neurons(activations, logits), sets, draws, seed, names, pool, advance)
+        found = match(NeuronBatch(activations, logits), sets, draws, seed, names, pool, advance)
     return columns_of(found.matches), columns_of(found.best), found.null
 
 
@@ -201,7 +203,7 @@ def looked_closer(
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """A unit: what is left of some neurons' matches if one operand counts (op1_only, op2_only, two_operands), and each neuron's
     coverage."""
-    sets, neurons, matches = _sets(words, model.device), Neurons(activations, logits), _frame(columns)
+    sets, neurons, matches = _sets(words, model.device), NeuronBatch(activations, logits), _frame(columns)
     cover, permuted = _closer_look(words, seed, model.device)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))

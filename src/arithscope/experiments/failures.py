@@ -16,11 +16,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy, as_prompts
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common.association import association
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import random_source, sample
 from arithscope.stats.measures import bootstrap_mean, difference, logistic
 from arithscope.utils.progress import Progress
@@ -54,7 +54,12 @@ class Failures(Result):
 
 
 def failures(
-    accuracy: Accuracy, patterns: Patterns, classify: Classify, sizes: SampleSizes, seed: int, progress: Progress
+    accuracy: Accuracy,
+    patterns: ActivationMaps,
+    classify: Classification,
+    sizes: SampleSizes,
+    seed: int,
+    progress: Progress,
 ) -> Failures:
     """Compare correct with incorrect prompts of each operator that has both."""
     known = accuracy.prompts
@@ -90,7 +95,7 @@ def failures(
 
 
 def features_of(
-    rows: pd.DataFrame, operator: str, patterns: Patterns, classify: Classify
+    rows: pd.DataFrame, operator: str, patterns: ActivationMaps, classify: Classification
 ) -> dict[str, NDArray[np.float64]]:
     """What the bag of heuristics has for each prompt, by both criteria."""
     prompts = as_prompts(rows)
@@ -130,7 +135,7 @@ def modelled(rows: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def worst_prompts(
-    wrong: pd.DataFrame, operator: str, patterns: Patterns, classify: Classify
+    wrong: pd.DataFrame, operator: str, patterns: ActivationMaps, classify: Classification
 ) -> Iterator[dict[str, Any]]:
     """Prompts with the least probable right answer, and which heuristics pushed the one that was given."""
     rows = wrong[wrong.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
@@ -145,12 +150,12 @@ def worst_prompts(
         yield {**named, "pushed": float(pushes[i].sum()), "heuristics": list(most.index), "pushes": most.tolist()}
 
 
-def _main_heuristics(classify: Classify, operator: str) -> pd.Series[Any]:
+def _main_heuristics(classify: Classification, operator: str) -> pd.Series[Any]:
     """Of each calibrated neuron, by its row among the operator's top neurons, the heuristic furthest beyond expectation."""
     top = classify.neurons[classify.neurons.operator == operator].reset_index()
     best = (
         classify.matched(operator, CALIBRATED)
-        .sort_values("beyond", ascending=False, kind="stable")
+        .sort_values("neg_log10_p", ascending=False, kind="stable")
         .drop_duplicates(["layer", "neuron"])
     )
     found = top[["layer", "neuron"]].merge(best[["layer", "neuron", "heuristic"]], how="left", on=["layer", "neuron"])

@@ -53,7 +53,7 @@ class Heads(Result):
     isolation: pd.DataFrame  # operator, layer, head, when, measure, value, low, high, n
     positions: list[str]
 
-    def foremost(self, most: int) -> pd.DataFrame:
+    def top_rows(self, most: int) -> pd.DataFrame:
         """At most so many rows of `roles`, all or none of each head: heads shared by all operators before others, and then
         those that rank higher in some operator's circuit. Rows keep their order; their index is that of `patterns`."""
         roles = self.roles

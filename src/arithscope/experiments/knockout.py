@@ -16,9 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.classify import CRITERIA, Classify
+from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common.ablation import Judging, ablated_scores
-from arithscope.experiments.common.association import Association, as_many, association, silencing
+from arithscope.experiments.common.association import Association, as_many, association, zero_ablation
 from arithscope.experiments.common.result import MEAN, Result, by_operator, table_of
 from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools, Heuristic
@@ -30,7 +30,7 @@ from arithscope.utils.progress import Advance, Progress
 
 FEWEST_NEURONS = 10  # that a heuristic must have to be tested
 FEWEST_PROMPTS = 10  # of either group
-OWN, UNMATCHED, RANDOM = SILENCED = ("own", "unmatched", "random")
+OWN, UNMATCHED, RANDOM = ABLATED = ("own", "unmatched", "random")
 ASSOCIATED, OTHERS = GROUPS = ("associated", "not_associated")
 MASK_BYTES = 2**27  # of the masks of one pass
 TESTS_IN_UNIT = 64
@@ -69,7 +69,7 @@ class KnockoutTest:
     """A heuristic to be tested: which top neurons each variant silences, and the prompts, associated ones first."""
 
     heuristic: Heuristic
-    silenced: Bools  # variants, top neurons
+    ablated: Bools  # variants, top neurons
     prompts: Prompts
     associated: int
 
@@ -77,7 +77,7 @@ class KnockoutTest:
 def knockout(
     model: Model,
     accuracy: Accuracy,
-    classify: Classify,
+    classify: Classification,
     sizes: SampleSizes,
     seed: int,
     positions: str,
@@ -101,20 +101,19 @@ def knockout(
         for test, right in zip(tests, found, strict=True):
             h = test.heuristic
             named = dict(
-                zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.silenced[0].sum()), strict=True)
+                zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.ablated[0].sum()), strict=True)
             )
             random = random_source(seed, "knockout intervals", of.operator, str(h))
             left = accuracies_left(test, right, random)
             accuracies += [
-                {**named, "group": group, "silenced": silenced, **asdict(mean)}
-                for (silenced, group), mean in left.items()
+                {**named, "group": group, "ablated": ablated, **asdict(mean)} for (ablated, group), mean in left.items()
             ]
             differences += [
                 {**named, "difference": name, **asdict(mean)}
                 for name, mean in differences_of(test, right, left, random).items()
             ]
     return tabulated(
-        pd.DataFrame(accuracies, columns=[*HEURISTIC, "group", "silenced", *MEAN]),
+        pd.DataFrame(accuracies, columns=[*HEURISTIC, "group", "ablated", *MEAN]),
         pd.DataFrame(differences, columns=[*HEURISTIC, "difference", *MEAN]),
         seed,
     )
@@ -132,8 +131,8 @@ def tests_of(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[K
             members = of.members(int(i))
             random = random_source(seed, "knockout controls", of.operator, str(h))
             every = np.ones_like(members)
-            silenced = np.stack([members, *(as_many(of, members, c, random) for c in (~members, every))])
-            yield KnockoutTest(h, silenced, pool[np.concatenate(groups)], len(groups[0]))
+            ablated = np.stack([members, *(as_many(of, members, c, random) for c in (~members, every))])
+            yield KnockoutTest(h, ablated, pool[np.concatenate(groups)], len(groups[0]))
 
 
 def _run(
@@ -145,9 +144,9 @@ def _run(
 ) -> list[list[NDArray[np.float64]]]:
     """Of each test whether its prompts are still right, [variants, prompts]; a unit has several tests."""
     units = [
-        (of, np.stack([t.silenced for t in some]), tuple(t.prompts for t in some), positions)
+        (of, np.stack([t.ablated for t in some]), tuple(t.prompts for t in some), positions)
         for of, tests in planned
-        for some in _blocks(tests, len(SILENCED) * model.sizes.neurons * len(np.unique(of.layers)))
+        for some in _blocks(tests, len(ABLATED) * model.sizes.neurons * len(np.unique(of.layers)))
     ]
     found = (right for unit in executor.map(_still_right, model, units, advance) for right in unit)
     return [[next(found) for _ in tests] for _, tests in planned]
@@ -164,12 +163,12 @@ def _blocks(tests: Sequence[KnockoutTest], row: int) -> Iterator[Sequence[Knocko
 
 
 def _still_right(
-    model: Model, of: Association, silenced: Bools, prompts: Sequence[Prompts], positions: str, *, advance: Advance
+    model: Model, of: Association, ablated: Bools, prompts: Sequence[Prompts], positions: str, *, advance: Advance
 ) -> list[NDArray[np.float64]]:
     """A unit: some tests, the neurons that each silences [tests, variants, top neurons] and its prompts, in one pass."""
     sizes = [len(p) for p in prompts]
-    chosen = np.repeat(silenced.swapaxes(0, 1), sizes, axis=1)
-    scores = ablated_scores(model, together(prompts), silencing(model, of, chosen, positions), Judging())
+    chosen = np.repeat(ablated.swapaxes(0, 1), sizes, axis=1)
+    scores = ablated_scores(model, together(prompts), zero_ablation(model, of, chosen, positions), Judging())
     advance(len(sizes))
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 
@@ -179,8 +178,8 @@ def accuracies_left(
 ) -> dict[tuple[str, str], Mean]:
     groups = dict(zip(GROUPS, np.split(right, [test.associated], axis=1), strict=True))
     return {
-        (silenced, group): bootstrap_mean(values[i], random)
-        for i, silenced in enumerate(SILENCED)
+        (ablated, group): bootstrap_mean(values[i], random)
+        for i, ablated in enumerate(ABLATED)
         for group, values in groups.items()
     }
 
@@ -190,9 +189,9 @@ def differences_of(
 ) -> dict[str, Mean]:
     """The controls' ones are NaN where there were not as many neurons for the control."""
     own, *controls = right[:, : test.associated]
-    wanted, *taken = test.silenced.sum(1)
+    wanted, *taken = test.ablated.sum(1)
     found = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
-    for name, control, size in zip(SILENCED[1:], controls, taken, strict=True):
+    for name, control, size in zip(ABLATED[1:], controls, taken, strict=True):
         found[name] = bootstrap_mean(control - own if size == wanted else [], random)
     return found
 
@@ -200,11 +199,11 @@ def differences_of(
 def tabulated(left: pd.DataFrame, gaps: pd.DataFrame, seed: int) -> Knockout:
     """From accuracies and differences of all heuristics: with means over heuristics, and signs."""
     measured: dict[str, dict[str, Mean]] = {}
-    own = left[left.silenced == OWN]
+    own = left[left.ablated == OWN]
     tables = [
         *((f"{{}}_{group}", own[own.group == group]) for group in GROUPS),
         ("{}_difference", gaps[gaps.difference == "prompts"]),
-        *((f"{{}}_beyond_{name}", gaps[gaps.difference == name]) for name in SILENCED[1:]),
+        *((f"{{}}_vs_{name}", gaps[gaps.difference == name]) for name in ABLATED[1:]),
     ]
     for name, table in tables:
         for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):

@@ -28,7 +28,7 @@ LAYERS_IN_UNIT = 16
 
 
 @dataclass(frozen=True, repr=False)
-class Localize(Result):
+class Localization(Result):
     """effects: for each operator, position and component (head MLP = −1 is the whole MLP), and each way of measuring an
     effect (`probability` is the paper's), its mean over prompts with interval, and its median.
     prompts: the discovery prompts and the counterfactuals they were patched from."""
@@ -68,7 +68,7 @@ def _placed_name(row: Any) -> str:
 
 def localize(
     model: Model, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, executor: Executor = LOCAL
-) -> Localize:
+) -> Localization:
     """Patch every head and MLP at the positions op1, operator, op2 and last, operator by operator."""
     samples = splits(accuracy, sizes, seed)
     for operator in [o for o in accuracy.operators if o not in samples]:
@@ -87,7 +87,7 @@ def localize(
         random = random_source(seed, "localize", operator)
         tables += [_table(model, operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)]
         prompts.append(prompt_table(operator, split.discovery, split.counterfactuals))
-    return Localize(pd.concat(tables, ignore_index=True), pd.concat(prompts, ignore_index=True))
+    return Localization(pd.concat(tables, ignore_index=True), pd.concat(prompts, ignore_index=True))
 
 
 def component_effects(
@@ -158,9 +158,9 @@ def prompt_table(operator: str, prompts: Prompts, others: Prompts) -> pd.DataFra
             "op1": prompts.op1,
             "op2": prompts.op2,
             "answer": prompts.answer,
-            "other_operator": np.array(OPERATORS)[others.operator],
-            "other_op1": others.op1,
-            "other_op2": others.op2,
-            "other_answer": others.answer,
+            "counterfactual_operator": np.array(OPERATORS)[others.operator],
+            "counterfactual_op1": others.op1,
+            "counterfactual_op2": others.op2,
+            "counterfactual_answer": others.answer,
         }
     )

@@ -41,7 +41,7 @@ ALL_POSITIONS = "mean"  # stands in the column `position` for the average over p
 
 
 @dataclass(frozen=True, repr=False)
-class Mlp0(Result):
+class FirstMlp(Result):
     """effects: of each neuron at op1, operator and op2, and averaged over the three (`mean`), by which neurons are ranked.
     curve: faithfulness, accuracy and mean probability of the circuit, with all its heads and other MLPs, when only a share of
     the first MLP's neurons is kept: the strongest (`found`), or as many random ones (`random`: mean over draws).
@@ -76,7 +76,7 @@ def mlp0(
     judging: Judging,
     progress: Progress,
     executor: Executor = LOCAL,
-) -> Mlp0:
+) -> FirstMlp:
     """Rank the first MLP's neurons on discovery prompts, then keep ever more of them in each operator's circuit."""
     samples = splits(accuracy, sizes, seed)
     size, positions = model.sizes.neurons, [model.positions.named()[p] for p in POSITIONS]
@@ -120,7 +120,7 @@ def mlp0(
             "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
         }
     ranked, curve = (pd.concat(tables, ignore_index=True) for tables in (effects, curves))
-    return Mlp0(ranked, curve, table_of(measured), tuning, enough)
+    return FirstMlp(ranked, curve, table_of(measured), tuning, enough)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST, estimated_effects
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST, attributed_effects
 from arithscope.experiments.common.result import Result, strongest
 from arithscope.experiments.common.samples import SampleSizes, batches, splits
 from arithscope.experiments.localize import effect_reducer, effect_statistics
@@ -38,7 +38,7 @@ HALVES = ("operator", "measure", *_RANKS)
 
 
 @dataclass(frozen=True, repr=False)
-class Neurons(Result):
+class NeuronEffects(Result):
     """effects: of each neuron from `first_layer` on, patched at the last position with the counterfactual's activation:
     the mean over prompts with interval, the median and the standard deviation. `method` says where the numbers are from:
     `exact`, or the screen that estimated them.
@@ -109,7 +109,7 @@ def neurons(
     picked_by: str | None,
     progress: Progress,
     executor: Executor = LOCAL,
-) -> Neurons:
+) -> NeuronEffects:
     """Measure every neuron exactly, and see how well the screens would have done (`exact`); or estimate all of them by one
     screen; or (`screen`) measure those exactly that the best screen ranks highest, by the effect `picked_by`."""
     samples = splits(accuracy, sizes, seed)
@@ -149,7 +149,7 @@ def neurons(
                 tables.append(_effect_table(operator, layers, method, everything, found, sources[operator]))
                 halves += _halves(operator, [found], seed)
     effects, agreed = pd.concat(tables, ignore_index=True), pd.DataFrame(agreement, columns=list(AGREEMENT))
-    return Neurons(effects, agreed, pd.DataFrame(halves, columns=list(HALVES)), layers.start)
+    return NeuronEffects(effects, agreed, pd.DataFrame(halves, columns=list(HALVES)), layers.start)
 
 
 Pairs = Mapping[str, tuple[Prompts, Prompts]]  # by operator, prompts and their counterfactuals
@@ -182,7 +182,7 @@ def _estimated(
     executor: Executor, model: Model, pairs: Pairs, layers: Sequence[int], advance: Advance, screen: str
 ) -> dict[str, NDArray[np.float32]]:
     """By operator a screen's estimates for all neurons."""
-    parts = _by_prompts(estimated_effects, executor, model, pairs, layers, advance, screen)
+    parts = _by_prompts(attributed_effects, executor, model, pairs, layers, advance, screen)
     return {operator: np.concatenate(mine, axis=2) for operator, mine in parts.items()}
 
 
@@ -214,7 +214,7 @@ def _estimated_sums(
     model: Model, prompts: Prompts, others: Prompts, layers: Sequence[int], screen: str, *, advance: Advance
 ) -> NDArray[np.float64]:
     """A unit: [layers, neurons, measures]."""
-    return estimated_effects(model, prompts, others, layers, screen, advance).sum(2, dtype=np.float64)
+    return attributed_effects(model, prompts, others, layers, screen, advance).sum(2, dtype=np.float64)
 
 
 def neuron_effects(

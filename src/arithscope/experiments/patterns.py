@@ -32,7 +32,7 @@ ROWS = 16  # patterns that are looked at together; many more are slower, as memo
 
 
 @dataclass(frozen=True, repr=False)
-class Patterns(Result):
+class ActivationMaps(Result):
     """neurons: the top neurons, operator after operator. `op1`, `op2` and `result` are the shares of the pattern's variance,
     over legal prompts, that each of the three tells; `alignment` is the correlation, over the same, of the activation with the
     value vector's logit of the answer. A neuron is `direct` if its pattern is told by the result rather than by an operand
@@ -85,7 +85,9 @@ class Patterns(Result):
         }
 
 
-def patterns(model: Model, topk: TopK, max_operand: int, progress: Progress, executor: Executor = LOCAL) -> Patterns:
+def patterns(
+    model: Model, topk: TopK, max_operand: int, progress: Progress, executor: Executor = LOCAL
+) -> ActivationMaps:
     """One sweep over the operand square of each operator."""
     neurons = topk.top.rename(columns={"value": "effect"}).reset_index(drop=True)
     layer, neuron = neurons.layer.to_numpy(), neurons.neuron.to_numpy()
@@ -119,7 +121,7 @@ def patterns(model: Model, topk: TopK, max_operand: int, progress: Progress, exe
     table = neurons.assign(**columns, direct=direct, tokens=list(tokens))[
         ["operator", "layer", "neuron", "rank", "effect", "op1", "op2", "result", "alignment", "direct", "tokens"]
     ]
-    return Patterns(table, activations.reshape(-1, max_operand + 1, max_operand + 1), logits)
+    return ActivationMaps(table, activations.reshape(-1, max_operand + 1, max_operand + 1), logits)
 
 
 def fired(
@@ -148,7 +150,7 @@ def _put(found: NDArray[Any], rows: NDArray[np.int64], columns: NDArray[np.int64
         found[np.ix_(rows, columns)] = values
 
 
-def pattern_of(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
+def activation_map(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
     """The pattern of any one neuron: [op1, op2]."""
     where = np.array([layer]), np.array([neuron])
     found = fired(model, operand_grid(operator, max_operand), *where, advance=lambda n: None)

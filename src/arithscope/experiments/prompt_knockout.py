@@ -16,9 +16,9 @@ from jaxtyping import Bool
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.classify import CRITERIA, Classify
+from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common.ablation import Judging, ablated_scores
-from arithscope.experiments.common.association import Association, association, silencing
+from arithscope.experiments.common.association import Association, association, zero_ablation
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.models.hooks import edit
@@ -28,10 +28,10 @@ from arithscope.stats.measures import bootstrap_means
 from arithscope.utils.executor import LOCAL, Executor
 from arithscope.utils.progress import Advance, Progress
 
-OWN, UNASSOCIATED, RANDOM = SILENCED = ("associated", "unassociated", "random")
+OWN, UNASSOCIATED, RANDOM = ABLATED = ("associated", "unassociated", "random")
 COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons of each layer, while there are as many
 DRAWS = 3  # of each control
-WAYS = ((OWN, 0), *((control, draw) for control in SILENCED[1:] for draw in range(DRAWS)))
+WAYS = ((OWN, 0), *((control, draw) for control in ABLATED[1:] for draw in range(DRAWS)))
 REPORTED = (5, 10, 25)  # that training is compared at, the last of them in the summary too
 
 
@@ -52,7 +52,7 @@ class PromptKnockout(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class Silenced:
+class AblationScores:
     """Of one way of choosing neurons: how many it takes from each prompt, and the scores left, [sizes, prompts] each."""
 
     removed: NDArray[np.float64]
@@ -63,7 +63,7 @@ class Silenced:
 def prompt_knockout(
     model: Model,
     accuracy: Accuracy,
-    classify: Classify,
+    classify: Classification,
     sizes: SampleSizes,
     seed: int,
     positions: str,
@@ -79,17 +79,17 @@ def prompt_knockout(
     planned = [(criterion, association(classify, o, criterion)) for o in prompts for criterion in CRITERIA]
     units = [(of, prompts[of.operator], *way, seed, positions) for _, of in planned for way in WAYS]
     with progress.task("prompt_knockout", len(units)) as advance:
-        parts = iter(executor.map(silenced_by_prompt, model, units, advance))
+        parts = iter(executor.map(ablated_by_prompt, model, units, advance))
     curves, gaps = [], []
     for criterion, of in planned:
-        found: dict[str, list[Silenced]] = {name: [] for name in SILENCED}
+        found: dict[str, list[AblationScores]] = {name: [] for name in ABLATED}
         for name, _ in WAYS:
-            found[name].append(Silenced(*next(parts)))
+            found[name].append(AblationScores(*next(parts)))
         random = random_source(seed, "prompt knockout intervals", of.operator, criterion)
         named = {"operator": of.operator, "criterion": criterion}
         curves += [{**named, **row} for row in curve_rows(found, counts(of), random)]
         gaps += [{**named, **row} for row in gap_rows(found, counts(of), random)]
-    columns = ["operator", "criterion", "silenced", "size", "measure", *MEAN, "removed"]
+    columns = ["operator", "criterion", "ablated", "size", "measure", *MEAN, "removed"]
     curve = pd.DataFrame(curves, columns=columns)
     differences = pd.DataFrame(gaps, columns=["operator", "criterion", "control", "size", *MEAN])
     return PromptKnockout(curve, differences, reported_table(curve, differences))
@@ -101,7 +101,7 @@ def counts(of: Association) -> list[int]:
     return [0, *(n for n in COUNTS if n <= most or n in REPORTED)]
 
 
-def silenced_by_prompt(
+def ablated_by_prompt(
     model: Model,
     of: Association,
     prompts: Prompts,
@@ -116,7 +116,7 @@ def silenced_by_prompt(
     `Silenced`."""
     chosen = neurons_lost(of, prompts, way, draw, seed)
     nothing = edit(model, Site.NEURONS, model.sizes.layers - 1, [], positions=model.positions.last)
-    found = ablated_scores(model, prompts, silencing(model, of, chosen, positions) or [nothing], Judging())
+    found = ablated_scores(model, prompts, zero_ablation(model, of, chosen, positions) or [nothing], Judging())
     left = np.broadcast_to(found, (len(chosen), *found.shape[1:]))
     advance(1)
     return chosen.sum(-1).astype(np.float64), left[..., 1], left[..., 2]
@@ -149,7 +149,7 @@ def chosen_first(
 
 
 def curve_rows(
-    found: dict[str, list[Silenced]], sizes: Sequence[int], random: np.random.Generator
+    found: dict[str, list[AblationScores]], sizes: Sequence[int], random: np.random.Generator
 ) -> list[dict[str, Any]]:
     rows = []
     for name, draws in found.items():
@@ -157,18 +157,18 @@ def curve_rows(
         for measure, field in (("accuracy", "right"), ("p_answer", "p_answer")):
             means = bootstrap_means(np.mean([getattr(draw, field) for draw in draws], axis=0), random)
             rows += [
-                {"silenced": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
+                {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
                 for size, mean, n in zip(sizes, means, removed, strict=True)
             ]
     return rows
 
 
 def gap_rows(
-    found: dict[str, list[Silenced]], sizes: Sequence[int], random: np.random.Generator
+    found: dict[str, list[AblationScores]], sizes: Sequence[int], random: np.random.Generator
 ) -> list[dict[str, Any]]:
     rows = []
     [own] = found[OWN]
-    for control in SILENCED[1:]:
+    for control in ABLATED[1:]:
         left = np.mean([draw.right for draw in found[control]], axis=0) - own.right
         as_many = np.all([draw.removed == own.removed for draw in found[control]], axis=0)
         for size, gap, kept in zip(sizes, left, as_many, strict=True):
@@ -179,7 +179,7 @@ def gap_rows(
 
 def reported_table(curve: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
     rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
-    named = rows.assign(name=rows.criterion + "_" + rows.silenced)
+    named = rows.assign(name=rows.criterion + "_" + rows.ablated)
     controls = differences[differences["size"].isin(REPORTED)]
     named = pd.concat([named, controls.assign(name=controls.criterion + "_beyond_" + controls.control)])
     named = named.sort_values("size", kind="stable")

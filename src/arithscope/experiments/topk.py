@@ -25,7 +25,7 @@ from arithscope.experiments.common.ablation import (
 from arithscope.experiments.common.result import Result, by_operator, table_of
 from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.neurons import Neurons
+from arithscope.experiments.neurons import NeuronEffects
 from arithscope.models.model import Model
 from arithscope.prompts import random_source
 from arithscope.stats.measures import Mean
@@ -73,7 +73,7 @@ def topk(
     accuracy: Accuracy,
     means: MeanActivations,
     circuit: Circuit,
-    neurons: Neurons,
+    neurons: NeuronEffects,
     sizes: SampleSizes,
     seed: int,
     effect: str,

@@ -70,12 +70,12 @@ def training(checkpoints: Sequence[Checkpoint], keys: Sequence[str], seed: int) 
     right = _gathered({c.name: c.accuracy.table for c in checkpoints})
     bags = {c.name: c.bag for c in checkpoints if c.bag is not None}
     faithful = _gathered({name: bag.curve for name, bag in bags.items()})
-    silenced = _gathered({c.name: c.prompt_knockout.curve for c in checkpoints if c.prompt_knockout is not None})
+    ablated = _gathered({c.name: c.prompt_knockout.curve for c in checkpoints if c.prompt_knockout is not None})
     return Training(
         right[(right.measure == "accuracy") & (right.operator != AVERAGE)].drop(columns="measure"),
         _gathered({name: bag.present for name, bag in bags.items()}),
         faithful,
-        silenced[silenced["size"].isin(REPORTED) & (silenced.measure == "accuracy")],
+        ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")],
         _shares(faithful, seed),
         [c.name for c in checkpoints],
         list(keys),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arithscope.experiments.patterns import pattern_of
+from arithscope.experiments.patterns import activation_map
 from arithscope.explorer.run_registry import NotThere, RunRegistry, Served
 from arithscope.explorer.views import stored_pattern
 from arithscope.heuristics.kinds import kind_name
@@ -35,7 +35,7 @@ class Live:
         kinds = [{**row, "name": kind_name(row["kind"], row["on"])} for row in found["kinds"]]
         return {**found, "kinds": kinds}
 
-    def silenced(
+    def ablated(
         self,
         served: Served,
         prompt: str,
@@ -74,7 +74,7 @@ class Live:
         key = (str(run.path), operator, layer, neuron)
         with self._shelf.model(run) as model:
             if key not in self._patterns:
-                self._patterns[key] = pattern_of(model, operator, layer, neuron, run.max_operand)
+                self._patterns[key] = activation_map(model, operator, layer, neuron, run.max_operand)
                 while len(self._patterns) > KEPT_PATTERNS:
                     self._patterns.popitem(last=False)
             return self._patterns[key]

@@ -50,7 +50,7 @@ class HeuristicsAsked(_Page):
     sort: Literal["neurons", "heuristic", "size", "associated", "not_associated", "difference"] = "neurons"
 
 
-class Silence(BaseModel):
+class Ablation(BaseModel):
     """What to silence: neurons, as [layer, index], and all neurons that match some heuristics."""
 
     model_config = ConfigDict(extra="forbid")

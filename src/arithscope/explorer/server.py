@@ -24,6 +24,7 @@ from arithscope.explorer import views
 from arithscope.explorer.guard import Guard
 from arithscope.explorer.live import Live
 from arithscope.explorer.request_models import (
+    Ablation,
     Criterion,
     HeuristicsAsked,
     Layer,
@@ -33,7 +34,6 @@ from arithscope.explorer.request_models import (
     Operator,
     Problem,
     RunName,
-    Silence,
     Text,
 )
 from arithscope.explorer.run_registry import NotThere, RunRegistry
@@ -131,8 +131,8 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> Guard:
         return Json(live.explanation(run_registry[run], prompt, criterion))
 
     @app.post("/api/runs/{run}/silence")
-    def silence(run: RunName, asked: Silence) -> Any:
-        return Json(live.silenced(run_registry[run], asked.prompt, asked.criterion, asked.neurons, asked.heuristics))
+    def silence(run: RunName, asked: Ablation) -> Any:
+        return Json(live.ablated(run_registry[run], asked.prompt, asked.criterion, asked.neurons, asked.heuristics))
 
     @app.get("/api/comparison")
     def comparison() -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.explorer.request_models import HeuristicsAsked, NeuronsAsked
 from arithscope.heuristics.kinds import kind_name
 
@@ -39,14 +39,14 @@ class NeuronTable:
     """The top neurons of all operators, with what they match by either criterion: how many heuristics, and the one furthest
     beyond what is expected."""
 
-    def __init__(self, patterns: Patterns, classify: Classify):
+    def __init__(self, patterns: ActivationMaps, classify: Classification):
         self._classify = classify
         top = patterns.neurons.drop(columns="tokens").reset_index(drop=True)
         own = classify.neurons[["operator", "layer", "neuron", "coverage_raw", "coverage_calibrated"]]
         self._tables = {c: self._described(top.merge(own, on=list(_WHO), how="left"), c) for c in CRITERIA}
 
     def _described(self, table: pd.DataFrame, criterion: str) -> pd.DataFrame:
-        matches = self._classify.matched(None, criterion).sort_values("beyond", ascending=False, kind="stable")
+        matches = self._classify.matched(None, criterion).sort_values("neg_log10_p", ascending=False, kind="stable")
         counts = matches.groupby(list(_WHO)).size().rename("heuristics").reset_index()
         main = matches.drop_duplicates(list(_WHO))[[*_WHO, "heuristic", "kind", "on", "score"]]
         table = table.merge(counts, on=list(_WHO), how="left").merge(main, on=list(_WHO), how="left")
@@ -103,7 +103,7 @@ class HeuristicTable:
     """The heuristics that some top neuron matches, by either criterion: how many neurons in each layer, and what is left of
     accuracy without them, where that was tested."""
 
-    def __init__(self, classify: Classify, knockout: Knockout | None):
+    def __init__(self, classify: Classification, knockout: Knockout | None):
         self._tables = {c: _heuristics(classify, c) for c in CRITERIA}
         if knockout is not None:
             for c, table in self._tables.items():
@@ -139,7 +139,7 @@ class HeuristicTable:
         return found
 
 
-def _heuristics(classify: Classify, criterion: str) -> pd.DataFrame:
+def _heuristics(classify: Classification, criterion: str) -> pd.DataFrame:
     matches = classify.matched(None, criterion)
     rows = []
     for (operator, heuristic), some in matches.groupby(["operator", "heuristic"], sort=True):
@@ -167,8 +167,8 @@ def _knocked_out(knockout: Knockout, criterion: str) -> pd.DataFrame:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for row in left.to_dict("records"):
         entry = _entry(rows, row)
-        entry["knockout"][f"{row['silenced']}_{row['group']}"] = mean_entry(row)
-        if row["silenced"] == OWN:
+        entry["knockout"][f"{row['ablated']}_{row['group']}"] = mean_entry(row)
+        if row["ablated"] == OWN:
             entry[str(row["group"])] = row["value"]
     for row in gaps.to_dict("records"):
         entry = _entry(rows, row)

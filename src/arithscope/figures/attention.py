@@ -48,7 +48,7 @@ def attention_patterns(heads: Heads) -> Figure:
 @styled
 def head_roles(heads: Heads) -> Figure:
     """Attention of each circuit head from the last position, and faithfulness when what it reads is isolated."""
-    roles = heads.foremost(MOST_ROWS)
+    roles = heads.top_rows(MOST_ROWS)
     names, first = _names(heads.positions)
     figure, [[left, right]] = new_figure(9, 1.9 + 0.23 * max(1, len(roles)), 1, 2, sharey=True)
     if len(roles) == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classify
+from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classification
 from arithscope.figures.patterns import rank
 from arithscope.figures.style import SIGNS, errors, new_figure, styled
 from arithscope.heuristics.kinds import kind_name
@@ -14,7 +14,7 @@ CRITERION_COLOURS = {RAW: "#BBBBBB", CALIBRATED: "#0072B2"}
 
 
 @styled
-def raw_and_calibrated(classify: Classify) -> Figure:
+def raw_and_calibrated(classify: Classification) -> Figure:
     """Shares of neurons with a match, side by side, and how much of the patterns' variance the matches explain."""
     figure, [[left, right]] = new_figure(10, 3.6, 1, 2)
     operators = classify.operators
@@ -37,7 +37,7 @@ def raw_and_calibrated(classify: Classify) -> Figure:
 
 
 @styled
-def kinds_by_layer(classify: Classify) -> Figure:
+def kinds_by_layer(classify: Classification) -> Figure:
     """For each operator the share of a layer's top neurons that match each kind of heuristic; raw above, calibrated below."""
     operators = classify.operators
     figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.heads import Heads
-from arithscope.experiments.localize import MLP, Localize, component_name
+from arithscope.experiments.localize import MLP, Localization, component_name
 from arithscope.figures.style import OTHER_COLOUR, POSITION_COLOURS, SIGNS, new_figure, styled
 
 COLUMNS = {"op1": 1.0, "operator": 2.2, "op2": 3.4, "last": 5.0}
@@ -24,9 +24,9 @@ MLP_SHARE = 0.05  # an MLP is drawn where its effect is at least this share of t
 
 
 @styled
-def circuit_diagram(localize: Localize, circuit: Circuit, heads: Heads) -> Figure:
+def circuit_diagram(localize: Localization, circuit: Circuit, heads: Heads) -> Figure:
     """Layers upwards, positions side by side. An arrow is a head, from the position it reads to the one it acts at."""
-    mlps, arrows = _mlps(localize), _arrows(heads.foremost(MOST_HEADS))
+    mlps, arrows = _mlps(localize), _arrows(heads.top_rows(MOST_HEADS))
     floors = _floors(localize, arrows)
     figure, [[axes]] = new_figure(8.5, min(16.0, 2.3 + 0.36 * floors[-1]))
     named = {"op1": "op1\n226", "operator": "operator\n−", "op2": "op2\n68", "last": "last\n="}
@@ -53,7 +53,7 @@ def circuit_diagram(localize: Localize, circuit: Circuit, heads: Heads) -> Figur
     return figure
 
 
-def _mlps(localize: Localize) -> pd.DataFrame:
+def _mlps(localize: Localization) -> pd.DataFrame:
     """MLPs with a sizeable effect, by layer and position; the log-ratio effect, averaged over operators, is what counts:
     Eq. 1 is ruled by single prompts."""
     e = localize.effects
@@ -74,7 +74,7 @@ def _arrows(roles: pd.DataFrame) -> pd.DataFrame:
     return named.assign(reads_named=named.reads.where(named.reads.isin(list(COLUMNS)), ""))
 
 
-def _floors(localize: Localize, arrows: pd.DataFrame) -> list[float]:
+def _floors(localize: Localization, arrows: pd.DataFrame) -> list[float]:
     """Where each layer begins, and where the last one ends: a layer is as high as its arrows and its MLP need."""
     layers = int(localize.effects.layer.max()) + 1
     heights = [1.0 + ARROW * float((arrows.layer == layer).sum()) for layer in range(layers)]

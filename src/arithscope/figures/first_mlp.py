@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, Mlp0
+from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, FirstMlp
 from arithscope.figures.circuits import curves_beside_random, legend_beside
 from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, hide_unused, log_floor, new_figure, styled
 
@@ -14,7 +14,7 @@ MOST_NEURONS = 9
 
 
 @styled
-def first_mlp_effects(mlp0: Mlp0) -> Figure:
+def first_mlp_effects(mlp0: FirstMlp) -> Figure:
     """Mean effect of each neuron, sorted, at each position and averaged over them."""
     figure, [panels] = new_figure(10, 3.6, 1, len(POSITIONS) + 1, sharey=True)
     rows = mlp0.effects[mlp0.effects.measure == "probability"]
@@ -39,7 +39,7 @@ def first_mlp_effects(mlp0: Mlp0) -> Figure:
 
 
 @styled
-def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
+def first_mlp_faithfulness(mlp0: FirstMlp) -> Figure:
     """What the circuit keeps when only a share of the first MLP's neurons is kept, beside random neurons."""
     figure, panels = curves_beside_random(mlp0.curve, 100 * mlp0.curve.share, "first-MLP neurons kept (%)", marker=".")
     for axes in panels:
@@ -51,7 +51,7 @@ def first_mlp_faithfulness(mlp0: Mlp0) -> Figure:
 
 
 @styled
-def number_tuning(mlp0: Mlp0) -> Figure:
+def number_tuning(mlp0: FirstMlp) -> Figure:
     """Activation of the strongest neurons for every number."""
     neurons = strongest_neurons(mlp0)
     figure, axes = new_figure(9, 6, 3, 3, sharex=True)
@@ -69,7 +69,7 @@ def number_tuning(mlp0: Mlp0) -> Figure:
     return figure
 
 
-def strongest_neurons(mlp0: Mlp0) -> list[int]:
+def strongest_neurons(mlp0: FirstMlp) -> list[int]:
     """The neurons that rank highest on average over operators."""
     rows = mlp0.effects[(mlp0.effects.measure == "probability") & (mlp0.effects.position == ALL_POSITIONS)]
     ranks: pd.Series[float] = rows.groupby("operator").value.rank(ascending=False).groupby(rows.neuron).mean()

@@ -72,9 +72,9 @@ def _carried(panel: Axes, training: Training, criterion: str, place: dict[str, i
 def _knockouts(panel: Axes, training: Training, criterion: str, place: dict[str, int]) -> None:
     table = training.knockout[training.knockout.criterion == criterion]
     for size, colour in SIZE_COLOURS.items():
-        for silenced, style in ((OWN, "-"), (RANDOM, "--")):
-            rows = table[(table["size"] == size) & (table.silenced == silenced)]
+        for ablated, style in ((OWN, "-"), (RANDOM, "--")):
+            rows = table[(table["size"] == size) & (table.ablated == ablated)]
             means = rows.groupby("checkpoint", sort=False).value.mean()
-            label = f"{size} of each layer" if silenced == OWN else None
+            label = f"{size} of each layer" if ablated == OWN else None
             panel.plot([place[str(c)] for c in means.index], means, style, color=colour, marker=".", label=label)
     panel.plot([], [], "--", color="grey", label="as many random top neurons")

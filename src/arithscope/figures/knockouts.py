@@ -13,15 +13,15 @@ from arithscope.experiments.bag import RANDOM as RANDOM_TOP
 from arithscope.experiments.bag import TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW
 from arithscope.experiments.knockout import ASSOCIATED, OTHERS, OWN, UNMATCHED, Knockout
-from arithscope.experiments.prompt_knockout import SILENCED, PromptKnockout
+from arithscope.experiments.prompt_knockout import ABLATED, PromptKnockout
 from arithscope.figures.circuits import MEASURE_NAMES
 from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, line_with_band, new_figure, styled
 
 ASSOCIATED_COLOUR, OTHERS_COLOUR = "#0072B2", "#E69F00"
 MOST_NAMES = 60  # heuristics of a panel that are named
-STYLES: dict[str, Any] = dict(zip(SILENCED, ("-", "--", ":"), strict=True))
+STYLES: dict[str, Any] = dict(zip(ABLATED, ("-", "--", ":"), strict=True))
 NAMES = dict(
-    zip(SILENCED, ("neurons of its heuristics", "as many of no such heuristic", "as many at random"), strict=True)
+    zip(ABLATED, ("neurons of its heuristics", "as many of no such heuristic", "as many at random"), strict=True)
 )
 KEPT = {
     TOP: ("all top neurons", "#666666"),
@@ -62,12 +62,12 @@ def knockout_by_heuristic(knockout: Knockout) -> Figure:
 
 
 def _paired_bars(panel: Axes, table: pd.DataFrame) -> None:
-    wide = table.pivot(index="heuristic", columns=["silenced", "group"], values="value")
+    wide = table.pivot(index="heuristic", columns=["ablated", "group"], values="value")
     if wide.empty:
         return
     order = np.lexsort((wide[OWN, OTHERS], wide[OWN, ASSOCIATED]))
     wide = wide.iloc[order]
-    intervals = table[table.silenced == OWN].set_index(["group", "heuristic"])
+    intervals = table[table.ablated == OWN].set_index(["group", "heuristic"])
     x = np.arange(len(wide))
     for group, colour, shift, label in (
         (ASSOCIATED, ASSOCIATED_COLOUR, -0.2, "prompts that satisfy the heuristic"),
@@ -98,10 +98,10 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
     for line, criterion in zip(axes, CRITERIA, strict=True):
         for panel, operator in zip(line, operators, strict=False):
             mine = rows[(rows.operator == operator) & (rows.criterion == criterion)]
-            for silenced, style in STYLES.items():
-                one = mine[mine.silenced == silenced]
+            for ablated, style in STYLES.items():
+                one = mine[mine.ablated == ablated]
                 colour = OPERATOR_COLOURS[operator] if style == "-" else "#666666"
-                line_with_band(panel, one["size"], one, color=colour, linestyle=style, label=NAMES[silenced])
+                line_with_band(panel, one["size"], one, color=colour, linestyle=style, label=NAMES[ablated])
             panel.set_xscale("symlog", linthresh=1)
             panel.set_xlim(0, None)
             panel.set_ylim(-0.03, 1.05)

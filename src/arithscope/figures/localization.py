@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from arithscope.experiments.localize import MLP, Localize
+from arithscope.experiments.localize import MLP, Localization
 from arithscope.figures.style import POSITION_COLOURS, SIGNS, log_floor, new_figure, styled
 
 
 @styled
-def localization(localize: Localize) -> Figure:
+def localization(localize: Localization) -> Figure:
     """Means and medians over prompts, averaged over operators: a heat map for each position."""
     rows = localize.effects[localize.effects.measure == "probability"]
     averaged = rows.groupby(["position", "layer", "head"], as_index=False)[["value", "median"]].mean()
@@ -24,7 +24,7 @@ def localization(localize: Localize) -> Figure:
 
 
 @styled
-def localization_by_operator(localize: Localize) -> Figure:
+def localization_by_operator(localize: Localization) -> Figure:
     """The same, of means, for each operator."""
     rows = localize.effects[localize.effects.measure == "probability"]
     panels = {SIGNS[str(o)]: ("value", rows[rows.operator == o]) for o in rows.operator.unique()}

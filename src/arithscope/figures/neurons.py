@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
-from arithscope.experiments.neurons import RECALLED, Neurons
+from arithscope.experiments.neurons import RECALLED, NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.topk import TopK
 from arithscope.figures.circuits import curves_beside_random, legend_beside, mark_choices
@@ -25,7 +25,7 @@ SMALLEST = 1e-3  # effect that is shown
 
 
 @styled
-def neuron_effects(neurons: Neurons) -> Figure:
+def neuron_effects(neurons: NeuronEffects) -> Figure:
     """Mean and median effect of every neuron, sorted within its layer: a panel for each operator, a line for each layer."""
     operators = neurons.operators
     rows = neurons.effects[neurons.effects.measure == "probability"]
@@ -65,7 +65,7 @@ def faithfulness_by_neurons(topk: TopK) -> Figure:
 
 
 @styled
-def screens_against_exact(neurons: Neurons) -> Figure:
+def screens_against_exact(neurons: NeuronEffects) -> Figure:
     """How well cheap estimates order neurons as exact effects do: rank correlation, and recall of the best."""
     figure, axes = new_figure(9, 5.6, len(MEASURE_TITLES), 2)
     for [left, right], (measure, title) in zip(axes, MEASURE_TITLES.items(), strict=True):

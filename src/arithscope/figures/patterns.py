@@ -13,12 +13,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from arithscope.experiments.classify import ANY, Classify
+from arithscope.experiments.classify import ANY, Classification
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.style import SIGNS, grid_shape, hide_unused, new_figure, styled
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.classification import Neurons
+from arithscope.heuristics.classification import NeuronBatch
 from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.matching import order
 from arithscope.prompts import operand_grid
@@ -33,7 +33,7 @@ MAP = "viridis"
 
 
 @styled
-def heuristic_gallery(patterns: Patterns, classify: Classify) -> Figure:
+def heuristic_gallery(patterns: ActivationMaps, classify: Classification) -> Figure:
     """For each kind of heuristic the neuron that matches one best."""
     shown = _best_of_each_kind(classify)
     rows, columns = grid_shape(len(shown), 4)
@@ -59,11 +59,11 @@ def _enlarge(axes: Axes, max_operand: int) -> None:
         ticks([first, first + ENLARGED - 1], [str(first), str(first + ENLARGED - 1)])
 
 
-def _best_of_each_kind(classify: Classify) -> pd.DataFrame:
+def _best_of_each_kind(classify: Classification) -> pd.DataFrame:
     """The match to which the activation adds most; rather of a set that is not nearly everything, and rather one that no other
     heuristic of the neuron surpasses."""
     found = _worth_showing(classify)
-    main = found.groupby(["operator", "layer", "neuron"]).beyond.transform("max") == found.beyond
+    main = found.groupby(["operator", "layer", "neuron"]).neg_log10_p.transform("max") == found.neg_log10_p
     found = found.assign(main=main, small=found.chance <= LARGEST_SHARE)
     best = found.sort_values(["small", "main", "added"], ascending=False, kind="stable")
     return best.drop_duplicates(["kind", "on"]).sort_values(["kind", "on"], key=lambda c: c.map(rank), kind="stable")
@@ -74,13 +74,13 @@ def rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-def _worth_showing(classify: Classify) -> pd.DataFrame:
+def _worth_showing(classify: Classification) -> pd.DataFrame:
     """Calibrated matches of sets that are not tiny; `added` is how far their score goes from what is expected to 1."""
     m = classify.matches[classify.matches.calibrated & (classify.matches["size"] >= FEWEST)]
     return m.assign(added=(m.score - m.expected) / (1 - m.expected))
 
 
-def _pattern(axes: Axes, patterns: Patterns, place: int, *, labels: bool = True) -> None:
+def _pattern(axes: Axes, patterns: ActivationMaps, place: int, *, labels: bool = True) -> None:
     """A neuron's activations; prompts that are not legal, and play no part in its classification, are pale."""
     operator = str(patterns.neurons.operator.iloc[place])
     legal = operand_grid(operator, patterns.max_operand).legal(patterns.limit).reshape(patterns.activations.shape[1:])
@@ -137,7 +137,7 @@ def _mesh(axes: Axes, operator: str, values: NDArray[Any], **options: Any) -> Sc
 
 
 @styled
-def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
+def matching_walkthrough(patterns: ActivationMaps, classify: Classification) -> Figure:
     """The seven steps from an activation pattern to a score, for the direct match to which the activation adds most."""
     figure, axes = new_figure(13, 6.6, 2, 4)
     panels = axes.ravel()
@@ -149,7 +149,7 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
     operator, heuristic = str(row.operator), parse(str(row.heuristic))
     at = patterns.place(operator, row.layer, row.neuron)
     sets = catalogue(operator, patterns.max_operand, patterns.limit)
-    activations, on_answer = Neurons(patterns.activations[at : at + 1], patterns.logits[at : at + 1]).on_prompts(
+    activations, on_answer = NeuronBatch(patterns.activations[at : at + 1], patterns.logits[at : at + 1]).on_prompts(
         range(1), sets
     )
     k = int(row["size"])
@@ -186,14 +186,15 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Figure:
         0.0,
         0.95,
         f"score {row.score:.2f}\nchance {row.chance:.3f}\nexpected from the value\nvector alone {row.expected:.2f}\n"
-        f"tail probability 10^−{row.evidence:.0f}\nfalse-discovery rate {f'{row.fdr:.2g}' if row.fdr > 0 else 'below 1e-300'}",
+        f"tail probability 10^−{row.neg_log10_p_hypergeom:.0f}\n"
+        f"false-discovery rate {f'{row.fdr:.2g}' if row.fdr > 0 else 'below 1e-300'}",
         va="top",
         fontsize=10,
     )
     return figure
 
 
-def match_to_walk_through(classify: Classify) -> pd.Series[Any] | None:
+def match_to_walk_through(classify: Classification) -> pd.Series[Any] | None:
     """The direct match to which the activation adds most, of the first operator that has one; rather of a set that can be seen,
     and is not nearly everything."""
     found = _worth_showing(classify)
@@ -207,18 +208,18 @@ def match_to_walk_through(classify: Classify) -> pd.Series[Any] | None:
 
 
 @styled
-def example_neurons(patterns: Patterns, classify: Classify) -> Figure:
+def example_neurons(patterns: ActivationMaps, classify: Classification) -> Figure:
     """Of each operator the neurons of largest effect that are classified after calibration, one for each kind first."""
     return _neuron_table(patterns, classify, classified=True)
 
 
 @styled
-def unclassified_neurons(patterns: Patterns, classify: Classify) -> Figure:
+def unclassified_neurons(patterns: ActivationMaps, classify: Classification) -> Figure:
     """Of each operator the neurons of largest effect that are not."""
     return _neuron_table(patterns, classify, classified=False)
 
 
-def _neuron_table(patterns: Patterns, classify: Classify, *, classified: bool) -> Figure:
+def _neuron_table(patterns: ActivationMaps, classify: Classification, *, classified: bool) -> Figure:
     operators = classify.operators
     figure, axes = new_figure(
         4.4 * len(operators),
@@ -242,7 +243,7 @@ def _neuron_table(patterns: Patterns, classify: Classify, *, classified: bool) -
     return figure
 
 
-def _examples(patterns: Patterns, classify: Classify, operator: str, classified: bool) -> pd.DataFrame:
+def _examples(patterns: ActivationMaps, classify: Classification, operator: str, classified: bool) -> pd.DataFrame:
     neurons = patterns.neurons.assign(place=np.arange(len(patterns.neurons)))
     own = classify.neurons[classify.neurons.operator == operator]
     wanted = own[own.calibrated == classified][["layer", "neuron"]]
@@ -253,14 +254,14 @@ def _examples(patterns: Patterns, classify: Classify, operator: str, classified:
     )
     if classified:
         m = classify.matches[(classify.matches.operator == operator) & classify.matches.calibrated]
-        main = m.sort_values("beyond", ascending=False, kind="stable").drop_duplicates(["layer", "neuron"])
+        main = m.sort_values("neg_log10_p", ascending=False, kind="stable").drop_duplicates(["layer", "neuron"])
         rows = rows.merge(main[["layer", "neuron", "kind", "on"]], on=["layer", "neuron"])
         repeated = rows.duplicated(["kind", "on"])
         rows = pd.concat([rows[~repeated], rows[repeated]])
     return rows.head(EXAMPLES)
 
 
-def _described(classify: Classify, row: Any) -> str:
+def _described(classify: Classification, row: Any) -> str:
     layer, neuron = int(str(row.layer)), int(str(row.neuron))
     found = classify.of_neuron(str(row.operator), layer, neuron)
     found = found[found.calibrated] if found.calibrated.any() else found

@@ -39,7 +39,7 @@ CLASSES, SIGNS = 2, 2
 Floats = NDArray[np.float64]
 
 
-def beyond(
+def neg_log10_p(
     overlap: Int[Tensor, "*rows sets"], size: Int[Tensor, "*#rows sets"], expected: Float[Tensor, "*#rows sets"]
 ) -> Float[Tensor, "*rows sets"]:
     """−log₁₀ of (a tight bound, by Chernoff, of) the probability of so much overlap where so much is expected.
@@ -64,7 +64,7 @@ class Overlaps:
     size: Int[Tensor, "#neurons sets"]
     overlap: Int[Tensor, "neurons sets"]
     expected: Float[Tensor, "neurons sets"]
-    beyond: Float[Tensor, "neurons sets"]
+    neg_log10_p: Float[Tensor, "neurons sets"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def direct(
             sets.append(multi_results(ordered, ranks[-1], catalogue))
     overlap = torch.cat(found).unflatten(0, (len(activations), -1))
     expected = _expected(overlap, side.sizes, len(catalogue))
-    most = beyond(overlap, side.sizes, expected)
+    most = neg_log10_p(overlap, side.sizes, expected)
     null, several = most[:, 1:].amax(2), None
     if divided:
         every = MultiResults.joined(sets)
@@ -112,7 +112,7 @@ def direct(
                 )
             ]
         )
-        above = beyond(every.overlap, every.size, mean).masked_fill(~every.found, 0.0)
+        above = neg_log10_p(every.overlap, every.size, mean).masked_fill(~every.found, 0.0)
         null = torch.maximum(null, above.view(null.shape[0], -1)[:, 1:])
         own = torch.arange(0, len(above), overlap.shape[1], device=above.device)
         several = every[own], Overlaps(*(x[own, None] for x in (every.size, every.overlap, mean, above)))
@@ -163,7 +163,7 @@ def indirect_null(catalogue: Catalogue, random: np.random.Generator, rows: int) 
         size = min(rows, INDIRECT_DRAWS - start)
         ordered = torch.from_numpy(np.stack([random.permutation(n) for _ in range(size)])).to(catalogue.cells.device)
         both = torch.maximum(overlaps(ordered, side), overlaps(ordered.flip(1), side))
-        found.append(side.evidence(both).amax(1))
+        found.append(side.neg_log10_p_hypergeom(both).amax(1))
     return torch.cat(found)
 
 

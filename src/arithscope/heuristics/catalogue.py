@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.heuristics.kinds import BOTH, Bools, Heuristic, Ints, Modulo, Range, Rule, numbers_of
-from arithscope.heuristics.tails import evidences
+from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.heuristics.vocabulary import vocabulary
 from arithscope.prompts import Prompts, legal_prompts, random_source
 
@@ -100,7 +100,7 @@ class Side:
         """The overlap that a random order brings on average."""
         return self.sizes.double() ** 2 / self.total
 
-    def evidence(self, overlaps: Int[Tensor, "*rows heuristics"]) -> Tensor:
+    def neg_log10_p_hypergeom(self, overlaps: Int[Tensor, "*rows heuristics"]) -> Tensor:
         return self.table[overlaps.long() + self.start]
 
 
@@ -175,7 +175,7 @@ def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch
     k = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
     distinct, which = np.unique(k, return_inverse=True)
     starts = np.cumsum([0, *(distinct + 1)])
-    table = np.concatenate([np.zeros(0), *(evidences(len(prompts), int(one)) for one in distinct)])
+    table = np.concatenate([np.zeros(0), *(neg_log10_p_hypergeom_table(len(prompts), int(one)) for one in distinct)])
     return Side(
         kept,
         torch.from_numpy(k).to(device),

@@ -28,7 +28,7 @@ from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Heuristic
 from arithscope.heuristics.matching import is_match, order, overlaps, taken
 from arithscope.heuristics.multi_result import how_many_sets
-from arithscope.heuristics.tails import evidence as one_evidence
+from arithscope.heuristics.tails import neg_log10_p_hypergeom as one_neg_log10_p_hypergeom
 from arithscope.prompts import random_source
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.threads import workers
@@ -39,7 +39,7 @@ Columns = dict[str, NDArray[Any]]  # of a table
 
 
 @dataclass(frozen=True, eq=False)
-class Neurons:
+class NeuronBatch:
     """Patterns of neurons over the operand square [neurons, cells], and their value vectors' logits of the numbers
     [neurons, numbers]."""
 
@@ -73,7 +73,7 @@ class Classification:
 
 
 def classify(
-    neurons: Neurons,
+    neurons: NeuronBatch,
     catalogue: Catalogue,
     draws: int,
     seed: int,
@@ -107,7 +107,7 @@ def calibrate(matched: Matched, of_indirect: NDArray[np.float64], tried: tuple[i
     null = of_indirect, matched.null.ravel()
 
     def p_of(frame: pd.DataFrame) -> NDArray[np.float64]:
-        by_class = [chance_of(frame.beyond.to_numpy(), null[c], tried[c]) for c in (True, False)]
+        by_class = [chance_of(frame.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
         return np.minimum(CLASSES * np.where(frame.direct, *by_class), 1.0)
 
     own = matched.best.assign(p=p_of(matched.best)).groupby("row").p.min().to_numpy()
@@ -131,7 +131,7 @@ class Matched:
 
 
 def match(
-    neurons: Neurons,
+    neurons: NeuronBatch,
     catalogue: Catalogue,
     draws: int,
     seed: int,
@@ -160,14 +160,14 @@ def rows_at_a_time(catalogue: Catalogue) -> int:
 
 
 def _matched(
-    neurons: Neurons, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
+    neurons: NeuronBatch, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
 ) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
     """Matches and best pairs, in pieces, and the null of some neurons."""
     activations, logits = neurons.on_prompts(rows, catalogue)
     above, below = (overlaps(order(x, catalogue.depth), catalogue.indirect) for x in (activations, -activations))
     both, sign = torch.maximum(above, below), torch.where(below > above, -1, 1)
     chance = catalogue.indirect.chance.expand_as(both)
-    indirect = Overlaps(catalogue.indirect.sizes[None], both, chance, catalogue.indirect.evidence(both))
+    indirect = Overlaps(catalogue.indirect.sizes[None], both, chance, catalogue.indirect.neg_log10_p_hypergeom(both))
     shifts = np.stack(
         [
             random_source(seed, "direct null", catalogue.operator, names[row]).integers(1, len(catalogue), draws)
@@ -178,24 +178,29 @@ def _matched(
     matches: list[Columns] = []
     best: list[Columns] = []
     promoted = found.catalogued.overlap
-    for side, sets, signs, evidence in (
-        (catalogue.indirect, indirect, sign, indirect.beyond),
-        (catalogue.direct, found.catalogued, torch.ones_like(promoted), catalogue.direct.evidence(promoted)),
+    for side, sets, signs, tail in (
+        (catalogue.indirect, indirect, sign, indirect.neg_log10_p),
+        (
+            catalogue.direct,
+            found.catalogued,
+            torch.ones_like(promoted),
+            catalogue.direct.neg_log10_p_hypergeom(promoted),
+        ),
     ):
-        kinds = torch.stack([sets.beyond[:, a:b].argmax(1) + a for a, b in side.kinds], dim=1)
+        kinds = torch.stack([sets.neg_log10_p[:, a:b].argmax(1) + a for a, b in side.kinds], dim=1)
         every_row = torch.arange(len(rows), device=kinds.device)[:, None].expand_as(kinds)
         matched = is_match(sets.overlap, sets.size).nonzero(as_tuple=True)
         for tables, at in ((matches, matched), (best, (every_row.flatten(), kinds.flatten()))):
             heuristics = [side.heuristics[i] for i in at[1].tolist()]
-            tables.append(_pairs(at, rows, heuristics, signs[at], evidence, sets))
+            tables.append(_pairs(at, rows, heuristics, signs[at], tail, sets))
     if found.several is not None:
         several, sets = found.several
-        evidence = one_evidence(len(catalogue), sets.size[:, 0], sets.overlap[:, 0])[:, None]
+        tail = one_neg_log10_p_hypergeom(len(catalogue), sets.size[:, 0], sets.overlap[:, 0])[:, None]
         matched = several.found & is_match(several.overlap, several.size)
         for tables, which in ((matches, matched), (best, several.found)):
             at = which.nonzero().flatten()
             heuristics = [several.heuristic(i, catalogue) for i in at.tolist()]
-            tables.append(_pairs((at, torch.zeros_like(at)), rows, heuristics, torch.ones_like(at), evidence, sets))
+            tables.append(_pairs((at, torch.zeros_like(at)), rows, heuristics, torch.ones_like(at), tail, sets))
     return matches, best, found.null.cpu().numpy()
 
 
@@ -204,18 +209,18 @@ def _pairs(
     rows: range,
     heuristics: Sequence[Heuristic],
     sign: Tensor,
-    evidence: Tensor,
+    tail: Tensor,
     sets: Overlaps,
 ) -> Columns:
-    """A table of some pairs of neuron and set, given by their places in `evidence` and `sets`."""
+    """A table of some pairs of neuron and set, given by their places in `tail` and `sets`."""
     columns = {
         "row": at[0] + rows.start,
         "sign": sign.to(torch.int8),
         "size": sets.size.expand_as(sets.overlap)[at].int(),
         "overlap": sets.overlap[at].int(),
-        "evidence": evidence[at],
+        "neg_log10_p_hypergeom": tail[at],
         "expected": sets.expected[at],
-        "beyond": sets.beyond[at],
+        "neg_log10_p": sets.neg_log10_p[at],
     }
     described = {
         "heuristic": np.array([str(h) for h in heuristics], dtype=object),

@@ -93,7 +93,7 @@ class Modulo(_OnNumbers):
 
 
 @dataclass(frozen=True)
-class Pattern(_OnNumbers):
+class DigitPattern(_OnNumbers):
     template: str
     kind: ClassVar[str] = "pattern"
 
@@ -163,13 +163,13 @@ class MultiResult:
         return self.admits(prompts.answer)
 
 
-Heuristic = Range | Modulo | Pattern | MultiResult | Rule
+Heuristic = Range | Modulo | DigitPattern | MultiResult | Rule
 RULES: list[Rule] = [Identical()]  # tried on the neurons of every operator that they say something of
 
 
 def kind_name(kind: str, on: str) -> str:
     """A kind of heuristic with what it is about, unless that goes without saying."""
-    return f"{kind} of {on}" if kind in (Range.kind, Modulo.kind, Pattern.kind) else kind
+    return f"{kind} of {on}" if kind in (Range.kind, Modulo.kind, DigitPattern.kind) else kind
 
 
 _PLACE, _NUMBER = r"(op1, op2|op1|op2|result)", r"(0|[1-9][0-9]{0,18})"
@@ -194,7 +194,7 @@ def _parsed(text: str) -> Heuristic | None:
     if found := re.fullmatch(rf"{_PLACE} mod {_NUMBER} = {_NUMBER}", text):
         return Modulo(found[1], int(found[2]), int(found[3]))
     if found := re.fullmatch(r"(op1|op2|result) ~ ([0-9.]{3})", text):
-        return Pattern(found[1], found[2])
+        return DigitPattern(found[1], found[2])
     if found := re.fullmatch(rf"result in \{{({_NUMBER}(?:, {_NUMBER}){{1,3}})\}}", text):
         return MultiResult(tuple(int(n) for n in found[1].split(", ")))
     return next((rule for rule in RULES if text == str(rule)), None)

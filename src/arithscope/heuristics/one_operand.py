@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from arithscope.heuristics.calibration import beyond
+from arithscope.heuristics.calibration import neg_log10_p
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Heuristic, MultiResult
 from arithscope.heuristics.matching import order, overlaps
@@ -69,4 +69,4 @@ def takes_both(
 
     Half a prompt is added to what is left over all permutations together, as a few of them cannot show that it is nothing.
     """
-    return (beyond(overlap, size, left + 0.5 / DRAWS) >= ENOUGH).all(0)
+    return (neg_log10_p(overlap, size, left + 0.5 / DRAWS) >= ENOUGH).all(0)

@@ -24,7 +24,7 @@ def _log_factorials(n: int) -> NDArray[np.float64]:
     return np.asarray(gammaln(np.arange(n + 1) + 1.0))
 
 
-def evidences(total: int, k: int) -> NDArray[np.float64]:
+def neg_log10_p_hypergeom_table(total: int, k: int) -> NDArray[np.float64]:
     """The evidence of every overlap x = 0…k."""
     log = _log_factorials(total)
     x = np.arange(max(0, 2 * k - total), k + 1)  # two sets of k have at least so much in common
@@ -35,7 +35,7 @@ def evidences(total: int, k: int) -> NDArray[np.float64]:
     return out
 
 
-def evidence(total: int, k: Int[Tensor, " n"], x: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+def neg_log10_p_hypergeom(total: int, k: Int[Tensor, " n"], x: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The evidence of single overlaps, each with a k of its own.
 
     P(X ≥ x) is summed from x on, each term from the one before. Twelve deviations beyond x and beyond the mean, terms are too

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count, product, takewhile
 
-from arithscope.heuristics.kinds import BOTH, DIGITS, OP1, OP2, RESULT, RULES, Heuristic, Modulo, Pattern, Range
+from arithscope.heuristics.kinds import BOTH, DIGITS, OP1, OP2, RESULT, RULES, DigitPattern, Heuristic, Modulo, Range
 
 LENGTHS, QUOTIENT_LENGTHS = (10, 30, 50, 100), (2, 10, 100)  # of ranges; the latter for results of a division
 DIVISORS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15)
@@ -19,7 +19,7 @@ def vocabulary(operator: str, max_operand: int, largest_result: int, both_operan
         lengths = QUOTIENT_LENGTHS if (operator, on) == ("/", RESULT) else LENGTHS
         found += ranges(on, lengths, largest_result if on == RESULT else max_operand)
         found += congruences(on)
-        found += [Pattern(on, template) for template in TEMPLATES]
+        found += [DigitPattern(on, template) for template in TEMPLATES]
     found += RULES
     if both_operands:
         found += [*ranges(BOTH, LENGTHS, max_operand), *congruences(BOTH)]

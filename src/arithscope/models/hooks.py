@@ -109,7 +109,7 @@ def edit(
     return Edit(site, layer, positions, entries, value)
 
 
-def silencing(model: Model, neurons: Iterable[tuple[int, int]]) -> list[Edit]:
+def zero_ablation(model: Model, neurons: Iterable[tuple[int, int]]) -> list[Edit]:
     """Edits, one a layer, that set these neurons, (layer, index), to zero at the last position."""
     sizes = model.sizes
     chosen: dict[int, list[int]] = {}

@@ -19,7 +19,7 @@ from arithscope.models.offload import weight_of
 
 
 @contextmanager
-def linearised(model: Model) -> Iterator[None]:
+def linearized(model: Model) -> Iterator[None]:
     """Backward passes through norms, activation functions and gates as through linear maps.
 
     norm                   the scale is held constant; a LayerNorm's centring stays

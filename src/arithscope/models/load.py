@@ -26,7 +26,7 @@ from arithscope.models.engine.replay import check_replay
 from arithscope.models.families import FAMILIES
 from arithscope.models.model import Identity, Model, unknown_family
 from arithscope.models.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
-from arithscope.models.placement import Place, find
+from arithscope.models.placement import ModelSource, find
 from arithscope.models.sources import embedded_names
 from arithscope.prompts import Template
 from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory
@@ -112,7 +112,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _arguments(place: Place, options: LoadOptions) -> dict[str, Any]:
+def _arguments(place: ModelSource, options: LoadOptions) -> dict[str, Any]:
     """What the library is told of where the files are."""
     found: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if place.local:
@@ -124,7 +124,7 @@ def _arguments(place: Place, options: LoadOptions) -> dict[str, Any]:
     return found
 
 
-def _attempt(place: Place, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+def _attempt(place: ModelSource, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the library, and turn whatever it raises on bad files into one sentence."""
     try:
         return function(*args, **kwargs)
@@ -146,7 +146,7 @@ def _shortened(reason: str, most: int = 300) -> str:
     return reason if len(reason) <= most else reason[: most - 1] + "…"
 
 
-def _configuration(place: Place, options: LoadOptions) -> Any:
+def _configuration(place: ModelSource, options: LoadOptions) -> Any:
     arguments = _arguments(place, options)
     config = _attempt(place, "configuration", AutoConfig.from_pretrained, place.source, **arguments)
     family = config.get_text_config().model_type
@@ -155,7 +155,7 @@ def _configuration(place: Place, options: LoadOptions) -> Any:
     return config
 
 
-def _model(place: Place, config: Any, device: torch.device, options: LoadOptions) -> Any:
+def _model(place: ModelSource, config: Any, device: torch.device, options: LoadOptions) -> Any:
     if place.local and not place.weight_files() and not options.allow_pickle:
         raise UserError(
             f"The folder {place.source} holds no .safetensors weights; pickled weights can run code, so they are loaded "
@@ -202,7 +202,7 @@ def _model(place: Place, config: Any, device: torch.device, options: LoadOptions
     return hf_model
 
 
-def _check_shapes(hf_model: Any, place: Place) -> None:
+def _check_shapes(hf_model: Any, place: ModelSource) -> None:
     """The library takes weights from a GGUF file as they are, whatever the configuration in it says."""
     for name, module in hf_model.named_modules():
         if type(module) is torch.nn.Linear:
@@ -218,7 +218,7 @@ def _check_shapes(hf_model: Any, place: Place) -> None:
             )
 
 
-def _check_finite(hf_model: Any, place: Place) -> None:
+def _check_finite(hf_model: Any, place: ModelSource) -> None:
     for name, weight in hf_model.named_parameters():
         if weight.dtype in DTYPES.values() and weight.device.type != "meta" and weight.numel():
             ends = torch.stack(torch.aminmax(weight.detach()))  # NaN if there is one among them
@@ -235,7 +235,7 @@ def _dtype(config: Any, options: LoadOptions, parameters: int) -> torch.dtype | 
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
-def _device_map(asked: str | DeviceMap, config: Any, place: Place) -> str | DeviceMap:
+def _device_map(asked: str | DeviceMap, config: Any, place: ModelSource) -> str | DeviceMap:
     found = read_device_map(asked)
     if not isinstance(found, str):
         check_device_map(found, _without_weights(config))
@@ -257,7 +257,7 @@ def _quantization(kind: str) -> Any:
     return BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
 
 
-def _weight_hash(place: Place, hf_model: Any) -> str:
+def _weight_hash(place: ModelSource, hf_model: Any) -> str:
     files = place.weight_files()
     if not files:
         return hash_weights(hf_model)

@@ -15,7 +15,7 @@ from arithscope.utils.paths import user_path
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelSource:
     """Where a subject's files are, and what it is called."""
 
     name: str
@@ -53,7 +53,7 @@ class Place:
                 )
 
 
-def find(model: str) -> Place:
+def find(model: str) -> ModelSource:
     """Where the files of an embedded subject, a folder, a GGUF file or a hub id are."""
     if not model.strip():
         raise UserError(f"No subject was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
@@ -61,20 +61,20 @@ def find(model: str) -> Place:
     base, _, revision = (model, "", "") if whole.exists() or "@" not in model else model.rpartition("@")
     if base in embedded_names():
         folder = checkpoint_folder(FOLDER / base, revision or None)
-        return Place(base, str(folder), revision or None, None, True)
+        return ModelSource(base, str(folder), revision or None, None, True)
     path = user_path(base)
     if path.is_dir():
         folder = checkpoint_folder(path, revision or None)
         if not (folder / "config.json").is_file():
             raise UserError(f"The folder {base} holds no config.json; name a folder in Hugging Face format.")
-        return Place(path.resolve().name, str(folder), revision or None, None, True)
+        return ModelSource(path.resolve().name, str(folder), revision or None, None, True)
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"{base} is a file, but not a GGUF file; name a folder in Hugging Face format.")
         if importlib.util.find_spec("gguf") is None:
             raise UserError("Reading a GGUF file needs the package gguf; run: pip install 'arithscope[quant]'.")
-        return Place(path.stem, str(path.parent), None, path.name, True)
+        return ModelSource(path.stem, str(path.parent), None, path.name, True)
     looks_like_a_path = base.startswith((".", "/", "~")) or base.endswith(".gguf") or base.count("/") > 1
     if looks_like_a_path:
         raise UserError(f"There is no folder or file {base!r}; check the path.")
-    return Place(base, base, revision or None, None, False)
+    return ModelSource(base, base, revision or None, None, False)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import Bag
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.samples import TooFewCorrect
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
@@ -48,7 +48,7 @@ def follow(
     given = {
         name: Given(final.keys[name], final.read(name, kind)) for name, kind in (("probe", Probe), ("circuit", Circuit))
     }
-    given[FINAL] = Given(final.keys["classify"], final.read("classify", Classify))
+    given[FINAL] = Given(final.keys["classify"], final.read("classify", Classification))
     fixed = replace(settings, topk=top.k, operators=tuple(top.operators))
     found, keys = [], []
     for i, name in enumerate(names):

@@ -11,17 +11,17 @@ import torch
 from arithscope.experiments.accuracy import Accuracy, accuracy_from
 from arithscope.experiments.bag import Bag, bag
 from arithscope.experiments.circuit import Circuit, circuit
-from arithscope.experiments.classify import Classify, classify
+from arithscope.experiments.classify import Classification, classify
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.failures import Failures, failures
 from arithscope.experiments.heads import Heads, heads
 from arithscope.experiments.knockout import MASK_BYTES, Knockout, knockout
-from arithscope.experiments.localize import Localize, localize
+from arithscope.experiments.localize import Localization, localize
 from arithscope.experiments.means import MeanActivations, means
-from arithscope.experiments.mlp0 import Mlp0, mlp0
-from arithscope.experiments.neurons import Neurons, neurons
+from arithscope.experiments.mlp0 import FirstMlp, mlp0
+from arithscope.experiments.neurons import NeuronEffects, neurons
 from arithscope.experiments.overlap import Overlap, overlap
-from arithscope.experiments.patterns import Patterns, patterns
+from arithscope.experiments.patterns import ActivationMaps, patterns
 from arithscope.experiments.probe import Probe, probe
 from arithscope.experiments.prompt_knockout import COUNTS as PROMPT_COUNTS
 from arithscope.experiments.prompt_knockout import PromptKnockout, prompt_knockout
@@ -72,7 +72,9 @@ def _means(
     return means(model, settings.max_operand, progress, executor)
 
 
-def _localize(model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor) -> Localize:
+def _localize(
+    model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor
+) -> Localization:
     return localize(model, results["accuracy"], settings.sizes, settings.seed, progress, executor)
 
 
@@ -92,13 +94,15 @@ def _heads(model: Model, settings: Any, results: dict[str, Any], progress: Progr
     return heads(model, *earlier, settings.sizes, settings.seed, settings.judging, progress, executor)
 
 
-def _mlp0(model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor) -> Mlp0:
+def _mlp0(model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor) -> FirstMlp:
     earlier = results["accuracy"], results["means"], results["circuit"]
     s = settings
     return mlp0(model, *earlier, s.max_operand, s.sizes, s.seed, s.effect, s.judging, progress, executor)
 
 
-def _neurons(model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor) -> Neurons:
+def _neurons(
+    model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor
+) -> NeuronEffects:
     s = settings
     earlier = results["accuracy"], results["probe"]
     return neurons(model, *earlier, s.sizes, s.seed, s.neurons, s.picked_by, progress, executor)
@@ -110,11 +114,15 @@ def _topk(model: Model, settings: Any, results: dict[str, Any], progress: Progre
     return topk(model, *earlier, s.sizes, s.seed, s.effect, s.rank, s.fixed_k, s.judging, progress, executor)
 
 
-def _patterns(model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor) -> Patterns:
+def _patterns(
+    model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor
+) -> ActivationMaps:
     return patterns(model, results["topk"], settings.max_operand, progress, executor)
 
 
-def _classify(model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor) -> Classify:
+def _classify(
+    model: Model, settings: Any, results: dict[str, Any], progress: Progress, executor: Executor
+) -> Classification:
     s = settings
     return classify(model, results["patterns"], s.both_operands, s.sizes.permutations, s.seed, progress, executor)
 
@@ -240,7 +248,7 @@ _OF_REPEATS = (*COMPARED, "localize", "patterns")
 STAGES: tuple[Stage, ...] = (
     Stage("means", MeanActivations, (), ("max_operand",), _means, _sweep_memory),
     Stage("accuracy", Accuracy, ("means",), ("operators", "seed", "half"), _accuracy, _no_memory),
-    Stage("localize", Localize, ("accuracy",), ("sizes", "seed"), _localize, _replay_memory),
+    Stage("localize", Localization, ("accuracy",), ("sizes", "seed"), _localize, _replay_memory),
     Stage(
         "circuit",
         Circuit,
@@ -253,7 +261,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("heads", Heads, ("accuracy", "means", "circuit"), ("sizes", "seed", "judging"), _heads, _replay_memory),
     Stage(
         "mlp0",
-        Mlp0,
+        FirstMlp,
         ("accuracy", "means", "circuit"),
         ("max_operand", "sizes", "seed", "effect", "judging"),
         _mlp0,
@@ -261,7 +269,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "neurons",
-        Neurons,
+        NeuronEffects,
         ("accuracy", "probe"),
         ("sizes", "seed", "neurons", "picked_by"),
         _neurons,
@@ -275,8 +283,8 @@ STAGES: tuple[Stage, ...] = (
         _topk,
         _topk_memory,
     ),
-    Stage("patterns", Patterns, ("topk",), ("max_operand",), _patterns, _patterns_memory),
-    Stage("classify", Classify, ("patterns",), ("both_operands", "sizes", "seed"), _classify, _classify_memory),
+    Stage("patterns", ActivationMaps, ("topk",), ("max_operand",), _patterns, _patterns_memory),
+    Stage("classify", Classification, ("patterns",), ("both_operands", "sizes", "seed"), _classify, _classify_memory),
     Stage("overlap", Overlap, ("topk",), (), _overlap, _no_memory),
     Stage(
         "knockout", Knockout, ("accuracy", "classify"), ("sizes", "seed", "knockout_at"), _knockout, _knockout_memory

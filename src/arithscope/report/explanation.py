@@ -51,7 +51,7 @@ def explanation_report(e: Explanation) -> Iterator[str | Table]:
     yield f"Its {HEURISTIC_NEURONS}: activation × logit of {e.right} in the value vector ÷ scale ({e.scale:.2f})"
     columns = ("name", "activation", "value_logit", "contribution", "heuristic", "score")
     yield from _first(named, MOST_NEURONS, columns)
-    s = e.silenced
+    s = e.ablated
     yield f"Without these {s.neurons} neurons: {e.prompt} {_said(s.answer)}, P({e.right}) = {s.answer.p_answer:.3f}"
     if s.control is None:
         yield "There are not as many other top neurons in each layer to compare with."

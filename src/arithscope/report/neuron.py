@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from arithscope.report.terminal import bare_table
-from arithscope.results.neuron import Neuron, Pattern
+from arithscope.results.neuron import ActivationMap, Neuron
 from arithscope.results.run import Run
 
 SHADES = " ·:-=+*#%@"
@@ -37,7 +37,7 @@ def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[
     yield from _heuristics(found)
 
 
-def _pattern(p: Pattern) -> Iterator[str]:
+def _pattern(p: ActivationMap) -> Iterator[str]:
     a = p.activations
     yield f"activation from {a.min():.3g} (blank) to {a.max():.3g} ({SHADES[-1]}), op1 downwards, op2 to the right:"
     yield from shaded(a)
@@ -89,7 +89,7 @@ _COLUMNS = {
     "chance": "chance",
     "corrected": "corrected",
     "expected": "expected",
-    "evidence": "−log₁₀ tail",
+    "neg_log10_p_hypergeom": "−log₁₀ tail",
     "fdr": "FDR",
     "calibrated": "calibrated",
 }

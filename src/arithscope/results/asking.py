@@ -10,7 +10,7 @@ import torch
 from arithscope.errors import UserError
 from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.samples import batches
-from arithscope.models.hooks import editing, silencing
+from arithscope.models.hooks import editing, zero_ablation
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, parse_prompt, together
 
@@ -26,7 +26,7 @@ def ask(
     neuron) or as a table with these columns."""
     asked = prompts if isinstance(prompts, Prompts) else _written(model, prompts)
     gone = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
-    edits = silencing(model, gone)
+    edits = zero_ablation(model, gone)
     answers = Answers(model, asked)
     for rows, batch in batches(model, asked, 0):
         with editing(model, edits, len(batch)):

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, Classify
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, Classification
 from arithscope.experiments.common.ablation import FOUND
 from arithscope.experiments.common.result import MEAN, Shown, numbers_of
 from arithscope.experiments.probe import ALL, Probe
@@ -82,7 +82,7 @@ def _by_neurons(topk: TopK, layers: int) -> pd.DataFrame:
     return rows.assign(x=rows["size"] / topk.mlp_size)
 
 
-def _classified(classify: Classify, layers: int) -> pd.DataFrame:
+def _classified(classify: Classification, layers: int) -> pd.DataFrame:
     s = classify.shares
     rows = s[(s.kind == ANY) & (s.criterion == CALIBRATED) & (s.layer != ALL_LAYERS)]
     return rows.assign(x=(rows.layer + 1) / layers)
@@ -90,7 +90,7 @@ def _classified(classify: Classify, layers: int) -> pd.DataFrame:
 
 def _silenced(knockout: PromptKnockout, which: str) -> pd.DataFrame:
     c = knockout.curve
-    rows = c[(c.criterion == CALIBRATED) & (c.measure == "accuracy") & (c.silenced == which)]
+    rows = c[(c.criterion == CALIBRATED) & (c.measure == "accuracy") & (c.ablated == which)]
     return rows.assign(x=rows["size"].astype(float))
 
 

@@ -12,11 +12,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.association import Association, as_many, association
 from arithscope.experiments.common.result import Shown
 from arithscope.heuristics.kinds import Bools
-from arithscope.models.hooks import editing, silencing
+from arithscope.models.hooks import editing, zero_ablation
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
@@ -70,7 +70,7 @@ class Explanation(Shown):
     heuristics: pd.DataFrame  # heuristic, kind, on, direct, neurons, contribution
     neurons: pd.DataFrame  # layer, neuron, activation, value_logit, contribution, heuristic, kind, on, score
     kinds: pd.DataFrame  # kind, on, neurons, contribution, running
-    silenced: Silenced
+    ablated: Silenced
 
     def __repr__(self) -> str:
         given = self.answer.token if self.answer.number is None else self.answer.number
@@ -87,7 +87,7 @@ class Explanation(Shown):
 
 
 @torch.no_grad()
-def explain(model: Model, classify: Classify, prompt: Prompts, criterion: str, seed: int) -> Explanation:
+def explain(model: Model, classify: Classification, prompt: Prompts, criterion: str, seed: int) -> Explanation:
     """Explain one prompt with the heuristics that a run found, by raw or calibrated matches."""
     operator = OPERATORS[int(prompt.operator[0])]
     of = association(classify, operator, criterion)
@@ -138,14 +138,14 @@ def explain(model: Model, classify: Classify, prompt: Prompts, criterion: str, s
         heuristics=_heuristics(of, prompt, adds),
         neurons=neurons,
         kinds=_kinds(neurons),
-        silenced=_silenced(model, of, associated, prompt, random_source(seed, "explain", operator)),
+        ablated=_silenced(model, of, associated, prompt, random_source(seed, "explain", operator)),
     )
 
 
 @torch.no_grad()
 def answer_without(model: Model, prompt: Prompts, neurons: Iterable[tuple[int, int]]) -> Answer:
     """What the model says to one prompt while these neurons, (layer, index), are set to zero at the last position."""
-    with editing(model, silencing(model, neurons), 1):
+    with editing(model, zero_ablation(model, neurons), 1):
         return _answer(model, model.logits(model.encode(prompt))[0], int(model.answers(prompt)[0]))
 
 

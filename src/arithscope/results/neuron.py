@@ -12,17 +12,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from arithscope.errors import UserError
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.result import ByNeuron
-from arithscope.experiments.neurons import EXACT, Neurons, neuron_name
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.neurons import EXACT, NeuronEffects, neuron_name
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.neuron import neuron_figure
 
-NO_MATCHES = pd.DataFrame(columns=["heuristic", "kind", "on", "score", "expected", "beyond", "fdr", "calibrated"])
+NO_MATCHES = pd.DataFrame(columns=["heuristic", "kind", "on", "score", "expected", "neg_log10_p", "fdr", "calibrated"])
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
+class ActivationMap:
     """What makes a top neuron fire and what it writes.
 
     activations: at the last position, for every pair of operands. logits: of the numbers, from its value vector through the
@@ -54,7 +54,7 @@ class Neuron:
     index: int
     operator: str
     effects: pd.DataFrame  # measure, method, value, low, high, n, median, std, rank, of
-    pattern: Pattern | None
+    pattern: ActivationMap | None
     heuristics: pd.DataFrame
     best: pd.DataFrame
     coverage: dict[str, float]
@@ -103,7 +103,7 @@ class _Columns(NamedTuple):
 class NeuronFinder:
     """Puts together what the stages of a run say of any neuron, quickly also among hundreds of thousands."""
 
-    def __init__(self, effects: Neurons, patterns: Patterns | None, classify: Classify | None):
+    def __init__(self, effects: NeuronEffects, patterns: ActivationMaps | None, classify: Classification | None):
         self._effects, self._patterns = effects, patterns
         self._of_effects = ByNeuron(effects.effects)
         self._columns = _Columns(
@@ -125,7 +125,7 @@ class NeuronFinder:
         place = self.place(operator, layer, neuron)
         known = {name: table.rows(operator, layer, neuron) for name, table in self._of_classify.items()}
         matches, best = (
-            known.get(name, NO_MATCHES).sort_values("beyond", ascending=False, kind="stable")
+            known.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
             for name in ("matches", "best")
         )
         own = known.get("neurons", NO_MATCHES)
@@ -173,10 +173,10 @@ class NeuronFinder:
         table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])
         return table.assign(rank=ranks, of=sizes).reset_index(drop=True)
 
-    def _pattern(self, operator: str, place: int) -> Pattern:
+    def _pattern(self, operator: str, place: int) -> ActivationMap:
         assert self._patterns is not None
         row = self._patterns.neurons.iloc[place]
-        return Pattern(
+        return ActivationMap(
             np.asarray(self._patterns.activations[place], dtype=np.float32),
             np.asarray(self._patterns.logits[place]),
             self._patterns.push(place),

@@ -10,16 +10,16 @@ from arithscope.errors import UserError
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import Bag
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classify
+from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.failures import Failures
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.knockout import Knockout
-from arithscope.experiments.localize import Localize
+from arithscope.experiments.localize import Localization
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.mlp0 import Mlp0
-from arithscope.experiments.neurons import Neurons
+from arithscope.experiments.mlp0 import FirstMlp
+from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.overlap import Overlap
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.stability import Stability
@@ -102,7 +102,7 @@ class Results(ABC):
         return self.result("accuracy")
 
     @property
-    def localize(self) -> Localize:
+    def localize(self) -> Localization:
         return self.result("localize")
 
     @property
@@ -118,11 +118,11 @@ class Results(ABC):
         return self.result("heads")
 
     @property
-    def mlp0(self) -> Mlp0:
+    def mlp0(self) -> FirstMlp:
         return self.result("mlp0")
 
     @property
-    def neurons(self) -> Neurons:
+    def neurons(self) -> NeuronEffects:
         return self.result("neurons")
 
     @property
@@ -130,11 +130,11 @@ class Results(ABC):
         return self.result("topk")
 
     @property
-    def patterns(self) -> Patterns:
+    def patterns(self) -> ActivationMaps:
         return self.result("patterns")
 
     @property
-    def classify(self) -> Classify:
+    def classify(self) -> Classification:
         return self.result("classify")
 
     @property

@@ -27,7 +27,7 @@ from arithscope.experiments.common.ablation import (
 from arithscope.experiments.common.association import association
 from arithscope.experiments.common.result import MEAN, mean_entry, table_of
 from arithscope.experiments.heads import Heads, attention_patterns, isolation_rows, roles_of
-from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, SHARES, Mlp0
+from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, SHARES, FirstMlp
 from arithscope.experiments.topk import TopK, best_of_layers, neuron_counts
 from arithscope.models.hooks import capturing, cutting
 from arithscope.models.model import Site
@@ -101,7 +101,7 @@ def check_topk(inputs: Inputs, stored: TopK, tally: Tally) -> None:
     tally.did(_said(len(tops)))
 
 
-def check_mlp0(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
+def check_mlp0(inputs: Inputs, stored: FirstMlp, tally: Tally) -> None:
     model, s = inputs.model, inputs.settings
     size, named = model.sizes.neurons, model.positions.named()
     counts = [max(round(share * size), int(share > 0)) for share in SHARES]
@@ -142,7 +142,7 @@ def check_mlp0(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
 
 
 @torch.no_grad()
-def _check_tuning(inputs: Inputs, stored: Mlp0, tally: Tally) -> None:
+def _check_tuning(inputs: Inputs, stored: FirstMlp, tally: Tally) -> None:
     """With another second operand, which cannot matter at op1."""
     model, at = inputs.model, inputs.model.positions.op1
     numbers = some_of(inputs.chooser("mlp0", "tuning"), stored.tuning.shape[1], 50)

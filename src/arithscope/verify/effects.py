@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST, estimated_effects
+from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST, attributed_effects
 from arithscope.experiments.common.samples import Split
-from arithscope.experiments.localize import MLP, Localize, effect_statistics, prompt_table
+from arithscope.experiments.localize import MLP, Localization, effect_statistics, prompt_table
 from arithscope.experiments.neurons import (
     EXACT,
     PICKED,
     RECALLED,
     SCREEN,
-    Neurons,
+    NeuronEffects,
     agreement_of_ranks,
     best_first,
     share_of,
@@ -32,7 +32,7 @@ COMPONENTS = 12  # of each operator
 LAYERS, NEURONS = 3, 16  # of each operator: so many layers, of each so many neurons
 
 
-def check_localize(inputs: Inputs, stored: Localize, tally: Tally) -> None:
+def check_localize(inputs: Inputs, stored: Localization, tally: Tally) -> None:
     model, seed = inputs.model, inputs.settings.seed
     samples, named = inputs.splits, model.positions.named()
     prompts = [prompt_table(o, split.discovery, split.counterfactuals) for o, split in samples.items()]
@@ -80,7 +80,7 @@ def _noise(noise: Noise, measure: str) -> Noise:
     return noise.times(10) if measure == "logit" else noise
 
 
-def check_neurons(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
+def check_neurons(inputs: Inputs, stored: NeuronEffects, tally: Tally) -> None:
     """Exact effects by whole passes, and estimates by gradients, of some neurons of some layers."""
     model, s = inputs.model, inputs.settings
     first = inputs["probe"].first_answer_layer
@@ -95,7 +95,9 @@ def check_neurons(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
         if screen is None:
             estimates = None
         else:
-            estimates = estimated_effects(model, split.discovery, split.counterfactuals, layers, screen, lambda n: None)
+            estimates = attributed_effects(
+                model, split.discovery, split.counterfactuals, layers, screen, lambda n: None
+            )
         if s.neurons == SCREEN and estimates is not None:
             _same_picks(tally, mine, layers, estimates[..., EFFECTS.index(s.effect)].mean(2, dtype=np.float64))
         methods = {EXACT: [EXACT], SCREEN: [EXACT, BEST]}.get(s.neurons, [s.neurons])
@@ -138,13 +140,13 @@ def _same_picks(tally: Tally, mine: pd.DataFrame, layers: list[int], means: NDAr
         tally.same(f"neurons of layer {layer} that a screen picked wrongly", sorted(wrong), [])
 
 
-def _check_agreement(inputs: Inputs, stored: Neurons, tally: Tally) -> None:
+def _check_agreement(inputs: Inputs, stored: NeuronEffects, tally: Tally) -> None:
     """Of one operator and one screen."""
     model, choose = inputs.model, inputs.chooser("neurons", "agreement")
     operator, screen = str(choose.choice(list(inputs.splits))), str(choose.choice(list(ATTRIBUTION_METHODS)))
     split = _first(inputs.splits[operator], inputs.settings.sizes.neurons)
     layers = range(stored.first_layer, model.sizes.layers)
-    estimates = estimated_effects(model, split.discovery, split.counterfactuals, layers, screen, lambda n: None)
+    estimates = attributed_effects(model, split.discovery, split.counterfactuals, layers, screen, lambda n: None)
     means, rows = estimates.sum(2, dtype=np.float64) / len(split.discovery), []
     for i, measure in enumerate(EFFECTS):
         mine = stored.effects[(stored.effects.operator == operator) & (stored.effects.measure == measure)]

@@ -10,10 +10,10 @@ import pandas as pd
 
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.common.ablation import Judging
-from arithscope.experiments.common.association import Association, association, silencing
+from arithscope.experiments.common.association import Association, association, zero_ablation
 from arithscope.experiments.knockout import (
+    ABLATED,
     HEURISTIC,
-    SILENCED,
     Knockout,
     KnockoutTest,
     accuracies_left,
@@ -21,18 +21,18 @@ from arithscope.experiments.knockout import (
     tabulated,
     tests_of,
 )
+from arithscope.experiments.prompt_knockout import ABLATED as WAYS
 from arithscope.experiments.prompt_knockout import (
     DRAWS,
     OWN,
+    AblationScores,
     PromptKnockout,
-    Silenced,
     counts,
     curve_rows,
     gap_rows,
     neurons_lost,
     reported_table,
 )
-from arithscope.experiments.prompt_knockout import SILENCED as WAYS
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.verify.compare import EXACT, Tally
 from arithscope.verify.inputs import Inputs, some_of
@@ -65,24 +65,24 @@ def _check_test(
     inputs: Inputs, stored: Knockout, tally: Tally, of: Association, criterion: str, test: KnockoutTest
 ) -> None:
     s, h = inputs.settings, test.heuristic
-    found = _silenced(inputs, tally, of, test.prompts, np.repeat(test.silenced[:, None], len(test.prompts), axis=1))
-    values = (of.operator, criterion, str(h), h.kind, h.on, int(test.silenced[0].sum()))
+    found = _silenced(inputs, tally, of, test.prompts, np.repeat(test.ablated[:, None], len(test.prompts), axis=1))
+    values = (of.operator, criterion, str(h), h.kind, h.on, int(test.ablated[0].sum()))
     named = dict(zip(HEURISTIC, values, strict=True))
     random = random_source(s.seed, "knockout intervals", of.operator, str(h))
     right, more = found.values[..., 1], 4 * found.unsure.mean(1)
     left = accuracies_left(test, right, random)
-    unsure = dict(zip(SILENCED, more, strict=True))
+    unsure = dict(zip(ABLATED, more, strict=True))
     # One close call changes a mean over a group of prompts by more than one over all of them.
     smaller = len(test.prompts) / min(test.associated, len(test.prompts) - test.associated)
     accuracies = [
-        {**named, "group": group, "silenced": silenced, **asdict(mean), "allowed": unsure[silenced] * smaller}
-        for (silenced, group), mean in left.items()
+        {**named, "group": group, "ablated": ablated, **asdict(mean), "allowed": unsure[ablated] * smaller}
+        for (ablated, group), mean in left.items()
     ]
     differences = [
         {**named, "difference": name, **asdict(mean), "allowed": 2 * max(more) * smaller}
         for name, mean in differences_of(test, right, left, random).items()
     ]
-    tally.rows("accuracy", stored.accuracy, pd.DataFrame(accuracies), [*HEURISTIC, "group", "silenced"], EXACT)
+    tally.rows("accuracy", stored.accuracy, pd.DataFrame(accuracies), [*HEURISTIC, "group", "ablated"], EXACT)
     tally.rows("differences", stored.differences, pd.DataFrame(differences), [*HEURISTIC, "difference"], EXACT)
 
 
@@ -90,7 +90,7 @@ def _silenced(
     inputs: Inputs, tally: Tally, of: Association, prompts: Prompts, chosen: np.ndarray[Any, np.dtype[np.bool_]]
 ) -> Scored:
     """Scores with top neurons silenced, [variants, prompts, rows]."""
-    edits = silencing(inputs.model, of, chosen, inputs.settings.knockout_at)
+    edits = zero_ablation(inputs.model, of, chosen, inputs.settings.knockout_at)
     return scores(inputs.model, prompts, edits, len(chosen), Judging(), tally.noise.tie)
 
 
@@ -110,18 +110,18 @@ def check_prompt_knockout(inputs: Inputs, stored: PromptKnockout, tally: Tally) 
         found, unsure = {}, 0.0
         for way in WAYS:
             draws = (1 if way == OWN else DRAWS) if way in (OWN, control) else 0
-            found[way] = [Silenced(*(np.zeros((len(sizes), len(prompts))) for _ in range(3)))] * int(draws == 0)
+            found[way] = [AblationScores(*(np.zeros((len(sizes), len(prompts))) for _ in range(3)))] * int(draws == 0)
             for draw in range(draws):
                 chosen = neurons_lost(of, prompts, way, draw, s.seed)[places]
                 scored = _silenced(inputs, tally, of, prompts, chosen)
                 unsure = max(unsure, float(scored.unsure.mean()))
                 removed = chosen.sum(-1).astype(np.float64)
-                found[way].append(Silenced(removed, scored.values[..., 1], scored.values[..., 2]))
+                found[way].append(AblationScores(removed, scored.values[..., 1], scored.values[..., 2]))
         random = random_source(s.seed, "prompt knockout intervals", operator, criterion)
         named = {"operator": operator, "criterion": criterion}
         curve = pd.DataFrame([{**named, **row} for row in curve_rows(found, sizes, random)])
-        curve = curve[curve.silenced.isin([OWN, control])]
-        on = ["operator", "criterion", "silenced", "size", "measure"]
+        curve = curve[curve.ablated.isin([OWN, control])]
+        on = ["operator", "criterion", "ablated", "size", "measure"]
         for measure, noise in (("accuracy", EXACT), ("p_answer", tally.noise)):
             rows = curve[curve.measure == measure].reset_index(drop=True)
             tally.rows(measure, stored.curve, rows.assign(allowed=4 * unsure), on, noise)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.classify import (
     CRITERIA,
-    Classify,
+    Classification,
     Vocabulary,
     columns_of,
     looked_closer,
@@ -20,7 +20,7 @@ from arithscope.experiments.classify import (
     summary_table,
 )
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.calibration import CLASSES, LEVEL, chance_of, false_discovery_rate
 from arithscope.heuristics.matching import is_match
 from arithscope.verify.compare import EXACT, Noise, Tally
@@ -34,7 +34,7 @@ COUNTED = Noise("of logarithms", 1e-5, 1e-6)
 STANDARD_ERRORS = 5.0  # by which a p that is counted among some neurons' permutations may be off
 
 
-def check_classify(inputs: Inputs, stored: Classify, tally: Tally) -> None:
+def check_classify(inputs: Inputs, stored: Classification, tally: Tally) -> None:
     s, patterns = inputs.settings, inputs["patterns"]
     tally.table("neurons", stored.neurons[NEURON], patterns.neurons[NEURON])
     total = 0
@@ -57,12 +57,17 @@ def _of(table: pd.DataFrame, operator: str) -> pd.DataFrame:
     return table[table.operator == operator].reset_index(drop=True)
 
 
-def _arrays(patterns: Patterns, operator: str, some: NDArray[np.int64]) -> list[NDArray[Any]]:
+def _arrays(patterns: ActivationMaps, operator: str, some: NDArray[np.int64]) -> list[NDArray[Any]]:
     return [np.asarray(x[patterns.rows(operator).start + some]) for x in (patterns.activations, patterns.logits)]
 
 
 def _check_matches(
-    inputs: Inputs, stored: Classify, tally: Tally, words: Vocabulary, patterns: Patterns, some: NDArray[np.int64]
+    inputs: Inputs,
+    stored: Classification,
+    tally: Tally,
+    words: Vocabulary,
+    patterns: ActivationMaps,
+    some: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """Matches and best heuristics of some neurons; returns what permutations of them show."""
     s, operator = inputs.settings, words[0]
@@ -85,7 +90,7 @@ def _check_matches(
 
 
 def _check_calibration(
-    inputs: Inputs, stored: Classify, tally: Tally, words: Vocabulary, null: NDArray[np.float64], whole: bool
+    inputs: Inputs, stored: Classification, tally: Tally, words: Vocabulary, null: NDArray[np.float64], whole: bool
 ) -> None:
     """Of indirect heuristics p is known; of direct ones it was counted among the permutations of all neurons, and is counted
     again among those of some. Rates of false discovery follow from the p of all neurons."""
@@ -99,10 +104,10 @@ def _check_calibration(
     for name, table in (("matches", _of(stored.matches, operator)), ("best", best)):
         if table.empty:
             continue
-        p, beyond, direct = (table[c].to_numpy() for c in ("p", "beyond", "direct"))
-        known = np.minimum(CLASSES * chance_of(beyond[~direct], of_indirect, tried), 1.0)
+        p, neg_log10_p, direct = (table[c].to_numpy() for c in ("p", "neg_log10_p", "direct"))
+        known = np.minimum(CLASSES * chance_of(neg_log10_p[~direct], of_indirect, tried), 1.0)
         tally.close(f"p of indirect {name}", p[~direct], known, COUNTED)
-        counted = np.minimum(CLASSES * chance_of(beyond[direct], null.ravel(), tried_direct), 1.0)
+        counted = np.minimum(CLASSES * chance_of(neg_log10_p[direct], null.ravel(), tried_direct), 1.0)
         share = np.clip(np.maximum(counted, p[direct]) / CLASSES, 1 / (1 + null.size), 1.0)
         error = 0.0 if whole else STANDARD_ERRORS * CLASSES * np.sqrt(share / len(null))
         sampled = Noise("of permutations of a sample", 0.0, 0.0) if not whole else COUNTED
@@ -114,7 +119,12 @@ def _check_calibration(
 
 
 def _check_closer(
-    inputs: Inputs, stored: Classify, tally: Tally, words: Vocabulary, patterns: Patterns, some: NDArray[np.int64]
+    inputs: Inputs,
+    stored: Classification,
+    tally: Tally,
+    words: Vocabulary,
+    patterns: ActivationMaps,
+    some: NDArray[np.int64],
 ) -> None:
     """What is left of some neurons' matches if one operand counts, and what the matches explain of their patterns."""
     operator = words[0]

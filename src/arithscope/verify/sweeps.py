@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from arithscope.experiments.common.linear_probes import EPOCHS
 from arithscope.experiments.common.samples import batches, probe_split
 from arithscope.experiments.means import MeanActivations
-from arithscope.experiments.patterns import LARGEST, TOP_TOKENS, Patterns
+from arithscope.experiments.patterns import LARGEST, TOP_TOKENS, ActivationMaps
 from arithscope.experiments.probe import ALL, Probe, accuracy_table, chances, tested_probes
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
@@ -134,7 +134,7 @@ def check_probe(inputs: Inputs, stored: Probe, tally: Tally) -> None:
     tally.same("first_answer_layer", stored.first_answer_layer, int(np.argmax(last >= last.max() / 2)))
 
 
-def check_patterns(inputs: Inputs, stored: Patterns, tally: Tally) -> None:
+def check_patterns(inputs: Inputs, stored: ActivationMaps, tally: Tally) -> None:
     """Some neurons of each operator on some prompts; their value vectors' logits; and what their patterns tell."""
     model, noise = inputs.model, tally.noise
     top = inputs["topk"].top.rename(columns={"value": "effect"}).reset_index(drop=True)
@@ -183,7 +183,7 @@ def _written(model: Model, layer: int, neuron: int) -> NDArray[np.float64]:
     return (model.logit_lens_direction(model.encoder.answer_tokens) @ vector).double().cpu().numpy()
 
 
-def _told(model: Model, stored: Patterns, places: NDArray[np.int64]) -> pd.DataFrame:
+def _told(model: Model, stored: ActivationMaps, places: NDArray[np.int64]) -> pd.DataFrame:
     """What the patterns of some neurons of an operator tell, from their definitions."""
     rows = []
     for place in places:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.classify import Classify
+from arithscope.experiments.classify import Classification
 from arithscope.heuristics.kinds import Bools, Heuristic, Ints, parse
 from arithscope.models.hooks import Edit, edit
 from arithscope.models.model import Model, Site
@@ -98,7 +98,7 @@ class Association:
         return np.where(np.isnan(preference), NO_RANK, found)
 
 
-def association(classify: Classify, operator: str, criterion: str) -> Association:
+def association(classify: Classification, operator: str, criterion: str) -> Association:
     """Of an operator, with all matches (raw) or the calibrated ones."""
     top = classify.neurons[classify.neurons.operator == operator]
     matches = classify.matched(operator, criterion)
@@ -125,7 +125,7 @@ def as_many(of: Association, members: Bools, candidates: Bools, random: np.rando
     return rank < counts[of.layers]
 
 
-def silencing(
+def zero_ablation(
     model: Model, of: Association, chosen: Bool[NDArray[Any], "variants prompts rows"], positions: str
 ) -> list[Edit]:
     """Edits that set the chosen top neurons to zero, in each variant and for each prompt its own (1: for all the same), at the

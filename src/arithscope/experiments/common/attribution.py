@@ -17,7 +17,7 @@ from torch import Tensor
 
 from arithscope.experiments.common.samples import batches
 from arithscope.models.hooks import capturing, gradients
-from arithscope.models.linearize import linearised
+from arithscope.models.linearize import linearized
 from arithscope.models.memory import graph_bytes
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts
@@ -47,7 +47,7 @@ def ig(model: Model, ids: Tensor, others: Tensor, measures: Measures, layers: Se
 
 def relp(model: Model, ids: Tensor, others: Tensor, measures: Measures, layers: Sequence[int]) -> Slopes:
     """Relevance patching: slopes at the prompt, of the model made linear around it."""
-    with linearised(model):
+    with linearized(model):
         return _slopes(model, ids, measures, layers)
 
 
@@ -58,7 +58,7 @@ ATTRIBUTION_METHODS = {"atp": atp, "ig": ig, "relp": relp}
 BEST = "atp"
 
 
-def estimated_effects(
+def attributed_effects(
     model: Model,
     prompts: Prompts,
     others: Prompts,

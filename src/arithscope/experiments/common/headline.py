@@ -83,7 +83,7 @@ ROWS = (
         "random",
         f"{REPORTED[-1]} of a prompt's neurons silenced, calibrated: random minus own",
         "prompt_knockout",
-        f"calibrated_beyond_random_{REPORTED[-1]}",
+        f"calibrated_vs_random_{REPORTED[-1]}",
         "proof",
     ),
     Row(

@@ -11,8 +11,8 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common.ablation import TOLERANCE
 from arithscope.experiments.heads import CHANGE, Heads
-from arithscope.experiments.localize import MLP, Localize, component_name
-from arithscope.experiments.mlp0 import ALL_POSITIONS, Mlp0
+from arithscope.experiments.localize import MLP, Localization, component_name
+from arithscope.experiments.mlp0 import ALL_POSITIONS, FirstMlp
 from arithscope.experiments.probe import ALL, Probe
 from arithscope.figures.first_mlp import strongest_neurons
 from arithscope.figures.style import SIGNS
@@ -56,7 +56,7 @@ def _easiest(right: dict[str, Mean]) -> str:
     return f" It is best at {SIGNS[best]} and worst at {SIGNS[worst]}; the difference is {shown(gap)}."
 
 
-def localization(result: Localize) -> Finding:
+def localization(result: Localization) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
     parts = []
     for kind, some in (("head", rows[rows["head"] != MLP]), ("MLP", rows[rows["head"] == MLP])):
@@ -81,7 +81,7 @@ def _same(first: Any, other: Any) -> str:
     return "the same" if first == other else f"it is {_place(other)}"
 
 
-def localization_by_operator(result: Localize) -> Finding:
+def localization_by_operator(result: Localization) -> Finding:
     summary = result.summary()
     says: list[str] = []
     numbers: dict[str, dict[str, Cell]] = {}
@@ -93,7 +93,7 @@ def localization_by_operator(result: Localize) -> Finding:
     return Finding(" ".join(says), numbers)
 
 
-def circuit_diagram(localize: Localize, circuit: Circuit, heads: Heads) -> Finding:
+def circuit_diagram(localize: Localization, circuit: Circuit, heads: Heads) -> Finding:
     total, chosen = int(circuit.curve["size"].max()), {head for o in circuit.operators for head in circuit.chosen(o)}
     shared = circuit.shared()
     if len(circuit.operators) == 1:
@@ -170,7 +170,7 @@ def head_roles(result: Heads) -> Finding:
     return Finding(f"{said}.")
 
 
-def first_mlp_effects(result: Mlp0) -> Finding:
+def first_mlp_effects(result: FirstMlp) -> Finding:
     rows = result.effects[(result.effects.measure == "probability") & (result.effects.position == ALL_POSITIONS)]
     best = {str(o): mine.iloc[int(mine.value.argmax())] for o, mine in rows.groupby("operator", sort=False)}
     above = {str(o): int((mine.low > 0).sum()) for o, mine in rows.groupby("operator", sort=False)}
@@ -186,7 +186,7 @@ def first_mlp_effects(result: Mlp0) -> Finding:
     )
 
 
-def first_mlp_faithfulness(result: Mlp0) -> Finding:
+def first_mlp_faithfulness(result: FirstMlp) -> Finding:
     enough = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.enough.items()}
     ours, random = means_of(result.table, "faithfulness_of_1_percent"), means_of(result.table, "random_1_percent")
     return Finding(
@@ -196,7 +196,7 @@ def first_mlp_faithfulness(result: Mlp0) -> Finding:
     )
 
 
-def number_tuning(result: Mlp0) -> Finding:
+def number_tuning(result: FirstMlp) -> Finding:
     best = strongest_neurons(result)[0]
     foremost = np.argsort(-result.tuning[best], kind="stable")[:MOST_NAMED]
     return Finding(f"The neuron that ranks first, L0N{best}, fires most for the numbers {listed(map(str, foremost))}.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, RAW, Classify
-from arithscope.experiments.neurons import EXACT, Neurons, neuron_name
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, RAW, Classification
+from arithscope.experiments.neurons import EXACT, NeuronEffects, neuron_name
 from arithscope.experiments.overlap import Overlap
-from arithscope.experiments.patterns import Patterns
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.topk import TopK
 from arithscope.figures.patterns import match_to_walk_through
 from arithscope.figures.style import SIGNS
@@ -19,7 +19,7 @@ from arithscope.stats.measures import Mean, average
 MOST_KINDS = 3  # that are named
 
 
-def neuron_effects(result: Neurons) -> Finding:
+def neuron_effects(result: NeuronEffects) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
     groups = {str(o): mine for o, mine in rows.groupby("operator", sort=False)}
     above, below = ({o: int(which(m).sum()) for o, m in groups.items()} for which in (_above, _below))
@@ -47,7 +47,7 @@ def _below(rows: pd.DataFrame) -> pd.Series[bool]:
     return rows.high < 0
 
 
-def screens_against_exact(result: Neurons) -> Finding:
+def screens_against_exact(result: NeuronEffects) -> Finding:
     rows = result.agreement[result.agreement.measure == "probability"]
     if rows.empty:
         return Finding("Not compared: that takes a run in which the effects of all neurons are exact.")
@@ -72,7 +72,7 @@ def faithfulness_by_neurons(result: TopK) -> Finding:
     )
 
 
-def heuristic_gallery(patterns: Patterns, classify: Classify) -> Finding:
+def heuristic_gallery(patterns: ActivationMaps, classify: Classification) -> Finding:
     kinds = kind_shares(classify.shares, CALIBRATED)
     if not kinds:
         return Finding("No neuron has a calibrated match.")
@@ -94,7 +94,7 @@ def kind_shares(shares: pd.DataFrame, criterion: str) -> list[tuple[str, Mean]]:
     return sorted((entry for entry in found if entry[1].value > 0), key=lambda entry: -entry[1].value)
 
 
-def matching_walkthrough(patterns: Patterns, classify: Classify) -> Finding:
+def matching_walkthrough(patterns: ActivationMaps, classify: Classification) -> Finding:
     row = match_to_walk_through(classify)
     if row is None:
         return Finding("No direct heuristic is matched after calibration.")
@@ -105,7 +105,7 @@ def matching_walkthrough(patterns: Patterns, classify: Classify) -> Finding:
     )
 
 
-def example_neurons(patterns: Patterns, classify: Classify) -> Finding:
+def example_neurons(patterns: ActivationMaps, classify: Classification) -> Finding:
     found, total = int(classify.neurons.calibrated.sum()), len(classify.neurons)
     counts = {
         str(o): f"{mine.calibrated.sum():,} of {len(mine):,}"
@@ -119,7 +119,7 @@ def example_neurons(patterns: Patterns, classify: Classify) -> Finding:
     )
 
 
-def unclassified_neurons(patterns: Patterns, classify: Classify) -> Finding:
+def unclassified_neurons(patterns: ActivationMaps, classify: Classification) -> Finding:
     left = classify.neurons[~classify.neurons.calibrated]
     raw_only = {str(o): f"{mine.raw.sum():,} of {len(mine):,}" for o, mine in left.groupby("operator", sort=False)}
     known = patterns.neurons.merge(left[["operator", "layer", "neuron"]])
@@ -134,7 +134,7 @@ def unclassified_neurons(patterns: Patterns, classify: Classify) -> Finding:
     )
 
 
-def classified_shares(result: Classify) -> Finding:
+def classified_shares(result: Classification) -> Finding:
     raw, calibrated = (means_of(result.table, f"{criterion}_share") for criterion in CRITERIA)
     covered = means_of(result.table, "coverage_calibrated")
     return Finding(
@@ -145,7 +145,7 @@ def classified_shares(result: Classify) -> Finding:
     )
 
 
-def kinds_by_layer(result: Classify) -> Finding:
+def kinds_by_layer(result: Classification) -> Finding:
     sentences = []
     for criterion in CRITERIA:
         kinds = kind_shares(result.shares, criterion)

@@ -28,7 +28,7 @@ def knockout_by_heuristic(result: Knockout) -> Finding:
     for criterion in reversed(CRITERIA):
         associated, others, gap, control = (
             means_of(result.table, f"{criterion}_{name}")
-            for name in ("associated", "not_associated", "difference", "beyond_unmatched")
+            for name in ("associated", "not_associated", "difference", "vs_unmatched")
         )
         if not associated:
             says.append(f"By {criterion} matches no heuristic has enough neurons to be tested.")
@@ -67,8 +67,7 @@ def prompt_knockout(result: PromptKnockout) -> Finding:
     numbers: dict[str, Mapping[str, Cell]] = {}
     for criterion in reversed(CRITERIA):
         left, random, others = (
-            means_of(result.table, f"{criterion}_{what}_{n}")
-            for what in ("associated", "beyond_random", "beyond_unassociated")
+            means_of(result.table, f"{criterion}_{what}_{n}") for what in ("associated", "vs_random", "vs_unassociated")
         )
         if not left:
             says.append(f"By {criterion} matches there is nothing to silence.")

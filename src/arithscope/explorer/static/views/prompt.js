@@ -170,10 +170,10 @@ export async function show(root, params, { run, still }) {
     const mine = ++asked;
     const neurons = state.off.has(ALL) ? e.neurons.map((n) => [n.layer, n.neuron]) : [...state.off].map(place_of).filter(Boolean);
     if (!neurons.length && !state.without.size) {
-      const control = e.silenced.control;
+      const control = e.ablated.control;
       live.replaceChildren(h("h2", {}, "Take some away"),
-        h("p", {}, `Untick heuristics or neurons below: the model answers again without them. Without all ${e.silenced.neurons} associated neurons it says `,
-          h("strong", {}, said(e.silenced.answer)), control ? [", without as many other top neurons of each layer ", h("strong", {}, said(control)), "."] : " (there are not as many other top neurons in each layer to compare with)."));
+        h("p", {}, `Untick heuristics or neurons below: the model answers again without them. Without all ${e.ablated.neurons} associated neurons it says `,
+          h("strong", {}, said(e.ablated.answer)), control ? [", without as many other top neurons of each layer ", h("strong", {}, said(control)), "."] : " (there are not as many other top neurons in each layer to compare with)."));
       return;
     }
     live.setAttribute("aria-busy", "true");

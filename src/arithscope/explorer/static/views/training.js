@@ -50,7 +50,7 @@ export async function show(root, params, { run, still }) {
       panel(line_chart({ ...axes, title: `Faithfulness with all heuristic neurons (solid) and with those shared with the final model (dashed), ${c}`, y_label: "faithfulness",
         series: [...series(found.faithfulness, (r) => r.neurons === c && r.measure === "faithfulness"), ...series(found.faithfulness, (r) => r.neurons === `${c}_mutual` && r.measure === "faithfulness", true, " shared")] })),
       panel(line_chart({ ...axes, title: `Accuracy without 25 associated neurons of each layer (solid), and without 25 random ones (dashed), ${c}`, y_label: "accuracy",
-        series: [...series(found.knockout, (r) => r.criterion === c && r.silenced === "associated" && r.size === 25), ...series(found.knockout, (r) => r.criterion === c && r.silenced === "random" && r.size === 25, true, " random")] })));
+        series: [...series(found.knockout, (r) => r.criterion === c && r.ablated === "associated" && r.size === 25), ...series(found.knockout, (r) => r.criterion === c && r.ablated === "random" && r.size === 25, true, " random")] })));
   }
 
   const place = h("div", { className: "square" });
