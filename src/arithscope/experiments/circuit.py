@@ -1,4 +1,9 @@
-"""The circuit of each operator: all MLPs and the fewest heads, of largest effect first, that do as well as all heads."""
+"""The circuit of each operator: all MLPs and the fewest heads, of largest effect first, that are as faithful as all heads.
+
+1. Rank heads by their effect in activation patching.
+2. Evaluate nested sets of heads (the first n), all other heads mean-ablated, beside random sets of the same sizes.
+3. Choose the smallest n whose faithfulness is within 0.02 of the best (Section 2.1, Appendix A).
+"""
 
 from __future__ import annotations
 
@@ -11,62 +16,70 @@ import torch
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.ablation import (
-    Asked,
-    Judging,
-    baselines,
-    beside_draws,
+    CURVE,
+    FOUND,
+    RANDOM,
     beside_random,
-    curve_table,
-    kept_scores,
+    circuit_scores,
+    curve_means,
+    growth_curve,
     nested_sets,
-    scores_by_prompts,
     smallest_on_plateau,
 )
-from arithscope.experiments.common.result import AVERAGE, Result, by_operator, table_of
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.common.memory import replay_memory
+from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
+from arithscope.experiments.common.samples import splits
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.localize import Localization, component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.models.model import Model
 from arithscope.prompts import random_source
-from arithscope.stats.measures import Mean
-from arithscope.utils.executor import LOCAL, Executor
-from arithscope.utils.progress import Progress
 
-EVERY_SIZE = 64  # up to here each number of heads is tried; from here on, one in ten
+EVERY_SIZE = 64  # up to this size every number of heads is tried; beyond it, sizes grow by a tenth
 
 
 @dataclass(frozen=True, repr=False)
 class Circuit(Result):
-    """curve: faithfulness, accuracy and mean probability of the answer with the first n heads (`found`), and with n random
-    ones (`random`: mean over draws, interval and n over draws), per operator.
-    heads: every head in the order of its effect, with the position at which that is largest, and whether it is in the
-    circuit. table: the chosen circuits' measures, beside random circuits of their size (`random_…`)."""
+    """The chosen circuits, and the curves they were chosen from."""
 
-    curve: pd.DataFrame  # operator, circuit, size, measure, value, low, high, n
-    heads: pd.DataFrame  # operator, rank, layer, head, position, value, low, high, n, median, in_circuit
-    table: pd.DataFrame  # operator, measure, value, low, high, n
-    left_out: dict[str, int]  # prompts without a faithfulness, as the empty circuit does as well as the model
+    curve: pd.DataFrame = schema.table("Circuits of the first n heads, and of n random heads.", *CURVE)
+    heads: pd.DataFrame = schema.table(
+        "Every head in the order of its effect.",
+        schema.OPERATOR,
+        schema.integer("rank", "rank of the head, from 0"),
+        schema.LAYER,
+        schema.HEAD,
+        schema.text("position", "position at which patching the head has its largest effect"),
+        *schema.EFFECT_COLUMNS,
+        schema.truth("in_circuit", "whether the head is in the operator's circuit"),
+    )
+    table: pd.DataFrame = schema.table(
+        "Measures of the chosen circuits, and under `random_…` of random circuits of their size.", *schema.SUMMARY_TABLE
+    )
+    excluded: dict[str, int] = schema.value(
+        "prompts without a faithfulness, because the empty circuit does as well as the model"
+    )
 
     @property
     def operators(self) -> list[str]:
         return [str(o) for o in self.heads.operator.unique()]
 
     def kept(self, operator: str) -> pd.DataFrame:
-        """The rows of `heads` that are in an operator's circuit, the strongest first."""
+        """Rows of `heads` that are in an operator's circuit, in order of falling effect."""
         return self.heads[(self.heads.operator == operator) & self.heads.in_circuit]
 
     def chosen(self, operator: str) -> list[tuple[int, int]]:
-        """The same as (layer, head)."""
+        """The circuit's heads as (layer, head), in order of falling effect."""
         rows = self.kept(operator)
         return [(int(layer), int(head)) for layer, head in zip(rows.layer, rows["head"], strict=True)]
 
     def shared(self) -> list[tuple[int, int]]:
-        """The heads that are in the circuit of every operator, in the order of layers."""
+        """Heads that are in the circuit of every operator, by layer."""
         return sorted(set.intersection(*(set(self.chosen(o)) for o in self.operators)))
 
     def keeps(self, operator: str, layers: int, heads: int) -> Tensor:
-        """Which heads the circuit keeps: [1, layers, heads]."""
+        """Mask of the heads that the circuit keeps: [1, layers, heads]."""
         keep = torch.zeros(1, layers, heads, dtype=torch.bool)
         for layer, head in self.chosen(operator):
             keep[0, layer, head] = True
@@ -81,59 +94,49 @@ class Circuit(Result):
         return out
 
 
-def circuit(
-    model: Model,
-    accuracy: Accuracy,
-    means: MeanActivations,
-    localize: Localization,
-    sizes: SampleSizes,
-    seed: int,
-    effect: str,
-    judging: Judging,
-    progress: Progress,
-    executor: Executor = LOCAL,
-) -> Circuit:
-    """For each operator evaluate nested sets of heads, each set once; choose the smallest as good as the plateau."""
-    s = model.sizes
-    all_heads = s.layers * s.heads
-    counts = head_counts(all_heads)
-    samples = {operator: split.evaluation for operator, split in splits(accuracy, sizes, seed).items()}
+@stage(
+    needs=(Accuracy, MeanActivations, Localization),
+    reads=("sizes", "seed", "effect"),
+    memory=replay_memory,
+    paper="2.1, App. A",
+)
+def circuit(ctx: Context) -> Circuit:
+    """Smallest set of attention heads whose faithfulness reaches the plateau, by operator."""
+    s, seed, draws = ctx.model.sizes, ctx.settings.seed, ctx.settings.sizes.draws
+    total_heads = s.layers * s.heads
+    counts = head_counts(total_heads)
+    samples = {operator: split.evaluation for operator, split in splits(ctx).items()}
     sources = {operator: random_source(seed, "circuit", operator) for operator in samples}
-    rankings = {operator: localize.ranking(operator, effect) for operator in samples}
-    asked: list[Asked] = []
+    rankings = {o: ctx.results[Localization].ranking(o, ctx.settings.effect) for o in samples}
+
+    def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
+        ranked = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
+        orders = [ranked, *(sources[operator].permutation(total_heads) for _ in range(draws))]
+        kept = nested_sets(orders, sizes).unflatten(1, (s.layers, s.heads)).numpy()
+        return ctx.results[MeanActivations], kept, {}, None
+
+    total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
+    with ctx.progress.task("circuit", total) as advance:
+        curve = growth_curve(ctx, "circuit", circuit_scores, samples, counts, arguments, sources, advance)
+    tables, measured, excluded = [], {}, {}
     for operator, prompts in samples.items():
-        found = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
-        orders = [found, *(sources[operator].permutation(all_heads) for _ in range(sizes.draws))]
-        kept = nested_sets(orders, counts).unflatten(1, (s.layers, s.heads)).numpy()
-        asked.append(((means, kept, {}, None, judging), prompts))
-    curves, heads = [], []
-    measured: dict[str, dict[str, Mean]] = {}
-    left_out: dict[str, int] = {}
-    total = sum(map(len, samples.values())) * len(counts) * (1 + sizes.draws)
-    with progress.task("circuit", total) as advance:
-        scores = scores_by_prompts(executor, kept_scores, model, asked, advance)
-        scales = baselines(executor, model, means, list(samples.values()), judging)
-    for operator, scored, scale in zip(samples, scores, scales, strict=True):
-        ours, theirs = beside_draws(scale, scored, sizes.draws, sources[operator])
-        chosen = smallest_on_plateau(ours)
-        curves.append(curve_table(operator, counts, ours, theirs))
-        heads.append(head_table(operator, rankings[operator], counts[chosen]))
-        measured[operator] = beside_random(ours[chosen], theirs[chosen])
-        left_out[operator] = len(samples[operator]) - ours[chosen]["faithfulness"].n
-    curve, ranked = (pd.concat(tables, ignore_index=True) for tables in (curves, heads))
-    return Circuit(curve, ranked, table_of(measured), left_out)
+        found, random = (curve_means(curve, operator, which) for which in (FOUND, RANDOM))
+        size = smallest_on_plateau(found)
+        tables.append(_head_table(rankings[operator], size))
+        measured[operator] = beside_random(found[size], random[size])
+        excluded[operator] = len(prompts) - found[size]["faithfulness"].n
+    return Circuit(curve, pd.concat(tables, ignore_index=True), summary_table(measured), excluded)
 
 
 def head_counts(total: int) -> list[int]:
-    """Sizes to try: every one while they are few, then in steps of a tenth, and all heads at the end."""
+    """Sizes to try: every one up to EVERY_SIZE, then in steps of a tenth, and all heads."""
     counts = list(range(min(total, EVERY_SIZE) + 1))
     while counts[-1] < total:
         counts.append(min(total, counts[-1] + -(-counts[-1] // 10)))
     return counts
 
 
-def head_table(operator: str, ranking: pd.DataFrame, size: int) -> pd.DataFrame:
-    columns = ["operator", "layer", "head", "position", "value", "low", "high", "n", "median"]
-    table = ranking[columns].copy()
+def _head_table(ranking: pd.DataFrame, size: int) -> pd.DataFrame:
+    table = ranking[["operator", "layer", "head", "position", "value", "low", "high", "n", "median"]].copy()
     table.insert(1, "rank", np.arange(len(table)))
     return table.assign(in_circuit=table["rank"] < size)

@@ -1,5 +1,4 @@
-"""One sweep over the whole operand square: mean activations, which a component is set to when it is left out of a circuit, and
-the model's answer to every prompt."""
+"""Mean activations over the whole operand grid, which mean ablation sets components to, and the model's answers (Section 2.1)."""
 
 from __future__ import annotations
 
@@ -12,29 +11,37 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.common.answers import Answers
+from arithscope.experiments.common.memory import sweep_memory
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result
-from arithscope.models.engine.sweep import Means, mean_activations
+from arithscope.experiments.common.stage import Context, stage
+from arithscope.models.engine.sweep import Means
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid
-from arithscope.utils.executor import LOCAL, Executor, split_evenly
-from arithscope.utils.progress import Advance, Progress
+from arithscope.utils.executor import split_evenly
+from arithscope.utils.progress import Advance
 
 OP1_IN_UNIT = 100
 
 
 @dataclass(frozen=True, repr=False)
 class MeanActivations(Result):
-    """Over all prompts of all operators that the tokenizer can write, legal or not, so that operators weigh the same.
+    """Means over all prompts that the tokenizer can write, legal or not, so that operators have the same weight."""
 
-    predicted and p_answer: of each prompt, in the order of `square`, the number that the model answers (−1 if it is none), and
-    the right answer's probability (NaN if that is no single token)."""
-
-    heads: NDArray[np.float32]  # layers, positions, heads, head dim
-    neurons: NDArray[np.float32]  # layers, positions, neurons
-    predicted: NDArray[np.int32]  # prompts
-    p_answer: NDArray[np.float32]  # prompts
-    operators: list[str]
-    max_operand: int
+    heads: NDArray[np.float32] = schema.array(
+        "mean activation of each head", "float32", "layers, positions, heads, head dim"
+    )
+    neurons: NDArray[np.float32] = schema.array(
+        "mean activation of each neuron", "float32", "layers, positions, neurons"
+    )
+    predicted: NDArray[np.int32] = schema.array(
+        "number that the model answers; −1 if it answers no number", "int32", "prompts"
+    )
+    p_answer: NDArray[np.float32] = schema.array(
+        "probability of the right answer; NaN if that is no single token", "float32", "prompts"
+    )
+    operators: list[str] = schema.value("operators whose prompts were averaged: all that the tokenizer can write")
+    max_operand: int = schema.value("largest operand")
 
     def summary(self) -> dict[str, Any]:
         return {}
@@ -43,18 +50,19 @@ class MeanActivations(Result):
         return Means(torch.from_numpy(self.heads).to(device), torch.from_numpy(self.neurons).to(device))
 
 
-def means(model: Model, max_operand: int, progress: Progress, executor: Executor = LOCAL) -> MeanActivations:
-    """One sweep over the square of every operator that the subject's tokenizer can write, studied or not."""
-    operators = model.encoder.operators
+@stage(reads=("max_operand",), memory=sweep_memory, paper="2.1")
+def means(ctx: Context) -> MeanActivations:
+    """Mean activation of every head and neuron, and the model's answer to every prompt, in one sweep over the operand grid."""
+    operators, max_operand = ctx.model.encoder.operators, ctx.settings.max_operand
     prompts = operand_grid(operators, max_operand)
-    units = [(prompts[rows],) for rows in units_of_grid(len(operators), max_operand)]
-    with progress.task("means", len(prompts)) as advance:
-        found = executor.map(means_of, model, units, advance)
-    heads, neurons, predicted, p_answer = zip(*found, strict=True)
-    shares = [len(some) / len(prompts) for (some,) in units]
+    units = [(prompts[rows],) for rows in grid_units(len(operators), max_operand)]
+    with ctx.progress.task("means", len(prompts)) as advance:
+        parts = ctx.map(means_of, units, advance)
+    heads, neurons, predicted, p_answer = zip(*parts, strict=True)
+    weights = [len(some) / len(prompts) for (some,) in units]
     return MeanActivations(
-        _weighted(heads, shares),
-        _weighted(neurons, shares),
+        _weighted_mean(heads, weights),
+        _weighted_mean(neurons, weights),
         np.concatenate(predicted),
         np.concatenate(p_answer),
         list(operators),
@@ -62,26 +70,26 @@ def means(model: Model, max_operand: int, progress: Progress, executor: Executor
     )
 
 
-def _weighted(parts: Sequence[NDArray[np.float32]], shares: Sequence[float]) -> NDArray[np.float32]:
+def _weighted_mean(parts: Sequence[NDArray[np.float32]], weights: Sequence[float]) -> NDArray[np.float32]:
     total = np.zeros(parts[0].shape)
-    for part, share in zip(parts, shares, strict=True):
-        total += share * part.astype(np.float64)
+    for part, weight in zip(parts, weights, strict=True):
+        total += weight * part.astype(np.float64)
     return total.astype(np.float32)
 
 
-def units_of_grid(operators: int, max_operand: int) -> list[slice]:
-    """Rows of the square of so many operators, for a unit each; prompts that begin with the same operator and op1 together."""
+def grid_units(operators: int, max_operand: int) -> list[slice]:
+    """Split the rows of the operand grid into units of work; prompts with the same operator and op1 stay together."""
     side = max_operand + 1
     return [
-        slice((o * side + block.start) * side, (o * side + block.stop) * side)
+        slice((o * side + chunk.start) * side, (o * side + chunk.stop) * side)
         for o in range(operators)
-        for block in split_evenly(side, OP1_IN_UNIT)
+        for chunk in split_evenly(side, OP1_IN_UNIT)
     ]
 
 
 def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
-    """A unit: mean activations of heads and neurons, and what the model answers: number and probability of the right one."""
+    """Unit of work: mean activations of heads and neurons, predicted numbers, and probabilities of the right answer."""
     answers = Answers(model, prompts)
-    found = mean_activations(model, prompts, advance, see=answers.see)
-    heads, neurons = (x.cpu().numpy() for x in (found.heads, found.neurons))
+    means = model.engine.mean_activations(model, prompts, advance, see=answers.see)
+    heads, neurons = (x.cpu().numpy() for x in (means.heads, means.neurons))
     return heads, neurons, answers.predicted, answers.p_answer

@@ -1,4 +1,8 @@
-"""Where the answer can be read off: a linear classifier from residual stream to answer, at each layer and position."""
+"""Linear probes: at which layer and position can the answer be read off the residual stream? (Section 2.2, Appendix H)
+
+A linear classifier from the residual stream to the answer is trained for every layer and position. The *first answer layer* is
+the first layer whose accuracy at the last position reaches half of the best layer's.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +17,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.common.linear_probes import Examples, initial, steps, train
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.linear_probes import Examples, initial_probes, training_steps, train
+from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, mean_entry
-from arithscope.experiments.common.samples import SampleSizes, batches, probe_split
-from arithscope.models.engine.sweep import sweep
+from arithscope.experiments.common.samples import batches, probe_split
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.models.hooks import capturing
 from arithscope.models.memory import storage
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
+from arithscope.settings import Settings
 from arithscope.stats.measures import bootstrap_mean
-from arithscope.utils.executor import LOCAL, Executor, split_evenly
+from arithscope.utils.executor import split_evenly
 from arithscope.utils.out_of_memory import rows_within
-from arithscope.utils.progress import Advance, Progress
+from arithscope.utils.progress import Advance
 
 ALL = "all"  # test prompts of all operators together, as in the paper
-LAYERS_IN_UNIT = 16  # fewer would be read, and trained, less quickly
+LAYERS_IN_UNIT = 16  # smaller units would be slower to read and to train
+VERIFIED_PROBES = 2  # probes that `verify` trains again
 
 
 @dataclass(frozen=True, repr=False)
 class Probe(Result):
-    """table: accuracy on test prompts by layer (the residual stream behind it) and position, on all test prompts and by
-    operator. chance: accuracy, on the same, of always giving the training prompts' most frequent answer."""
+    """Accuracy of linear probes, and the layers at which the answer appears."""
 
-    table: pd.DataFrame  # operator, position, layer, value, low, high, n
-    chance: dict[str, float]
-    best_layer: int  # at the last position
-    first_answer_layer: int  # the first one whose accuracy at the last position reaches half of the best layer's
-    training_prompts: int
+    table: pd.DataFrame = schema.table(
+        "Accuracy on test prompts, of the probe after each layer at each position.",
+        schema.text("operator", "operator of the test prompts, or `all`", key=True),
+        schema.POSITION,
+        schema.LAYER,
+        *schema.MEAN_COLUMNS,
+    )
+    chance: dict[str, float] = schema.value(
+        "accuracy of always answering with the training prompts' most frequent answer"
+    )
+    best_layer: int = schema.value("layer with the highest accuracy at the last position")
+    first_answer_layer: int = schema.value(
+        "first layer that reaches half of the best layer's accuracy at the last position"
+    )
+    training_prompts: int = schema.value("number of training prompts")
 
     def summary(self) -> dict[str, Any]:
         rows = self.table[(self.table.position == "last") & (self.table.layer == self.best_layer)]
@@ -50,22 +67,37 @@ class Probe(Result):
         return out
 
 
-def probe(
-    model: Model, accuracy: Accuracy, sizes: SampleSizes, seed: int, progress: Progress, executor: Executor = LOCAL
-) -> Probe:
-    """Train and test probes at every layer and named position, many layers of a position together."""
-    prompts, training = probe_split(accuracy, sizes, seed)
-    positions, layers = list(model.positions.named()), model.sizes.layers
-    some = [range(layers)[b] for b in split_evenly(layers, LAYERS_IN_UNIT)]
-    units = [(prompts, training, position, group, seed) for position in positions for group in some]
-    with progress.task("probe", len(positions) * layers * steps(training)) as advance:
-        parts = iter(executor.map(tested_probes, model, units, advance))
-    right = np.stack([np.concatenate([next(parts) for _ in some]) for _ in positions])
-    table = accuracy_table(prompts[training:], positions, right, seed)
-    last = table[(table.operator == ALL) & (table.position == "last")].value.to_numpy()
+def _probe_memory(model: Model, settings: Settings) -> int:
+    """A sweep, and the residual stream of all prompts with the probes' weights, gradients and moments."""
+    prompts = min(len(legal_prompts(settings.operators, settings.max_operand, model.limit)), settings.sizes.probe)
+    s = model.sizes
+    states = s.layers * s.width * (prompts * model.hf_model.dtype.itemsize + 16 * model.limit)
+    return sweep_memory(model, settings) + min(states, storage(model))
+
+
+@stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=_probe_memory, paper="2.2, App. H")
+def probe(ctx: Context) -> Probe:
+    """Accuracy of linear probes from the residual stream to the answer, by layer and position."""
+    seed, layers = ctx.settings.seed, ctx.model.sizes.layers
+    prompts, training = probe_split(ctx)
+    positions = list(ctx.model.positions.named())
+    places = [(p, list(range(layers)[chunk])) for p in positions for chunk in split_evenly(layers, LAYERS_IN_UNIT)]
+    chosen = ctx.sample(len(positions) * layers, VERIFIED_PROBES, "probe")
+    if len(chosen) < len(positions) * layers:
+        places = [(positions[i // layers], [int(i % layers)]) for i in chosen]
+    units = [(prompts, training, position, group, seed) for position, group in places]
+    with ctx.progress.task("probe", len(chosen) * training_steps(training)) as advance:
+        parts = ctx.map(tested_probes, units, advance)
+    correct = {
+        (position, layer): row
+        for (position, group), rows in zip(places, parts, strict=True)
+        for layer, row in zip(group, rows, strict=True)
+    }
+    table = ctx.confirmed("table", _accuracy_table(prompts[training:], correct, seed), trained=True)
+    last = table[(table.operator == ALL) & (table.position == "last")].sort_values("layer").value.to_numpy()
     return Probe(
         table=table,
-        chance=chances(prompts[:training], prompts[training:]),
+        chance=_chance(prompts[:training], prompts[training:]),
         best_layer=int(last.argmax()),
         first_answer_layer=int(np.argmax(last >= last.max() / 2)),
         training_prompts=training,
@@ -82,23 +114,24 @@ def tested_probes(
     *,
     advance: Advance,
 ) -> NDArray[np.bool_]:
-    """A unit: train probes on the first prompts, at a position behind some layers; which of the others are right, [layers,
-    prompts]."""
-    right = []
+    """Unit of work: train probes on the first prompts and test them on the rest: correctness [layers, test prompts]."""
+    correct = []
     for group in _layers_together(model, len(prompts), layers):
         examples = read_states(model, prompts, position, group)
-        start = initial(group, model.sizes.width, model.limit, seed, position)
+        start = initial_probes(group, model.sizes.width, model.limit, seed, position)
         probes = train(start, examples, training, seed, position, advance)
-        right.append(probes.right(examples, torch.arange(training, len(prompts))).cpu().numpy())
-    return np.concatenate(right)
+        correct.append(probes.correct(examples, torch.arange(training, len(prompts))).cpu().numpy())
+    return np.concatenate(correct)
 
 
 def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
-    """Run the prompts and keep the residual stream at a named position behind each of these layers."""
+    """Run the prompts and keep the residual stream at a named position after each of these layers.
+
+    Prompts that are the same up to the position share their state.
+    """
     at, tail = model.positions.named()[position], model.positions.op2
-    # What decides the state at a position is what has been read up to there.
-    read = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
-    key = np.stack(read.get(position, [np.arange(len(prompts))]))
+    prefix = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
+    key = np.stack(prefix.get(position, [np.arange(len(prompts))]))
     _, examples, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
     distinct = prompts[examples]
     states = torch.empty(len(layers), len(distinct), model.sizes.width, dtype=model.hf_model.dtype, device=model.device)
@@ -108,7 +141,7 @@ def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[
             states[i, torch.from_numpy(rows).to(states.device)] = seen[layer].to(states.device)
 
     if at >= tail:
-        for block in sweep(model, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
+        for block in model.engine.sweep(model, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
             store(block.seen.residual, block.rows)
     else:
         for rows, batch in batches(model, distinct, 0):
@@ -120,30 +153,29 @@ def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[
 
 
 def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[Sequence[int]]:
-    """All of the layers, or else as many at a time as there is room for."""
+    """Split layers into groups whose states and probes fit in memory."""
     s = model.sizes
     states = prompts * s.width * model.hf_model.dtype.itemsize
-    probe = s.width * model.limit * 4 * 4  # weights, their gradient, and Adam's two moments
+    probe = s.width * model.limit * 4 * 4  # weights, gradient, and Adam's two moments
     size = rows_within(min(storage(model), len(layers) * (states + probe)), states + probe)
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-def accuracy_table(tested: Prompts, positions: Sequence[str], right: NDArray[np.bool_], seed: int) -> pd.DataFrame:
+def _accuracy_table(tested: Prompts, correct: dict[tuple[str, int], NDArray[np.bool_]], seed: int) -> pd.DataFrame:
     rows = []
     for operator, chosen in _by_operator(tested).items():
-        for p, position in enumerate(positions):
-            for layer in range(right.shape[1]):
-                random = random_source(seed, "probe", operator, position, layer)
-                mean = bootstrap_mean(right[p, layer, chosen], random=random)
-                rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
+        for (position, layer), row in correct.items():
+            mean = bootstrap_mean(row[chosen], random=random_source(seed, "probe", operator, position, layer))
+            rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
     return pd.DataFrame(rows)
 
 
-def chances(trained: Prompts, tested: Prompts) -> dict[str, float]:
+def _chance(trained: Prompts, tested: Prompts) -> dict[str, float]:
     answer = np.bincount(trained.answer).argmax()
     return {o: float((tested.answer[chosen] == answer).mean()) for o, chosen in _by_operator(tested).items()}
 
 
 def _by_operator(prompts: Prompts) -> dict[str, NDArray[np.bool_]]:
+    """Masks of all prompts, and of those of each operator."""
     everything = {ALL: np.ones(len(prompts), dtype=np.bool_)}
     return everything | {OPERATORS[i]: prompts.operator == i for i in np.unique(prompts.operator)}

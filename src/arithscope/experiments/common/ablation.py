@@ -1,4 +1,10 @@
-"""What a circuit alone can do: everything outside it is set to its mean activation."""
+"""Circuits under mean ablation: everything outside a circuit is set to its mean activation (Section 2.1, Appendix A).
+
+1. `mean_ablation` turns circuits, sets of kept heads and neurons, into edits with one variant per circuit.
+2. One replay scores all variants of a batch of prompts: normalised logit, correctness, probability of the answer.
+3. A `Baseline` (the empty circuit and the whole model on the same prompts) turns scores into faithfulness.
+4. `growth_curve` evaluates nested circuits of growing size beside random ones; `smallest_on_plateau` chooses among them.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +19,47 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.result import MEAN, mean_entry
 from arithscope.experiments.common.samples import batches
+from arithscope.experiments.common.stage import Context
 from arithscope.experiments.means import MeanActivations
-from arithscope.models.engine.replay import Reduce, record, replay
+from arithscope.models.engine.replay import Reduce
 from arithscope.models.engine.sweep import Means
 from arithscope.models.hooks import Edit, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
-from arithscope.stats.measures import Mean, bootstrap_means, faithfulness, log_probability, normalized_logit
-from arithscope.utils.executor import Executor, Function, split_evenly
+from arithscope.stats.measures import (
+    SMALLEST_SPAN,
+    Mean,
+    bootstrap_means,
+    faithfulness,
+    log_probability,
+    normalized_logit,
+)
+from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
 
-MEASURES = ("faithfulness", "accuracy", "p_answer")  # what is said of a circuit
-TOLERANCE = 0.02  # a circuit is as good as the plateau if its faithfulness comes within this
+MEASURES = ("faithfulness", "accuracy", "p_answer")  # of a circuit
+TOLERANCE = 0.02  # a circuit is on the plateau if its faithfulness comes within this of the best
 FOUND, RANDOM = "found", "random"
 PROMPTS_IN_UNIT = 50
+VERIFIED_SIZES = 4  # circuit sizes of each operator that `verify` evaluates again
 
-Asked = tuple[tuple[Any, ...], Prompts]  # arguments of a unit, and all the prompts for which they are the same
+# Columns of a curve over circuits of growing size.
+CURVE = (
+    schema.OPERATOR,
+    schema.text(
+        "circuit",
+        "`found`: the best-ranked components; `random`: as many random ones (mean and interval over draws)",
+        key=True,
+    ),
+    schema.number("size", "number of components kept", key=True),
+    schema.MEASURE,
+    *schema.MEAN_COLUMNS,
+)
 
-
-@dataclass(frozen=True)
-class Judging:
-    """How NL and faithfulness are taken: from centred logits, and as a mean of the prompts' ratios, unless said otherwise."""
-
-    centre: bool = True
-    ratio_of_means: bool = False
+Task = tuple[tuple[Any, ...], Prompts]  # arguments of a unit function, and the prompts to score with them
 
 
 def mean_ablation(
@@ -47,184 +69,230 @@ def mean_ablation(
     neurons: Mapping[int, Bool[Tensor, "variants neurons"]] | None = None,
     neurons_from: int | None = None,
 ) -> list[Edit]:
-    """Edits that keep, in each variant, the heads marked True, and by layer the neurons marked True (unnamed layers keep
-    their whole MLP). All else is set to its mean, at every position that depends on the prompt: from op1 on. Neurons can be
-    left alone up to a later position `neurons_from`."""
-    first = model.positions.op1
+    """Edits that mean-ablate everything outside each circuit, at every position from op1 on.
 
-    def at(site: Site, layer: int, keep: Tensor, values: Tensor, first: int) -> Edit:
+    Args:
+        model: The model.
+        means: Mean activation of every component at every position.
+        heads: Heads that each circuit keeps.
+        neurons: By layer, the neurons that each circuit keeps; other layers keep their whole MLP.
+        neurons_from: First position at which neurons are ablated; by default op1.
+
+    Returns:
+        One edit per layer and site, with one variant per circuit.
+    """
+    op1 = model.positions.op1
+
+    def ablate(site: Site, layer: int, keep: Tensor, values: Tensor, first: int) -> Edit:
         positions = range(first, model.encoder.length)
         return edit(model, site, layer, ~keep, positions=positions, values=values[layer][None, first:])
 
-    edits = [at(Site.HEADS, i, heads[:, i], means.heads, first) for i in range(model.sizes.layers)]
-    start = first if neurons_from is None else neurons_from
-    return edits + [at(Site.NEURONS, i, keep, means.neurons, start) for i, keep in (neurons or {}).items()]
+    edits = [ablate(Site.HEADS, i, heads[:, i], means.heads, op1) for i in range(model.sizes.layers)]
+    start = op1 if neurons_from is None else neurons_from
+    return edits + [ablate(Site.NEURONS, i, keep, means.neurons, start) for i, keep in (neurons or {}).items()]
 
 
 def ablated_scores(
-    model: Model,
-    prompts: Prompts,
-    edits: Sequence[Edit],
-    judging: Judging,
-    advance: Callable[[int], None] = lambda n: None,
+    model: Model, prompts: Prompts, edits: Sequence[Edit], advance: Advance = lambda n: None
 ) -> NDArray[np.float64]:
-    """NL, whether it is right, and P(answer), for every prompt under every variant: [variants, prompts, scores].
+    """Normalised logit, correctness and P(answer) of every prompt under every variant: [variants, prompts, scores].
 
-    What is the same in all variants is done once, in recording; replay begins where they first differ. An edit may be the same
-    for all prompts, or tell them apart.
+    Edits that are the same in all variants are made once, when the prompts are recorded; replay starts where variants first
+    differ.
     """
     differing = [e for e in edits if e.variants > 1] or edits
     common = [e for e in edits if e not in differing]
-    first, found = min(min(e.positions) for e in differing), []
+    first, scores = min(min(e.positions) for e in differing), []
     for rows, batch in batches(model, prompts, model.positions.op1):
-        reduce = score_reducer(model, batch, judging, advance)
-        tape = record(model, model.encode(batch), first, edits=[e.of_prompts(rows) for e in common])
-        found.append(replay(tape, [e.of_prompts(rows) for e in differing], reduce).cpu())
-    return torch.cat(found, dim=1).double().numpy()
+        reduce = score_reducer(model, batch, advance)
+        tape = model.engine.record(model, model.encode(batch), first, edits=[e.of_prompts(rows) for e in common])
+        scores.append(model.engine.replay(tape, [e.of_prompts(rows) for e in differing], reduce).cpu())
+    return torch.cat(scores, dim=1).double().numpy()
 
 
-def score_reducer(model: Model, prompts: Prompts, judging: Judging, advance: Callable[[int], None]) -> Reduce:
-    """From logits to [variants, prompts, scores]."""
+def score_reducer(model: Model, prompts: Prompts, advance: Callable[[int], None]) -> Reduce:
+    """Reduces logits to [variants, prompts, scores]."""
     answer = model.answers(prompts)
 
-    def reduce(before: Tensor, after: Tensor) -> Tensor:
-        advance(after.shape[0] * after.shape[1])
-        right = (after.argmax(-1) == answer).to(after.dtype)
-        nl = normalized_logit(after, answer, centre=judging.centre)
-        return torch.stack([nl, right, log_probability(after, answer).exp()], dim=-1)
+    def reduce(clean: Tensor, edited: Tensor) -> Tensor:
+        advance(edited.shape[0] * edited.shape[1])
+        correct = (edited.argmax(-1) == answer).to(edited.dtype)
+        return torch.stack([normalized_logit(edited, answer), correct, log_probability(edited, answer).exp()], dim=-1)
 
     return reduce
 
 
-def kept_scores(
+def circuit_scores(
     model: Model,
     means: MeanActivations,
     heads: Bool[NDArray[Any], "variants layers heads"],
     neurons: Mapping[int, Bool[NDArray[Any], "variants neurons"]],
     neurons_from: int | None,
-    judging: Judging,
     prompts: Prompts,
     *,
     advance: Advance,
 ) -> NDArray[np.float64]:
-    """A unit: the scores of some prompts in circuits that keep these heads and neurons."""
+    """Unit of work: scores of some prompts in circuits that keep these heads and neurons."""
     masks = {layer: torch.from_numpy(keep) for layer, keep in neurons.items()}
     edits = mean_ablation(model, means.on(model.device), torch.from_numpy(heads), masks, neurons_from)
-    return ablated_scores(model, prompts, edits, judging, advance)
+    return ablated_scores(model, prompts, edits, advance)
 
 
-def nested_scores(
+def nested_circuit_scores(
     model: Model,
     means: MeanActivations,
     heads: Bool[NDArray[Any], "variants layers heads"],
     orders: Mapping[int, Int[NDArray[Any], "orders neurons"]],
     counts: Sequence[int],
     neurons_from: int | None,
-    judging: Judging,
     prompts: Prompts,
     *,
     advance: Advance,
 ) -> NDArray[np.float64]:
-    """A unit: the scores of some prompts in circuits that keep, for each order of a layer's neurons, its first n, for each n.
-    It is sent orders, as all the sets are many times as large."""
-    kept = {layer: nested_sets(list(some), counts).numpy() for layer, some in orders.items()}
-    return kept_scores(model, means, heads, kept, neurons_from, judging, prompts, advance=advance)
+    """Unit of work: scores in circuits that keep the first n neurons of each order, for each n.
+
+    Orders are sent instead of the sets, which are many times as large.
+    """
+    kept = {layer: nested_sets(list(layer_orders), counts).numpy() for layer, layer_orders in orders.items()}
+    return circuit_scores(model, means, heads, kept, neurons_from, prompts, advance=advance)
 
 
-def scores_by_prompts(
-    executor: Executor,
-    function: Function,
-    model: Model,
-    asked: Sequence[Asked],
-    advance: Advance = lambda n: None,
+def scores_of_tasks(
+    ctx: Context, function: Function, tasks: Sequence[Task], advance: Advance = lambda n: None
 ) -> list[NDArray[np.float64]]:
-    """For each pair of arguments and prompts the scores [variants, prompts, …] that a function gives; a unit has a few of the
-    prompts: `function(subject, *arguments, prompts, advance=advance)`."""
-    some = [split_evenly(len(prompts), PROMPTS_IN_UNIT) for _, prompts in asked]
-    units = [(*arguments, prompts[b]) for (arguments, prompts), mine in zip(asked, some, strict=True) for b in mine]
-    parts = iter(executor.map(function, model, units, advance))
-    return [np.concatenate([next(parts) for _ in mine], axis=1) for mine in some]
+    """Scores [variants, prompts, …] of each task; a unit of work has a few of a task's prompts."""
+    chunks = [split_evenly(len(prompts), PROMPTS_IN_UNIT) for _, prompts in tasks]
+    units = [(*arguments, prompts[c]) for (arguments, prompts), own in zip(tasks, chunks, strict=True) for c in own]
+    parts = iter(ctx.map(function, units, advance))
+    return [np.concatenate([next(parts) for _ in own], axis=1) for own in chunks]
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The two ends of the scale on some prompts: NL of the empty circuit and of the whole model."""
+    """Normalised logits of the empty circuit and of the whole model on some prompts: the ends of the faithfulness scale."""
 
     empty: NDArray[np.float64]
     whole_model: NDArray[np.float64]
-    judging: Judging
+
+    @property
+    def smallest_span(self) -> float:
+        """Smallest distance between the two ends among prompts that have a faithfulness."""
+        span = np.abs(self.whole_model - self.empty)
+        return max(float(np.min(span[span >= SMALLEST_SPAN], initial=1.0)), SMALLEST_SPAN)
 
     def measure(self, scores: NDArray[np.float64], random: np.random.Generator) -> list[dict[str, Mean]]:
-        """For each circuit of [circuits, prompts, scores] its faithfulness, accuracy and mean probability."""
-        faithful = faithfulness(
-            scores[..., 0], self.empty, self.whole_model, random, ratio_of_means=self.judging.ratio_of_means
-        )
-        right, p = (bootstrap_means(scores[..., i], random) for i in (1, 2))
-        return [dict(zip(MEASURES, row, strict=True)) for row in zip(faithful, right, p, strict=True)]
-
-    def change(self, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator) -> Mean:
-        """By how much the faithfulness of a circuit changes, prompt by prompt, from scores before to scores after."""
-        moved = self.empty + after[..., 0] - before[..., 0]
-        ratio_of_means = self.judging.ratio_of_means
-        return faithfulness(moved[None], self.empty, self.whole_model, random, ratio_of_means=ratio_of_means)[0]
+        """Faithfulness, accuracy and mean probability of each circuit, from scores [circuits, prompts, scores]."""
+        faithful = faithfulness(scores[..., 0], self.empty, self.whole_model, random)
+        correct, probability = (bootstrap_means(scores[..., i], random) for i in (1, 2))
+        return [dict(zip(MEASURES, row, strict=True)) for row in zip(faithful, correct, probability, strict=True)]
 
     def measure_draws(self, scores: NDArray[np.float64], random: np.random.Generator) -> list[dict[str, Mean]]:
-        """The same for [draws, circuits, prompts, scores] of random circuits, averaged over draws; intervals and n are
-        over draws."""
+        """The same for scores [draws, circuits, prompts, scores] of random circuits: mean, interval and n over draws."""
         draws = [self.measure(draw, random) for draw in scores]
         values = [np.array([[circuit[m].value for circuit in draw] for draw in draws]).T for m in MEASURES]
         means = zip(*(bootstrap_means(x, random) for x in values), strict=True)
         return [dict(zip(MEASURES, row, strict=True)) for row in means]
 
+    def change(self, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator) -> Mean:
+        """Change of a circuit's faithfulness, prompt by prompt, between two sets of scores."""
+        moved = self.empty + after[..., 0] - before[..., 0]
+        return faithfulness(moved[None], self.empty, self.whole_model, random)[0]
 
-def baselines(
-    executor: Executor, model: Model, means: MeanActivations, samples: Sequence[Prompts], judging: Judging
-) -> list[Baseline]:
-    """Run the prompts of each sample with everything ablated, and with nothing."""
-    s = model.sizes
-    keep = np.array([[False], [True]])
+
+def baselines(ctx: Context, samples: Mapping[str, Prompts]) -> dict[str, Baseline]:
+    """By operator, the baseline on its prompts: everything ablated, and nothing."""
+    s, keep = ctx.model.sizes, np.array([[False], [True]])
     heads = np.broadcast_to(keep[:, :, None], (2, s.layers, s.heads)).copy()
     neurons = dict.fromkeys(range(s.layers), np.repeat(keep, s.neurons, axis=1))
-    asked: list[Asked] = [((means, heads, neurons, None, judging), prompts) for prompts in samples]
-    found = scores_by_prompts(executor, kept_scores, model, asked)
-    return [Baseline(empty, whole_model, judging) for empty, whole_model in (scores[..., 0] for scores in found)]
-
-
-def beside_draws(
-    scale: Baseline, scores: NDArray[np.float64], draws: int, random: np.random.Generator
-) -> tuple[list[dict[str, Mean]], list[dict[str, Mean]]]:
-    """Measures of growing circuits, and of random ones as large, from their scores [variants, prompts, scores]. Variants are
-    the circuits in the order of their size, behind them as many for the first random draw, and so on."""
-    scores = scores.reshape(1 + draws, -1, *scores.shape[1:])
-    return scale.measure(scores[0], random), scale.measure_draws(scores[1:], random)
+    means = ctx.results[MeanActivations]
+    tasks: list[Task] = [((means, heads, neurons, None), prompts) for prompts in samples.values()]
+    scores = scores_of_tasks(ctx, circuit_scores, tasks)
+    return {operator: Baseline(*ends[..., 0]) for operator, ends in zip(samples, scores, strict=True)}
 
 
 def nested_sets(orders: Sequence[NDArray[np.int64]], counts: Sequence[int]) -> Bool[Tensor, "variants components"]:
-    """For each order of the components, its first n of them, for each n."""
+    """For each order of the components, the set of its first n, for each n."""
     rank = torch.from_numpy(np.stack([np.argsort(order) for order in orders]))
     return (rank[:, None, :] < torch.tensor(counts)[None, :, None]).flatten(0, 1)
 
 
-def curve_table(
-    operator: str, sizes: Sequence[int], found: list[dict[str, Mean]], random: list[dict[str, Mean]]
+def growth_curve(
+    ctx: Context,
+    stage: str,
+    function: Function,
+    samples: Mapping[str, Prompts],
+    counts: Sequence[int],
+    arguments: Callable[[str, list[int]], tuple[Any, ...]],
+    sources: Mapping[str, np.random.Generator],
+    advance: Advance,
 ) -> pd.DataFrame:
-    """Both curves with the columns operator, circuit, size, measure, value, low, high, n."""
+    """Measures of each operator's circuits of growing size, beside random circuits, with the columns `CURVE`.
+
+    Args:
+        ctx: The stage's context.
+        stage: Name of the stage.
+        function: Unit function that scores circuits.
+        samples: By operator, the prompts to evaluate on.
+        counts: Sizes of circuits.
+        arguments: From an operator and sizes to the unit function's arguments; circuits first, then those of each draw.
+        sources: By operator, the source of bootstrap resamples.
+        advance: Progress.
+    """
+    sizes = {o: [counts[i] for i in ctx.sample(len(counts), VERIFIED_SIZES, stage, o)] for o in samples}
+    tasks = [(arguments(operator, sizes[operator]), prompts) for operator, prompts in samples.items()]
+    scores = scores_of_tasks(ctx, function, tasks, advance)
+    ends = baselines(ctx, samples)
+    curves = [measured_curve(o, sizes[o], x, ends[o], sources[o]) for o, x in zip(samples, scores, strict=True)]
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=spans)
+
+
+def measured_curve(
+    operator: str,
+    sizes: Sequence[int],
+    scores: NDArray[np.float64],
+    baseline: Baseline,
+    random: np.random.Generator,
+) -> pd.DataFrame:
+    """Measures of circuits of growing size and of random ones as large, with the columns `CURVE`.
+
+    Args:
+        operator: Operator of the circuits.
+        sizes: Their sizes.
+        scores: [variants, prompts, scores]; the circuits in the order of their sizes, followed by those of each random draw.
+        baseline: Baseline on the same prompts.
+        random: Source of the bootstrap resamples.
+    """
+    by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
+    curves = ((FOUND, baseline.measure(by_draw[0], random)), (RANDOM, baseline.measure_draws(by_draw[1:], random)))
     rows = [
         {"operator": operator, "circuit": circuit, "size": size, "measure": m, **asdict(means[m])}
-        for circuit, curve in ((FOUND, found), (RANDOM, random))
+        for circuit, curve in curves
         for size, means in zip(sizes, curve, strict=True)
         for m in MEASURES
     ]
     return pd.DataFrame(rows)
 
 
+def curve_means(curve: pd.DataFrame, operator: str, circuit: str) -> dict[int, dict[str, Mean]]:
+    """By size, the measures of an operator's circuits."""
+    rows = curve[(curve.operator == operator) & (curve.circuit == circuit)]
+    means: dict[int, dict[str, Mean]] = {}
+    for row in rows[["size", "measure", *MEAN]].to_dict("records"):
+        means.setdefault(int(row["size"]), {})[str(row["measure"])] = Mean(**mean_entry(row))
+    return means
+
+
 def beside_random(found: Mapping[str, Mean], random: Mapping[str, Mean]) -> dict[str, Mean]:
-    """The measures of a circuit, and under `random_…` those of random ones as large."""
+    """The measures of a circuit, and under `random_…` those of random circuits of its size."""
     return {**found, **{f"random_{m}": mean for m, mean in random.items()}}
 
 
-def smallest_on_plateau(curve: list[dict[str, Mean]]) -> int:
-    """The first circuit whose faithfulness is within TOLERANCE of the best one's. Where there is no faithfulness (the empty
-    circuit already does as well as the model), the first there is."""
-    values = np.nan_to_num([means["faithfulness"].value for means in curve], nan=-np.inf)
-    return int(np.argmax(values >= values.max() - TOLERANCE))
+def smallest_on_plateau(curve: Mapping[int, Mapping[str, Mean]]) -> int:
+    """Smallest size whose faithfulness is within TOLERANCE of the best.
+
+    Where no size has a faithfulness (the empty circuit does as well as the model), the smallest size.
+    """
+    sizes = list(curve)
+    values = np.nan_to_num([curve[size]["faithfulness"].value for size in sizes], nan=-np.inf)
+    return sizes[int(np.argmax(values >= values.max() - TOLERANCE))]

@@ -1,4 +1,8 @@
-"""Linear classifiers, one a layer, trained together in one batched optimisation. Knows no model."""
+"""Linear classifiers, one per layer, trained together in one batched optimisation. Knows nothing of the model.
+
+Adam updates every weight independently and no weight belongs to two probes, so each probe ends up where it would if it were
+trained alone. On a GPU a training step is recorded as a CUDA graph: launching its kernels one by one takes longer than they run.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,19 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.probe_kernel import Kernel, kernel_for, train_one
 from arithscope.prompts import random_source
 from arithscope.utils.threads import workers
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
-BETAS = (0.9, 0.999)  # of Adam, as PyTorch has them; probe_steps.cu has them too
-SAID_EVERY = 64  # steps
+STEPS_PER_REPORT = 64
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Prompts as probes see them: the residual stream at one position behind some layers, and the answer to give.
+    """Residual stream at one position after some layers, and the answers to predict.
 
-    What comes before a position can be the same for many prompts (op1 alone decides what is at op1), so states are kept
-    once, and `of_prompt` says which are whose. Both are reached by prompt number only, so they cannot get out of step.
+    Prompts that agree up to the position share their state (at op1 only the first operand has been read), so states are kept
+    once and `of_prompt` maps prompts to them.
     """
 
     states: Float[Tensor, "layers distinct width"]
@@ -49,48 +51,43 @@ class Probes:
     def logits(self, states: Float[Tensor, "layers rows width"]) -> Float[Tensor, "layers rows answers"]:
         return torch.baddbmm(self.bias, states, self.matrix)
 
-    def right(self, examples: Examples, rows: Int[Tensor, " rows"]) -> Bool[Tensor, "layers rows"]:
-        """Which of these examples each probe answers rightly."""
-        found = []
-        for some in rows.to(examples.answer.device).split(4096):
-            states, answer = examples[some]
-            found.append(self.logits(states).argmax(-1) == answer)
-        return torch.cat(found, dim=1)
+    def correct(self, examples: Examples, rows: Int[Tensor, " rows"]) -> Bool[Tensor, "layers rows"]:
+        """Whether each probe classifies each of these examples correctly."""
+        parts = []
+        for chunk in rows.to(examples.answer.device).split(4096):
+            states, answer = examples[chunk]
+            parts.append(self.logits(states).argmax(-1) == answer)
+        return torch.cat(parts, dim=1)
 
 
-def initial(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> Probes:
-    """As a linear layer of PyTorch starts: uniform up to ± 1/√width. Each layer has a random source of its own."""
+def initial_probes(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> Probes:
+    """Weights as PyTorch initialises a linear layer, uniform in ± 1/√width. Each layer has its own random source."""
     bound = width**-0.5
 
-    def one(layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def one_layer(layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         source = random_source(seed, "probe start", name, layer)
         return source.uniform(-bound, bound, (width, answers)), source.uniform(-bound, bound, (1, answers))
 
     with workers() as pool:
-        parts = zip(*pool.map(one, layers), strict=True)
+        parts = zip(*pool.map(one_layer, layers), strict=True)
         return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in parts))
 
 
-def steps(training: int) -> int:
-    return EPOCHS * -(-training // BATCH)
+def training_steps(examples: int) -> int:
+    return EPOCHS * -(-examples // BATCH)
 
 
 def train(
     start: Probes, examples: Examples, training: int, seed: int, name: str, advance: Callable[[int], None]
 ) -> Probes:
-    """Fit all layers' probes to the first `training` examples with Adam on the cross-entropy.
+    """Fit all probes to the first `training` examples with Adam on the cross-entropy.
 
-    Adam works entry by entry, and no entry is in two probes, so each probe ends up where it would alone. The order of
-    examples depends on the epoch only, not on which layers are trained together.
+    The order of examples depends on the epoch only, not on which layers are trained together.
     """
-    kernel = kernel_for(examples.states, start.matrix.shape[2])
-    if kernel is not None:
-        return _trained_on_chip(kernel, start, examples, training, seed, name, advance)
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
-    optimizer = torch.optim.Adam(
-        (probes.matrix, probes.bias), LEARNING_RATE, BETAS, fused=True, capturable=device.type == "cuda"
-    )
+    on_gpu = device.type == "cuda"
+    optimizer = torch.optim.Adam((probes.matrix, probes.bias), LEARNING_RATE, fused=True, capturable=on_gpu)
     orders = _orders(training, seed, name).to(device)
     number = torch.zeros(1, dtype=torch.long, device=device)
     each = torch.arange(BATCH, device=device)
@@ -98,7 +95,7 @@ def train(
     def step() -> None:
         order = orders.index_select(0, number)[0]
         states, answer = examples[order.clamp(min=0)]
-        # The gradient of the mean cross-entropy, written out: probabilities, less 1 at the answer.
+        # The gradient of the mean cross-entropy in closed form: probabilities, minus 1 at the answer.
         slope = probes.logits(states).softmax(-1)
         slope[:, each, answer] -= 1
         slope *= ((order >= 0) / (order >= 0).sum())[:, None]
@@ -106,53 +103,29 @@ def train(
         optimizer.step()
         number.add_(1)
 
-    def clear_cache() -> None:
-        """Make as if no step had been taken."""
+    def reset() -> None:
+        """Undo all steps taken so far."""
         probes.matrix.copy_(start.matrix)
         probes.bias.copy_(start.bias)
         for x in [number, *(x for state in optimizer.state.values() for x in state.values())]:
             x.zero_()
 
-    take = step if device.type != "cuda" else _recorded(step, clear_cache, device)
+    take_step = _recorded(step, reset, device) if on_gpu else step
     for i in range(len(orders)):
-        take()
-        if (i + 1) % SAID_EVERY == 0 or i + 1 == len(orders):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # what is said to be done is done, not only asked for
-            advance((i % SAID_EVERY + 1) * len(probes.matrix))
+        take_step()
+        if (i + 1) % STEPS_PER_REPORT == 0 or i + 1 == len(orders):
+            if on_gpu:
+                torch.cuda.synchronize(device)  # report steps that are done, not only launched
+            advance((i % STEPS_PER_REPORT + 1) * len(probes.matrix))
     return probes
 
 
-def _trained_on_chip(
-    kernel: Kernel,
-    start: Probes,
-    examples: Examples,
-    training: int,
-    seed: int,
-    name: str,
-    advance: Callable[[int], None],
-) -> Probes:
-    """The same, one layer after the other."""
-    device = examples.states.device
-    orders = _orders(training, seed, name).to(device)
-    rows = examples.of_prompt[orders.clamp(min=0)].int()
-    answers = torch.where(orders >= 0, examples.answer[orders.clamp(min=0)], -1).int()
-    t = torch.arange(1, len(orders) + 1, dtype=torch.float64)
-    rates = torch.stack([LEARNING_RATE / (1 - BETAS[0] ** t), (1 - BETAS[1] ** t) ** -0.5], dim=1).float().to(device)
-    found = []
-    for layer, states in enumerate(examples.states):
-        first = torch.cat([start.matrix[layer], start.bias[layer]]).to(device)
-        found.append(train_one(kernel, states, rows, answers, rates, first, advance))
-    every = torch.stack(found)
-    return Probes(every[:, :-1].contiguous(), every[:, -1:].contiguous())
-
-
-def _recorded(step: Callable[[], None], clear_cache: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """A step on a GPU as a graph of kernels that is played back: calling them one by one takes longer than they do."""
-    step()  # prepares what cannot be while a graph is recorded
-    clear_cache()
+def _recorded(step: Callable[[], None], reset: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """A step as a CUDA graph."""
+    step()  # allocates what cannot be allocated while a graph is recorded
+    reset()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):  # a graph is of one device, by default the first
+    with torch.cuda.device(device):  # a graph belongs to the current device, by default the first
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             step()
@@ -160,7 +133,7 @@ def _recorded(step: Callable[[], None], clear_cache: Callable[[], None], device:
 
 
 def _orders(training: int, seed: int, name: str) -> Int[Tensor, "steps rows"]:
-    """The examples of each step, all epochs one after the other; −1 fills up the last step of an epoch."""
+    """The examples of each step of all epochs; −1 fills up the last step of an epoch."""
     orders = np.full((EPOCHS, -(-training // BATCH) * BATCH), -1)
     for epoch in range(EPOCHS):
         orders[epoch, :training] = random_source(seed, "probe order", name, epoch).permutation(training)

@@ -1,4 +1,4 @@
-"""What every experiment returns: a frozen dataclass of dataframes, arrays and plain values, with a summary."""
+"""What every experiment returns: a frozen dataclass of tables, arrays and plain values, with a summary."""
 
 from __future__ import annotations
 
@@ -11,48 +11,51 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from arithscope.experiments.common.schema import Array, Table, Value
 from arithscope.stats.measures import Mean, average
 
-AVERAGE = "mean"  # the row of a table that averages over operators, each weighing the same
-MEAN = [field.name for field in fields(Mean)]  # the columns of a table that make up a mean
+AVERAGE = "mean"  # row of a table that averages over operators, each with the same weight
+MEAN = [each.name for each in fields(Mean)]  # columns of a table that make up a mean
 
 
-class Shown:
-    """A dataclass (with `repr=False`) that says of its fields how large they are, instead of printing all of them."""
+class Described:
+    """A dataclass (with `repr=False`) that shows the sizes of its fields instead of printing them."""
 
     def __repr__(self) -> str:
-        fields_said = (f"{name}={_in_short(value)}" for name, value in self._fields())
-        return f"{type(self).__name__}({', '.join(fields_said)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={_one_line(held)}' for name, held in self._contents())})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{name}</th><td>{html.escape(_said(value))}</td></tr>" for name, value in self._fields()
-        )
-        return f"<b>{type(self).__name__}</b><table>{rows}</table>"
+        rows = (f"<tr><th>{name}</th><td>{html.escape(_described(held))}</td></tr>" for name, held in self._contents())
+        return f"<b>{type(self).__name__}</b><table>{''.join(rows)}</table>"
 
-    def _fields(self) -> Iterator[tuple[str, Any]]:
-        for field in fields(self):  # type: ignore[arg-type]  # every class of this kind is a dataclass
-            yield field.name, getattr(self, field.name)
+    def _contents(self) -> Iterator[tuple[str, Any]]:
+        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            yield each.name, getattr(self, each.name)
 
 
-class Result(Shown):
-    """A dataclass whose fields are dataframes, numpy arrays, or plain values that JSON can hold."""
+class Result(Described):
+    """Base class of results: a frozen dataclass whose fields are declared with `schema.table`, `schema.array` and `schema.value`."""
+
+    @classmethod
+    def schema(cls) -> dict[str, Table | Array | Value]:
+        """What each field holds."""
+        return {each.name: each.metadata["schema"] for each in fields(cls)}  # type: ignore[arg-type]
 
     def summary(self) -> dict[str, Any]:
         """Headline numbers by operator: means as {value, low, high, n}, or plain values."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        found = pd.DataFrame(list(numbers_of(self.summary())), columns=["operator", "measure", *MEAN])
-        if found.empty:
+        means = pd.DataFrame(list(summary_numbers(self.summary())), columns=["operator", "measure", *MEAN])
+        if means.empty:
             return super()._repr_html_()
-        found["shown"] = [_interval(row) for row in found.to_dict("records")]
-        table = found.pivot(index="measure", columns="operator", values="shown")
-        table = table.loc[found.measure.unique(), found.operator.unique()].fillna("")
-        return super()._repr_html_() + table.rename_axis(index=None, columns=None).to_html()
+        means["shown"] = [_interval(row) for row in means.to_dict("records")]
+        shown = means.pivot(index="measure", columns="operator", values="shown")
+        shown = shown.loc[means.measure.unique(), means.operator.unique()].fillna("")
+        return super()._repr_html_() + shown.rename_axis(index=None, columns=None).to_html()
 
 
-def _said(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, pd.DataFrame):
         return f"{len(value):,} rows of {', '.join(map(str, value.columns))}"
     if isinstance(value, np.ndarray):
@@ -60,13 +63,12 @@ def _said(value: Any) -> str:
     return _shortened(repr(value), 200)
 
 
-def _in_short(value: Any) -> str:
-    """For one line of a terminal: tables without the names of their columns."""
-    return f"{len(value):,} rows" if isinstance(value, pd.DataFrame) else _shortened(_said(value), 80)
+def _one_line(value: Any) -> str:
+    return f"{len(value):,} rows" if isinstance(value, pd.DataFrame) else _shortened(_described(value), 80)
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _interval(mean: Mapping[Any, Any]) -> str:
@@ -75,19 +77,19 @@ def _interval(mean: Mapping[Any, Any]) -> str:
     return f"{mean['value']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]"
 
 
-def numbers_of(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The means and plain numbers of a summary, one by one; names and texts are left out."""
+def summary_numbers(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The means and plain numbers of a summary as rows; texts and lists are skipped."""
     for operator, entries in summary.items():
         for measure, entry in entries.items():
-            named = {"operator": operator, "measure": measure}
+            row = {"operator": operator, "measure": measure}
             if isinstance(entry, dict):
-                yield {**named, **mean_entry(entry)}
+                yield {**row, **mean_entry(entry)}
             elif isinstance(entry, int | float) and not isinstance(entry, bool):
-                yield {**named, "value": float(entry)}
+                yield {**row, "value": float(entry)}
 
 
-class ByNeuron:
-    """Finds the rows of a table that are about one neuron, or one layer, of an operator without looking at all of them."""
+class NeuronIndex:
+    """Looks up the rows of a table about one neuron, or one layer, of an operator by binary search."""
 
     def __init__(self, table: pd.DataFrame):
         self.table = table
@@ -98,10 +100,10 @@ class ByNeuron:
         self._codes = codes[self._order]
 
     def places(self, operator: str, layer: int, neuron: int | None = None) -> NDArray[np.int64]:
-        """Which rows they are, in the table's order; of all neurons of the layer if none is named."""
+        """Row numbers in the table's order; of the whole layer if no neuron is given."""
         if operator not in self._operators or not 0 <= layer < 2**15 or not 0 <= (neuron or 0) < 2**31:
             return np.empty(0, dtype=np.int64)
-        # int: of a dataframe's int32, the bits that are shifted out would be lost.
+        # int(): shifting a dataframe's int32 would lose bits.
         first = (self._operators[operator] << 48) + (int(layer) << 32) + int(neuron or 0)
         end = first + (2**31 if neuron is None else 1)
         low, high = np.searchsorted(self._codes, [first, end])
@@ -112,23 +114,23 @@ class ByNeuron:
 
 
 def mean_entry(row: Any) -> dict[str, Any]:
-    """The columns of a table's row that make up a mean: value, low, high, n."""
+    """The columns of a row that make up a mean: value, low, high, n."""
     return {name: row[name] for name in MEAN}
 
 
 def strongest(rows: pd.DataFrame, name: Callable[[Any], str]) -> dict[str, Any]:
-    """Of a table of effects the largest one: its mean with interval, its median, and the name of the component."""
+    """The largest effect of a table: its mean with interval, its median, and the component's name."""
     best = rows.iloc[int(rows.value.argmax())]
     return {**mean_entry(best), "median": best["median"], "component": name(best)}
 
 
 def of_neuron(table: pd.DataFrame, operator: str, layer: int, neuron: int) -> pd.DataFrame:
-    """The rows of a table that are about one neuron under one operator."""
+    """The rows of a table about one neuron under one operator."""
     return table[(table.operator == operator) & (table.layer == layer) & (table.neuron == neuron)]
 
 
 def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """A table with the columns operator, measure, value, low, high, n as {operator: {measure: {value, low, high, n}}}."""
+    """A summary table as {operator: {measure: {value, low, high, n}}}."""
     out: dict[str, dict[str, Any]] = {}
     for row in table.to_dict("records"):
         operator, measure = str(row.pop("operator")), str(row.pop("measure"))
@@ -137,15 +139,15 @@ def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def with_average(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the columns operator, measure and those of a mean as such a table, with averages as in `table_of`."""
+    """Rows with operator, measure and the columns of a mean as a summary table, averages included."""
     measured: dict[str, dict[str, Mean]] = {}
     for row in rows.to_dict("records"):
         measured.setdefault(str(row["operator"]), {})[str(row["measure"])] = Mean(**mean_entry(row))
-    return table_of(measured)
+    return summary_table(measured)
 
 
-def table_of(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
-    """{operator: {measure: mean}} as such a table, with a row behind for the average over the operators that have it."""
+def summary_table(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
+    """{operator: {measure: mean}} as a summary table, with a last row per measure for the average over operators."""
     names = list(dict.fromkeys(m for means in measured.values() for m in means))
     averages = {m: average([means[m] for means in measured.values() if m in means]) for m in names}
     rows = [

@@ -1,0 +1,103 @@
+"""Declaring what a result holds: the columns of its tables, the axes of its arrays, its plain values.
+
+    @dataclass(frozen=True, repr=False)
+    class Overlap(Result):
+        table: pd.DataFrame = schema.table("Overlap of two operators' top neurons.", schema.OPERATOR, schema.number("iou", "…"))
+
+This is the only declaration: stored files are checked against it, `verify` matches rows by its keys, and the documentation's
+tables of columns are generated from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a stored table. Key columns together identify a row."""
+
+    name: str
+    kind: str  # text, integer, number, truth or list
+    doc: str
+    key: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    doc: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    @property
+    def keys(self) -> list[str]:
+        return [column.name for column in self.columns if column.key]
+
+
+@dataclass(frozen=True)
+class Array:
+    doc: str
+    dtype: str
+    axes: str
+
+
+@dataclass(frozen=True)
+class Value:
+    doc: str
+
+
+def text(name: str, doc: str, key: bool = False) -> Column:
+    return Column(name, "text", doc, key)
+
+
+def integer(name: str, doc: str, key: bool = False) -> Column:
+    return Column(name, "integer", doc, key)
+
+
+def number(name: str, doc: str, key: bool = False) -> Column:
+    return Column(name, "number", doc, key)
+
+
+def truth(name: str, doc: str) -> Column:
+    return Column(name, "truth", doc)
+
+
+def listing(name: str, doc: str) -> Column:
+    return Column(name, "list", doc)
+
+
+def table(doc: str, *columns: Column) -> Any:
+    """Declare a field that holds a dataframe with these columns."""
+    return field(metadata={"schema": Table(doc, columns)})
+
+
+def array(doc: str, dtype: str, axes: str) -> Any:
+    """Declare a field that holds a numpy array."""
+    return field(metadata={"schema": Array(doc, dtype, axes)})
+
+
+def value(doc: str) -> Any:
+    """Declare a field that holds a plain value: a number, a text, or a list or dict of these."""
+    return field(metadata={"schema": Value(doc)})
+
+
+OPERATOR = text("operator", "one of `+ - * /`", key=True)
+LAYER = integer("layer", "layer, from 0", key=True)
+HEAD = integer("head", "attention head, from 0", key=True)
+NEURON = integer("neuron", "neuron of the layer's MLP, from 0", key=True)
+POSITION = text("position", "token position: `op1`, `operator`, `op2` or `last`", key=True)
+MEASURE = text("measure", "what the mean is of", key=True)
+EFFECT_MEASURE = text("measure", "effect measure: `probability` (Eq. 1), `log_ratio` or `logit`", key=True)
+CRITERION = text("criterion", "`raw`: every match; `calibrated`: calibrated matches only", key=True)
+MEAN_COLUMNS = (
+    number("value", "the mean"),
+    number("low", "lower end of its 95 % interval"),
+    number("high", "upper end of its 95 % interval"),
+    number("n", "number of values averaged"),
+)
+EFFECT_COLUMNS = (*MEAN_COLUMNS, number("median", "median over prompts"))
+SUMMARY_TABLE = (OPERATOR, MEASURE, *MEAN_COLUMNS)

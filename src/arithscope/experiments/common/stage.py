@@ -1,0 +1,176 @@
+"""A stage: one experiment of a study, declared where it is computed.
+
+    @stage(needs=(Accuracy, MeanActivations, Localization), reads=("effect", "sizes", "seed"), memory=replay_memory)
+    def circuit(ctx: Context) -> Circuit:
+        ...
+
+The function's name is the stage's name, and its return annotation the result class. It reads earlier results by their class
+(`ctx.results[Accuracy]`), runs heavy work as units (`ctx.map`), and never plots, prints or writes files.
+
+A stage is written so that `verify` can run the same function on a sample, with full forward passes instead of replay:
+it asks `ctx.sample` which of its independent pieces to compute (all of them, in a study), and passes what it measured through
+`ctx.confirmed` before it derives anything from the whole (in a study this returns its argument; `verify` compares it with what
+is stored and returns that).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arithscope.experiments.common.result import Result
+from arithscope.models.model import Model
+from arithscope.settings import Settings
+from arithscope.utils.executor import LOCAL, Executor, Function, Unit
+from arithscope.utils.progress import Advance, Progress, Silent
+
+R = TypeVar("R")
+V = TypeVar("V")
+
+
+class Results:
+    """Results by their class: `results[Circuit]` is a `Circuit`."""
+
+    def __init__(self, *results: Any):
+        self._results: dict[type, Any] = {type(result): result for result in results}
+
+    def __getitem__(self, kind: type[R]) -> R:
+        return self._results[kind]
+
+    def __contains__(self, kind: type) -> bool:
+        return kind in self._results
+
+    def get(self, kind: type[R]) -> R | None:
+        return self._results.get(kind)
+
+    def add(self, result: Any) -> None:
+        self._results[type(result)] = result
+
+    def only(self, kinds: Sequence[type]) -> Results:
+        """The results of these classes, those that are there."""
+        return Results(*(self._results[kind] for kind in kinds if kind in self._results))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage works with: the model, the settings it declared, and the results it needs."""
+
+    model: Model
+    settings: Settings
+    results: Results
+    progress: Progress = Silent()
+    executor: Executor = LOCAL
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces are computed: True, except under `verify`."""
+        return True
+
+    def map(self, function: Function, units: Sequence[Unit], advance: Advance = lambda n: None) -> list[Any]:
+        """What `function(model, *unit, advance=advance)` returns for each unit, in the order of the units."""
+        return self.executor.map(function, self.model, units, advance)
+
+    def sample(self, n: int, size: int, *names: str | int) -> NDArray[np.int64]:
+        """Which of n independent pieces to compute, in order: all of them. `verify` chooses `size` of them at random."""
+        return np.arange(n)
+
+    def confirmed(self, field: str, measured: V, rows: Any = ..., **hints: Any) -> V:
+        """Pass a measured field of the result through verification: in a study, returns it as it is.
+
+        Args:
+            field: Name of the result's field.
+            measured: A table with some of the field's rows, or an array with some of its entries.
+            rows: For arrays, the index of the measured entries in the whole array.
+            **hints: What the comparison needs to know about float noise; see `verify/tolerances.py`.
+
+        Returns:
+            The whole field: `measured`, or under `verify` the stored one.
+        """
+        return measured
+
+
+Memory = Callable[[Model, Settings], int]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One experiment of a study.
+
+    Attributes:
+        name: Name on the command line, in the run folder and in the summary.
+        result: Class of its result.
+        needs: Result classes of earlier stages that it reads.
+        given: Classes of results that come from other runs, not from stages of this one.
+        reads: Settings its numbers depend on; it can read no others.
+        compute: The experiment.
+        memory: Estimate of the bytes it needs beside the weights.
+        on_request: Whether it runs only when named.
+        paper: Section of the paper it follows, if any.
+    """
+
+    name: str
+    result: type[Result]
+    needs: tuple[type[Result], ...]
+    given: tuple[type, ...]
+    reads: tuple[str, ...]
+    compute: Callable[[Context], Result]
+    memory: Memory
+    on_request: bool
+    paper: str
+
+    @property
+    def summary_line(self) -> str:
+        """First line of the experiment's docstring."""
+        return (self.compute.__doc__ or "").strip().split("\n")[0]
+
+
+_registered: dict[str, Stage] = {}
+
+
+def no_memory(model: Model, settings: Settings) -> int:
+    return 0
+
+
+def stage(
+    needs: tuple[type[Result], ...] = (),
+    reads: tuple[str, ...] = (),
+    memory: Memory = no_memory,
+    given: tuple[type, ...] = (),
+    on_request: bool = False,
+    paper: str = "",
+) -> Callable[[Callable[[Context], R]], Callable[[Context], R]]:
+    """Register a function as a stage; see `Stage` for the arguments. The function itself is returned unchanged."""
+
+    def register(compute: Callable[[Context], R]) -> Callable[[Context], R]:
+        name = compute.__name__
+        hints: Mapping[str, Any] = get_type_hints(compute, vars(sys.modules[compute.__module__]))
+        result = hints["return"]
+        _registered[name] = Stage(name, result, needs, given, reads, compute, memory, on_request, paper)  # type: ignore[arg-type]
+        return compute
+
+    return register
+
+
+def registered_stages() -> tuple[Stage, ...]:
+    """All stages registered so far: each after those it needs, otherwise in alphabetical order."""
+    ordered: dict[str, Stage] = {}
+    by_result = {each.result: each for each in _registered.values()}
+
+    def add(each: Stage) -> None:
+        for kind in each.needs:
+            add(by_result[kind])
+        ordered.setdefault(each.name, each)
+
+    for name in sorted(_registered):
+        add(_registered[name])
+    return tuple(ordered.values())
+
+
+def unregister(name: str) -> None:
+    """Forget a stage that a program added."""
+    _registered.pop(name, None)

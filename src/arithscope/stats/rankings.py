@@ -1,0 +1,40 @@
+"""Rankings of neurons, and how well two of them agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+
+def rank_agreement(
+    a: NDArray[np.float64], b: NDArray[np.float64], percents: Sequence[float]
+) -> tuple[float, list[float]]:
+    """How well two rankings of the neurons of some layers agree.
+
+    Args:
+        a: Values by which neurons are ranked, [layers, neurons].
+        b: Other values of the same neurons.
+        percents: Shares of each layer's neurons for which to compute the recall.
+
+    Returns:
+        Spearman's rank correlation over all neurons, and for each percentage the share of each layer's top neurons by `a`
+        that are also among its top neurons by `b`.
+    """
+    ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
+    places = [best_first(x).argsort(1) for x in (a, b)]  # rank of each neuron in its layer
+    sizes = [share_of(a.shape[1], percent) for percent in percents]
+    shared = [float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k) for k in sizes]
+    return float(ranks[0].corr(ranks[1])), shared
+
+
+def share_of(size: int, percent: float) -> int:
+    """So many per cent of a layer's neurons, at least one."""
+    return max(1, round(size * percent / 100))
+
+
+def best_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Neurons of each layer of [layers, neurons] by falling value; ties in the order of neurons."""
+    return np.argsort(-values, axis=1, kind="stable")
