@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from arithscope.errors import UserError
-from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common import schema
+from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import MeanActivations

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.memory import sweep_memory
-from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.models.engine.sweep import Means

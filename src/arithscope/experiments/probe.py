@@ -18,7 +18,7 @@ from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.linear_probes import Examples, initial_probes, training_steps, train
+from arithscope.experiments.common.linear_probes import Examples, initial_probes, train, training_steps
 from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, mean_entry
 from arithscope.experiments.common.samples import batches, probe_split
