@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.engine.replay import PrefixCache, Tape, check_replay, record, replay, replay_neurons
-from arithscope.models.hooks import Edit, capturing, edit, editing
+from arithscope.models.hooks import Edit, capturing, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import operand_grid, random_source, sample
 from tests.families import FAMILY_AND_ATTENTION, small
@@ -27,16 +28,10 @@ def edited_logits(base: Tensor, edited: Tensor) -> Tensor:
     return edited
 
 
-@torch.no_grad()
 def full(model: Model, ids: Tensor, edits: list[Edit]) -> Tensor:
     """The oracle: every variant by its own full forward pass."""
-    variants = max(e.variants for e in edits)
-    rows = []
-    for v in range(variants):
-        one = [e.select(torch.tensor([v if e.variants > 1 else 0])) for e in edits]
-        with editing(model, one, len(ids)):
-            rows.append(model.logits(ids))
-    return torch.stack(rows)
+    slow = FullPass()
+    return slow.replay(slow.record(model, ids, 0), edits, edited_logits)
 
 
 def worst(a: Tensor, b: Tensor) -> float:
@@ -145,6 +140,10 @@ def test_edits_of_the_tape_hold_in_every_replay(family: str, attention: str) -> 
     got = replay_neurons(tape, 1, neurons, values, edited_logits)
     assert worst(got, torch.cat(want)) < TOLERANCE
     assert worst(tape.logits[None], full(model, ids, common)) < TOLERANCE
+    slow = FullPass()
+    slow_tape = slow.record(model, ids, last, edits=common)
+    assert worst(slow_tape.logits, tape.logits) < TOLERANCE
+    assert worst(slow.replay_neurons(slow_tape, 1, neurons, values, edited_logits), got) < TOLERANCE
     assert worst(tape.logits[None], record(model, ids, last).logits[None]) > 100 * TOLERANCE
 
 

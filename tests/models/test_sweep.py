@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from arithscope.models.engine.full_pass import FullPass
+from arithscope.models.engine.interface import REPLAY
 from arithscope.models.engine.replicas import passes_at_once, replica
 from arithscope.models.engine.sweep import mean_activations, sweep, sweep_neurons
 from arithscope.models.hooks import capturing, edit, editing
@@ -47,6 +50,44 @@ def test_sweep_equals_plain_batches(family: str, attention: str) -> None:
             for layer in got:
                 assert close(got[layer], want[layer][block.rows, -1])
     assert (covered == 1).all()
+
+
+@families
+def test_both_engines_see_the_same(family: str, attention: str) -> None:
+    """Logits, activations at every tail position, chosen neurons, and means."""
+    model = small(family, attention)
+    prompts = sample(operand_grid("+-*/", 12), 40, random_source(1, "sweep"))
+    fast, slow = model.engine, FullPass()
+    assert fast is REPLAY
+    wanted: dict[str, Any] = {"heads": [0, 2], "neurons": [1], "residual": [0, 1], "keep": torch.clone}
+    blocks = [
+        {row: (b, i) for b in e.sweep(model, prompts, rows=11, **wanted) for i, row in enumerate(b.rows)}
+        for e in (fast, slow)
+    ]
+    assert blocks[0].keys() == blocks[1].keys() == set(range(len(prompts)))
+    for row, (block, i) in blocks[0].items():
+        other, j = blocks[1][row]
+        assert close(block.logits[i], other.logits[j])
+        for site in ("heads", "neurons", "residual"):
+            got, want = getattr(block.seen, site), getattr(other.seen, site)
+            assert got.keys() == want.keys() == set(wanted[site])
+            assert all(close(got[layer][i], want[layer][j]) for layer in got)
+            assert all(x.shape[1] == model.encoder.length - model.positions.op2 for x in got.values())
+    chosen = {1: torch.tensor([5, 0]), 0: torch.tensor([7])}
+    neurons = [torch.empty(2, len(prompts)), torch.empty(2, len(prompts))]
+    for engine, activations in zip((fast, slow), neurons, strict=True):
+        for rows, seen in engine.sweep_neurons(model, prompts, chosen, rows=13, keep=lambda x: x.T.clone()):
+            assert seen[0].shape == (1, len(rows))
+            activations[:, rows] = seen[1]
+    assert close(*neurons)
+    told = [torch.zeros(len(prompts), model.sizes.vocabulary) for _ in range(2)]
+    means = [
+        e.mean_activations(model, prompts, rows=17, see=lambda rows, logits, x=x: x.__setitem__(rows, logits))
+        for e, x in zip((fast, slow), told, strict=True)
+    ]
+    assert close(*told)
+    assert close(means[0].heads, means[1].heads)
+    assert close(means[0].neurons, means[1].neurons)
 
 
 @families

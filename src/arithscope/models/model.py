@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +19,9 @@ from arithscope.models.families import FAMILIES
 from arithscope.models.offload import devices, main_device, offloaded, weight_of
 from arithscope.models.tokenization import Positions, PromptEncoder
 from arithscope.prompts import Prompts, Template
+
+if TYPE_CHECKING:
+    from arithscope.models.engine.interface import Engine
 
 
 class Site(StrEnum):
@@ -60,6 +64,7 @@ class Model:
             raise unknown_family(config.model_type)
         self.hf_model, self.tokenizer, self.identity = hf_model.eval().requires_grad_(False), tokenizer, identity
         quicken(hf_model)
+        self._engine: Engine | None = None
         self.family = config.model_type
         self.architecture = architecture = FAMILIES[self.family]
         self.layers = list(hf_model.get_submodule(architecture.layers))
@@ -96,6 +101,19 @@ class Model:
             f"Subject({self.identity.name!r}, {self.family}, {s.layers} layers × ({s.heads} heads + {s.neurons} neurons), "
             f"{s.parameters:,} parameters, {self.dtype_name} on {self.device})"
         )
+
+    @property
+    def engine(self) -> Engine:
+        """What experiments run edited passes and sweeps with: the fast replay engine unless `with_engine` chose another."""
+        from arithscope.models.engine.interface import REPLAY
+
+        return self._engine or REPLAY
+
+    def with_engine(self, engine: Engine) -> Model:
+        """Return a shallow copy that uses another engine; modules, weights and tokenizer are shared."""
+        other = copy.copy(self)
+        other._engine = engine
+        return other
 
     @property
     def device(self) -> torch.device:

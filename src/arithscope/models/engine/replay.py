@@ -217,6 +217,16 @@ def _reduced(
     return torch.cat(results)
 
 
+def number_of_variants(edits: Sequence[Edit], first: int) -> int:
+    """Number of variants of edits that are replayed from position `first` on; ValueError if that cannot be done."""
+    counts = {e.variants for e in edits} - {1} or {1}
+    if not edits or len(counts) > 1:
+        raise ValueError(f"edits must agree in their number of variants, not have {sorted(counts)}")
+    if min(min(e.positions) for e in edits) < first:
+        raise ValueError(f"an edit lies before position {first}, where the tape begins")
+    return counts.pop()
+
+
 @torch.no_grad()
 def replay(tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
     """The reduced logits of every variant of some edits, all in force together: the same numbers as a full edited pass.
@@ -224,11 +234,7 @@ def replay(tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None 
     All edits have the same number of variants (or one, which then holds for all). Every edited position must lie in
     the tape's tail. `chunk` is the number of variants in a pass; by default what fits the memory.
     """
-    counts = {e.variants for e in edits} - {1} or {1}
-    if not edits or len(counts) > 1:
-        raise ValueError(f"edits must agree in their number of variants, not have {sorted(counts)}")
-    if min(min(e.positions) for e in edits) < tape.first:
-        raise ValueError(f"an edit lies before position {tape.first}, where the tape begins")
+    variants = number_of_variants(edits, tape.first)
     start = min(e.layer for e in edits)
 
     def hidden_of(numbers: Tensor) -> Tensor:
@@ -236,7 +242,7 @@ def replay(tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None 
         with editing(tape.model, [e.select(numbers) for e in edits], tape.batch, tape.first):
             return _through_layers(tape, hidden, start)
 
-    return _reduced(tape, counts.pop(), reduce, chunk, hidden_of)
+    return _reduced(tape, variants, reduce, chunk, hidden_of)
 
 
 @torch.no_grad()

@@ -25,8 +25,8 @@ from arithscope.models.hooks import Activations, capturing
 from arithscope.models.memory import cache_bytes, component_bytes, rows_that_fit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
+from arithscope.utils.progress import Advance
 
-Progress = Callable[[int], None]  # told how many prompts were done since it was last called
 A = TypeVar("A")
 
 
@@ -47,7 +47,7 @@ class Means:
     neurons: Float[Tensor, "layers positions neurons"]
 
 
-def _last(x: Tensor) -> Tensor:
+def last_position(x: Tensor) -> Tensor:
     return x[:, -1].clone()  # a view would keep the whole tail in memory
 
 
@@ -59,8 +59,8 @@ def sweep(
     heads: Sequence[int] = (),
     neurons: Sequence[int] = (),
     residual: Sequence[int] = (),
-    keep: Callable[[Tensor], Tensor] = _last,
-    progress: Progress | None = None,
+    keep: Callable[[Tensor], Tensor] = last_position,
+    progress: Advance | None = None,
     rows: int | None = None,
 ) -> Iterator[Block]:
     """Run every prompt and yield, block by block, its logits and its activations at the named layers.
@@ -87,7 +87,7 @@ def sweep_neurons(
     model: Model,
     prompts: Prompts,
     chosen: Mapping[int, Int[Tensor, " chosen"]],
-    progress: Progress | None = None,
+    progress: Advance | None = None,
     rows: int | None = None,
     keep: Callable[[Float[Tensor, "rows chosen"]], Tensor] = lambda x: x,
 ) -> Iterator[tuple[NDArray[np.int64], dict[int, Tensor]]]:
@@ -96,7 +96,7 @@ def sweep_neurons(
     layers, highest = list(chosen), max(chosen)
 
     def run(model: Model, tail: _Tail) -> tuple[NDArray[np.int64], dict[int, Tensor]]:
-        with capturing(model, neurons=layers, keep=_last) as seen, _up_to(model.module(Site.NEURONS, highest)):
+        with capturing(model, neurons=layers, keep=last_position) as seen, _up_to(model.module(Site.NEURONS, highest)):
             tail_logits(model, tail.keys_values, tail.ids, tail.beginning)
         return tail.rows, {i: keep(x.index_select(1, chosen[i].to(x.device))) for i, x in seen.neurons.items()}
 
@@ -110,7 +110,7 @@ def sweep_neurons(
 def mean_activations(
     model: Model,
     prompts: Prompts,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
     rows: int | None = None,
     see: Callable[[NDArray[np.int64], Tensor], None] = lambda rows, logits: None,
 ) -> Means:
