@@ -1,4 +1,4 @@
-"""Mean activations over the whole operand grid, which mean ablation sets components to, and the model's answers (Section 2.1)."""
+"""Mean activations over the operand grid, which mean ablation sets components to, and the model's answers (Section 2.1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Linear classifiers, one per layer, trained together in one batched optimisation. Knows nothing of the model.
 
 Adam updates every weight independently and no weight belongs to two probes, so each probe ends up where it would if it were
-trained alone. On a GPU a training step is recorded as a CUDA graph: launching its kernels one by one takes longer than they run.
+trained alone. On a GPU a training step is recorded as a CUDA graph: launching its kernels
+one by one takes longer than they run.
 """
 
 from __future__ import annotations

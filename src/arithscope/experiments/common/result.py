@@ -34,7 +34,7 @@ class Described:
 
 
 class Result(Described):
-    """Base class of results: a frozen dataclass whose fields are declared with `schema.table`, `schema.array` and `schema.value`."""
+    """Base class of results: a frozen dataclass whose fields are declared with the functions of `schema`."""
 
     @classmethod
     def schema(cls) -> dict[str, Table | Array | Value]:

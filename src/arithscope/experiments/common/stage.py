@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -63,7 +63,7 @@ class Context:
     model: Model
     settings: Settings
     results: Results
-    progress: Progress = Silent()
+    progress: Progress = field(default_factory=Silent)
     executor: Executor = LOCAL
 
     @property
@@ -79,11 +79,11 @@ class Context:
         """Which of n independent pieces to compute, in order: all of them. `verify` chooses `size` of them at random."""
         return np.arange(n)
 
-    def confirmed(self, field: str, measured: V, rows: Any = ..., **hints: Any) -> V:
+    def confirmed(self, name: str, measured: V, rows: Any = ..., **hints: Any) -> V:
         """Pass a measured field of the result through verification: in a study, returns it as it is.
 
         Args:
-            field: Name of the result's field.
+            name: Name of the result's field.
             measured: A table with some of the field's rows, or an array with some of its entries.
             rows: For arrays, the index of the measured entries in the whole array.
             **hints: What the comparison needs to know about float noise; see `verify/tolerances.py`.
