@@ -34,6 +34,7 @@ class Accuracy(Result):
         schema.number("predicted", "number that the model answers; −1 if its token is no number"),
         schema.truth("correct", "whether that is the right answer"),
         schema.number("p_answer", "probability of the right answer"),
+        unique=True,
     )
     table: pd.DataFrame = schema.table(
         "Accuracy and probability by operator, and their average.", *schema.SUMMARY_TABLE

@@ -1,4 +1,4 @@
-"""What runs in the processes of a cluster: a worker that has a subject and carries out units with it."""
+"""The worker process of a cluster: holds a model and runs units of work with it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from arithscope.utils.executor import Function, run_unit
 
 
 @dataclass(frozen=True)
-class Named:
-    """A subject that each worker loads itself."""
+class NamedModel:
+    """A model that each worker loads itself."""
 
     name: str
     template: Template
@@ -29,16 +29,16 @@ class Named:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a worker says when it has its subject. The hull is there if it was the worker that loaded it."""
+    """A worker's report that it has its model; with the model's spec if the worker loaded it."""
 
     versions: dict[str, str]
-    node: str  # Ray's name for it
-    host: str  # the name that people know
+    node: str  # Ray's id
+    host: str  # host name
     spec: ModelSpec | None
 
 
 def versions() -> dict[str, str]:
-    """What numbers depend on, and must be the same everywhere."""
+    """Versions that numbers depend on, and that must agree on all nodes."""
     return {
         "arithscope": __version__,
         "Python": platform.python_version().rpartition(".")[0],
@@ -48,18 +48,18 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """Lives in a process of its own, with a GPU, or on the CPU with some threads."""
+    """Runs in its own process, with a GPU or with some CPU threads."""
 
     def __init__(self, device: str, threads: int):
         torch.set_num_threads(threads)
         self.device = torch.device(device)
         self.model: Model | None = None
 
-    def take(self, source: ModelSpec | Named, weights: Weights | None) -> Ready:
-        """Load a subject, or put it together, in the place of an earlier one."""
+    def take(self, source: ModelSpec | NamedModel, weights: Weights | None) -> Ready:
+        """Load a model, or build it from shared weights, in place of an earlier one."""
         self.model, spec = None, None
-        gc.collect()  # a model is full of cycles, and the next one needs its memory
-        if isinstance(source, Named):
+        gc.collect()  # models contain reference cycles, and the next one needs the memory
+        if isinstance(source, NamedModel):
             self.model = load(source.name, source.template, source.options)
             spec = model_spec(self.model)
         elif weights is not None:
@@ -68,7 +68,7 @@ class Worker:
 
         return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), spec)
 
-    def executor(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:
-        """What a unit returns, how many steps it counted, and what a person should know."""
+    def run(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:
+        """The result of a unit, its number of steps, and notes for the user."""
         notes: list[str] = []
         return *run_unit(function, self.model, unit, lambda steps: None, notes.append), notes

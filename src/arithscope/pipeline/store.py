@@ -1,13 +1,13 @@
-"""The run folder: everything a study found, readable with any parquet, safetensors and JSON reader.
+"""The run folder: everything a study found, readable with any parquet, npy and JSON reader.
 
-    manifest.json          what was run on what: subject, versions, configuration, and each stage's status and seconds
-    summary.json           every headline number: experiment, then operator
+    manifest.json          what was run on what: model, versions, configuration, and each stage's status and seconds
+    summary.json           every headline number: stage, then operator
     <stage>/stage.json     what the stage was computed from (its key), its files with checksums, its summary
-    <stage>/*.parquet      one table a dataframe
-    <stage>/arrays.safetensors
+    <stage>/*.parquet      one file per table
+    <stage>/*.npy          one file per array
 
-A stage folder appears complete or not at all, and says itself what it was computed from; manifest and summary are
-derived from the stage folders, so a kill at any moment loses at most the stage in work.
+A stage folder appears complete or not at all, and records what it was computed from. Manifest and summary are derived from the
+stage folders, so a kill at any moment loses at most the stage in progress.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import save_file
 
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
+from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.schema import check_manifest, is_record, schema_problem
 from arithscope.utils.files import (
     LOCK,
@@ -43,20 +43,20 @@ from arithscope.utils.files import (
     writing,
 )
 
-SCHEMA = 1
-R = TypeVar("R")
+SCHEMA = 2
+R = TypeVar("R", bound=Result)
 
 
 class SchemaMismatch(UserError):
-    """A stage that is there, but is not what this version writes."""
+    """A stored stage that is not what this version writes."""
 
 
 class RunFolder:
-    """A run folder, open for reading; `claim` opens one for writing."""
+    """A run folder, open for reading; `open_for_writing` opens one for writing."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._whole: set[str] = set()  # stages whose files were already compared with their checksums
+        self._whole: set[str] = set()  # stages whose checksums were compared already
         self.manifest = _read_json(path / "manifest.json", "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
@@ -81,55 +81,62 @@ class RunFolder:
             return False
 
     def is_done(self, stage: str) -> bool:
-        """Whether a stage is there as the run's present settings want it: one left from other settings is not."""
+        """Whether a stage is there as the run's present settings want it; one left from other settings is not."""
         return self.manifest["stages"].get(stage, {}).get("status") == "done" and self.has(stage)
 
     def key(self, stage: str) -> str | None:
-        """What a stage on disk was computed from; None if it is not there."""
+        """Key of a stored stage: a hash of what it was computed from. None if the stage is not there."""
         return _read_json(self.path / stage / "stage.json", "stage")["key"] if self.has(stage) else None
 
-    def read(self, stage: str, kind: type[R]) -> R:
-        """A stage's result, as the dataclass it was written from."""
+    def read(self, kind: type[R]) -> R:
+        """Read a result by its class.
+
+        Raises:
+            UserError: If its stage is not there, or is not whole.
+            SchemaMismatch: If it is not what this version writes.
+        """
+        stage = stage_of(kind).name
         folder = self.path / stage
         if not self.has(stage):
             raise self._incomplete(stage)
         record = _read_json(folder / "stage.json", "stage")
+        values: dict[str, Any] = dict(record["values"])
         try:
-            arrays = mapped_arrays(folder / "arrays.safetensors") if "arrays.safetensors" in record["files"] else {}
-            values: dict[str, Any] = {**arrays, **record["values"]}
-            for name in record["files"]:
-                if name.endswith(".parquet"):
-                    values[name.removesuffix(".parquet")] = pd.read_parquet(folder / name)
-        except Exception as error:  # whatever the libraries make of files that are none
-            wrong: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
+            for file in map(Path, record["files"]):
+                if file.suffix == ".parquet":
+                    values[file.stem] = pd.read_parquet(folder / file)
+                elif file.suffix == ".npy":
+                    values[file.stem] = _mapped(folder / file)
+        except Exception as error:  # whatever the libraries raise for files of another kind
+            problem: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
         else:
-            wrong = schema_problem(stage, kind, values)
-        if wrong is not None:  # although its checksums are right
+            problem = schema_problem(kind, values)
+        if problem is not None:  # although its checksums are right
             raise SchemaMismatch(
                 f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope, or changed: "
-                f"{wrong}; run it again to compute it."
+                f"{problem}; run it again to compute it."
             )
         return kind(**values)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Every headline number of the stages that are done, from their own records, which are guarded by checksums."""
-        found = {}
+        """Headline numbers of the stages that are done, from their own records, which carry checksums."""
+        summary = {}
         for stage, entry in self.manifest["stages"].items():
             if entry.get("status") == "done":
                 record = _read_json(self.path / stage / "stage.json", "stage")
                 if not is_record(record) or not is_whole(record):
                     raise self._incomplete(stage)
                 if record["summary"]:
-                    found[stage] = record["summary"]
-        return found
+                    summary[stage] = record["summary"]
+        return summary
 
     def _incomplete(self, stage: str) -> UserError:
         return UserError(f"The run in {self.path} has no complete stage {stage!r}; run it again to compute it.")
 
 
 class RunWriter(RunFolder):
-    """A run folder that this process alone may write. `keys` says what each stage of the study must be computed from."""
+    """A run folder that only this process may write. `keys` says what each stage must be computed from."""
 
     def __init__(self, path: Path, keys: dict[str, str]):
         super().__init__(path)
@@ -142,19 +149,23 @@ class RunWriter(RunFolder):
         return stage in self.keys and self.has(stage, self.keys[stage])
 
     def start(self, stage: str) -> None:
-        self._note(stage, {"status": "running", "started": _now()})
+        self._set_status(stage, {"status": "running", "started": _now()})
 
     def fail(self, stage: str, reason: str) -> None:
-        self._note(stage, {"status": "failed", "reason": reason})
+        self._set_status(stage, {"status": "failed", "reason": reason})
 
     def write(self, stage: str, result: Result, seconds: float) -> None:
-        """Store a finished stage, then bring manifest and summary up to date."""
-        frames, arrays, values = _sorted_fields(result)
+        """Store a finished stage, then update manifest and summary."""
+        values = {}
         with new_folder(self.path / stage) as folder:
-            for name, frame in frames.items():
-                frame.to_parquet(folder / f"{name}.parquet", index=False)
-            if arrays:
-                save_file(arrays, folder / "arrays.safetensors")
+            for field in dataclasses.fields(result):  # type: ignore[arg-type]
+                value = getattr(result, field.name)
+                if isinstance(value, pd.DataFrame):
+                    value.to_parquet(folder / f"{field.name}.parquet", index=False)
+                elif isinstance(value, np.ndarray):
+                    np.save(folder / f"{field.name}.npy", np.ascontiguousarray(value), allow_pickle=False)
+                else:
+                    values[field.name] = value
             record = {
                 "stage": stage,
                 "key": self.keys[stage],
@@ -183,41 +194,49 @@ class RunWriter(RunFolder):
         write_json(self.path / "manifest.json", self.manifest)
         write_json(self.path / "summary.json", summary)
 
-    def _note(self, stage: str, entry: dict[str, Any]) -> None:
+    def _set_status(self, stage: str, entry: dict[str, Any]) -> None:
         self.manifest["stages"][stage] = entry
         write_json(self.path / "manifest.json", self.manifest)
 
 
-def refuse_others(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
-    """Raise UserError if a folder cannot be written to, or holds something else than a run of this subject; else the manifest
-    that it has, if any."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not os.access(there, os.W_OK):
-        raise UserError(f"Cannot write to {path} (not allowed in {there}); choose another --out.")
+def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
+    """Check that a folder can hold a run of this model.
+
+    Returns:
+        The manifest that is there, or None.
+
+    Raises:
+        UserError: If the folder cannot be written, or holds something else.
+    """
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"Cannot write to {path} (not allowed in {existing}); choose another --out.")
     with writing(path, "choose another --out"):
         if not _holds_a_run(path):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
         if not (path / "manifest.json").exists():
             return None
-    earlier = RunFolder(path).manifest
-    if any(earlier["model"].get(k) != model[k] for k in ("weight_hash", "tokenizer_hash")):
-        raise UserError(
-            f"{path} holds a run of another subject ({earlier['model'].get('name')}); choose another --out."
-        )
-    return earlier
+    manifest = RunFolder(path).manifest
+    if any(manifest["model"].get(k) != model[k] for k in ("weight_hash", "tokenizer_hash")):
+        raise UserError(f"{path} holds a run of another model ({manifest['model'].get('name')}); choose another --out.")
+    return manifest
 
 
 @contextmanager
-def claim(
+def open_for_writing(
     path: Path, model: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
 ) -> Iterator[RunWriter]:
-    """Open a run folder for writing, new or with earlier stages in it; refuse one that is in use or is another subject's."""
-    refuse_others(path, model)  # before anything is written
+    """Create a run folder, or open one to complete it, and lock it while the context lasts.
+
+    Raises:
+        UserError: If another process is writing to it, or it holds something else than a run of this model.
+    """
+    check_writable(path, model)  # before anything is written
     with writing(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
     with locked(path):
-        earlier = refuse_others(path, model)
-        fresh = {
+        earlier = check_writable(path, model)
+        manifest = {
             "schema": SCHEMA,
             "version": __version__,
             "created": _now() if earlier is None else earlier["created"],
@@ -226,19 +245,19 @@ def claim(
             "stages": {},
         }
         with writing(path):
-            write_json(path / "manifest.json", fresh)
+            write_json(path / "manifest.json", manifest)
             yield RunWriter(path, keys)
 
 
 def _holds_a_run(path: Path) -> bool:
-    """Whether there is a run in a folder, or nothing yet. Stages are a run even if the manifest was removed."""
+    """Whether a folder holds a run, or nothing yet. Stages are a run even if the manifest was removed."""
     ours = {LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
     names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
     return not names or "manifest.json" in names or any((path / name / "stage.json").exists() for name in names)
 
 
 def damaged_files(stage: Path) -> list[str]:
-    """Which files of a stage's folder are missing, or are not those that were written."""
+    """Files of a stage folder that are missing, or differ from what was written."""
     try:
         record = _read_json(stage / "stage.json", "stage")
         if not is_whole(record):
@@ -255,42 +274,12 @@ def _has_digest(path: Path, digest: str) -> bool:
         return False
 
 
-def mapped_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a safetensors file, mapped into memory: of a pattern among thousands only its own bytes are read.
-
-    The file begins with the length of its header, eight bytes, and the header, in JSON: of each array its type, its shape and
-    where its bytes are behind the header. Mapped privately: what is written to an array does not reach the file.
-    """
-    try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        return {name: _mapped(path, 8 + length, entry) for name, entry in header.items()}
-    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"{path.name} has a header that is not as it should be ({error})") from None
-
-
-def _mapped(path: Path, start: int, entry: Any) -> np.ndarray[Any, Any]:
-    kind, shape, (begin, end) = np.dtype(_TYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
-    if not all(type(n) is int and n >= 0 for n in (*shape, begin)) or end - begin != kind.itemsize * math.prod(shape):
-        raise ValueError(f"{path.name} has an array whose shape and place do not fit together")
-    return np.memmap(path, kind, "c", start + begin, shape) if end > begin else np.zeros(shape, kind)
-
-
-_TYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
+def _mapped(path: Path) -> np.ndarray[Any, Any]:
+    """An array mapped into memory, so that only the parts in use are read. Changes to it do not reach the file."""
+    array = np.load(path, mmap_mode="c", allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path.name} is no array")
+    return array
 
 
 def stage_key(**inputs: Any) -> str:
@@ -299,25 +288,8 @@ def stage_key(**inputs: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _sorted_fields(
-    result: Any,
-) -> tuple[dict[str, pd.DataFrame], dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    frames: dict[str, pd.DataFrame] = {}
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(result):
-        value = getattr(result, field.name)
-        if isinstance(value, pd.DataFrame):
-            frames[field.name] = value
-        elif isinstance(value, np.ndarray):
-            arrays[field.name] = np.ascontiguousarray(value)
-        else:
-            values[field.name] = value
-    return frames, arrays, values
-
-
 def plain(value: Any) -> Any:
-    """JSON has no NaN, no numpy numbers and no dataclasses."""
+    """A value as JSON can hold it: no NaN, numpy numbers or dataclasses."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
@@ -341,7 +313,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or str(error)
     raise UserError(
         f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}); remove that file and run the same "
-        "command as then again, which keeps what is whole."
+        "command again, which keeps what is whole."
     )
 
 

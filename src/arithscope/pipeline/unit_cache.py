@@ -1,9 +1,9 @@
-"""Units that are already done, kept on disk while their stage is not: a killed run goes on behind the last of them.
+"""Finished units of work, cached on disk while their stage is in progress: a killed run resumes after the last of them.
 
-    <run>/.parts/<stage>/<key of the stage>/<digest of function and arguments>.safetensors
+    <run>/.units/<stage>/<key of the stage>/<digest of function and arguments>.safetensors
 
-A part is a safetensors file: the arrays of what a unit returned, and in its metadata how they belong together, as JSON, with a
-checksum over everything. The same function with the same arguments returns the same, so a part needs no other name.
+A file holds the arrays that a unit returned and, in its metadata, the structure around them as JSON with a checksum over
+everything. The same function with the same arguments returns the same result, so the digest identifies it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from arithscope.utils.executor import Executor, FinishedUnit, Function, Unit
 from arithscope.utils.files import new_file, remove
 from arithscope.utils.progress import Advance
 
-FOLDER = ".parts"
+FOLDER = ".units"
 
 
 class CachingExecutor(Executor):
-    """Has units carried out by someone else, and stores each as soon as it is done; those found stored are not done again."""
+    """Passes units on to another executor and stores each result; stored units are not run again."""
 
     def __init__(self, executor: Executor, folder: Path):
         self.executor, self.folder, self.where = executor, folder, executor.where
@@ -37,23 +37,23 @@ class CachingExecutor(Executor):
         paths = [self.folder / f"{digest}.safetensors" for digest in digests(function, units)]
         missing = []
         for place, path in enumerate(paths):
-            if (part := read_unit(path)) is None:
+            if (cached := read_unit(path)) is None:
                 missing.append(place)
             else:
-                result, steps = part
+                result, steps = cached
                 advance(steps)
                 yield FinishedUnit(place, result, steps)
         if missing:
             self.folder.mkdir(parents=True, exist_ok=True)
             for done in self.executor.stream(function, model, [units[place] for place in missing], advance):
                 place = missing[done.place]
-                remove(paths[place])  # it was no part, whatever it was
+                remove(paths[place])  # whatever is there, it is no cached unit
                 write_unit(paths[place], done.result, done.steps)
                 yield FinishedUnit(place, done.result, done.steps)
 
 
 def caching_executor(executor: Executor, run: Path, stage: str, key: str) -> CachingExecutor:
-    """For a stage of a run folder; parts that were computed from other inputs are removed."""
+    """An executor that caches units of a stage; units cached for other inputs are removed."""
     folder = run / FOLDER / stage
     for other in folder.iterdir() if folder.exists() else ():
         if other.name != key:
@@ -62,7 +62,7 @@ def caching_executor(executor: Executor, run: Path, stage: str, key: str) -> Cac
 
 
 def clear_cache(run: Path, stage: str) -> None:
-    """Remove the parts of a stage that is done."""
+    """Remove the cached units of a finished stage."""
     shutil.rmtree(run / FOLDER / stage, ignore_errors=True)
     if (run / FOLDER).exists() and not any((run / FOLDER).iterdir()):
         (run / FOLDER).rmdir()
@@ -70,31 +70,31 @@ def clear_cache(run: Path, stage: str) -> None:
 
 def write_unit(path: Path, result: Any, steps: int) -> None:
     arrays: list[np.ndarray[Any, Any]] = []
-    value = json.dumps({"result": _taken_apart(result, arrays), "steps": steps})
+    value = json.dumps({"result": _encode(result, arrays), "steps": steps})
     named = {str(i): array for i, array in enumerate(arrays)}
     with new_file(path) as temporary:
         save_file(named, temporary, metadata={"value": value, "checksum": _checksum(value, arrays)})
 
 
 def read_unit(path: Path) -> tuple[Any, int] | None:
-    """What a unit returned, and its steps; None if it is not there, or damaged."""
+    """A cached result and its number of steps; None if it is not there, or damaged."""
     try:
         with safe_open(path, "np") as file:
-            said = file.metadata()
+            metadata = file.metadata()
             arrays = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
-        if said["checksum"] != _checksum(said["value"], arrays):
+        if metadata["checksum"] != _checksum(metadata["value"], arrays):
             return None
-        value = json.loads(said["value"])
-        return (_put_together(value["result"], arrays), value["steps"]) if type(value["steps"]) is int else None
+        value = json.loads(metadata["value"])
+        return (_decode(value["result"], arrays), value["steps"]) if type(value["steps"]) is int else None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 
 def digests(function: Function, units: Sequence[Unit]) -> list[str]:
-    """For each unit a hash of the function's name and all arguments. What units share is hashed once."""
+    """A hash of the function's name and all arguments for each unit. Arguments that units share are hashed once."""
     known: dict[int, bytes] = {}
 
-    def of(argument: Any) -> bytes:
+    def digest_of(argument: Any) -> bytes:
         if id(argument) not in known:
             digest = hashlib.sha256()
             _add(digest, argument)
@@ -102,11 +102,11 @@ def digests(function: Function, units: Sequence[Unit]) -> list[str]:
         return known[id(argument)]
 
     name = f"{function.__module__}.{function.__qualname__}"
-    return [hashlib.sha256(b"".join([name.encode(), *map(of, unit)])).hexdigest()[:32] for unit in units]
+    return [hashlib.sha256(b"".join([name.encode(), *map(digest_of, unit)])).hexdigest()[:32] for unit in units]
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Every kind of value begins with a word of its own, and says its length, so that no two values are written alike."""
+    """Add a value to a digest. Types and lengths are included, so that no two values are written alike."""
     if isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype.str} {value.shape};".encode())
         digest.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
@@ -126,32 +126,32 @@ def _add(digest: Any, value: Any) -> None:
         text = str(value)
         digest.update(f"{type(value).__name__} {len(text)} {text};".encode())
     else:
-        raise TypeError(f"a unit cannot be given a {type(value).__name__}: it is no plain data")
+        raise TypeError(f"a unit cannot take a {type(value).__name__}: arguments are plain data")
 
 
-def _taken_apart(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
-    """JSON for a value, with its arrays put aside."""
+def _encode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    """A value as JSON, its arrays replaced by their index in `arrays`."""
     if isinstance(value, np.ndarray):
         arrays.append(np.asarray(value, order="C"))
         return {"array": len(arrays) - 1}
     if isinstance(value, tuple | list):
-        return {"tuple" if isinstance(value, tuple) else "list": [_taken_apart(item, arrays) for item in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [_encode(item, arrays) for item in value]}
     if isinstance(value, dict):
-        return {"dict": [[_taken_apart(part, arrays) for part in item] for item in value.items()]}
+        return {"dict": [[_encode(x, arrays) for x in item] for item in value.items()]}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise TypeError(f"a unit cannot return a {type(value).__name__}: it is no plain data")
+    raise TypeError(f"a unit cannot return a {type(value).__name__}: results are plain data")
 
 
-def _put_together(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+def _decode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     if not isinstance(value, dict):
         return value
     [(kind, inside)] = value.items()
     if kind == "array":
         return arrays[inside]
     if kind == "dict":
-        return {_put_together(k, arrays): _put_together(v, arrays) for k, v in inside}
-    items = [_put_together(item, arrays) for item in inside]
+        return {_decode(k, arrays): _decode(v, arrays) for k, v in inside}
+    items = [_decode(item, arrays) for item in inside]
     return tuple(items) if kind == "tuple" else items
 
 

@@ -1,38 +1,36 @@
-"""Several studies side by side: every headline number, and the curves behind the headline figures on axes that models share."""
+"""Compares runs: every headline number, and the curves behind the headline figures on axes that models share (Appendix J)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from arithscope.errors import UserError
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, Classification
 from arithscope.experiments.common.ablation import FOUND
-from arithscope.experiments.common.result import MEAN, Shown, numbers_of
+from arithscope.experiments.common.result import MEAN, Described, summary_numbers
 from arithscope.experiments.probe import ALL, Probe
 from arithscope.experiments.prompt_knockout import OWN, RANDOM, PromptKnockout
 from arithscope.experiments.topk import TopK
 from arithscope.experiments.training import Training
-
-
-@dataclass(frozen=True)
-class Study:
-    """What is compared of one run: its summary, results by stage (those of CURVES, as far as they are there), and how many
-    layers its model has."""
-
-    name: str
-    layers: int
-    summary: Mapping[str, Any]
-    results: Mapping[str, Any]
+from arithscope.pipeline.registry import stage_of
+from arithscope.results.run import Run, distinct_names
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
-    """table: every number of the runs' summaries (low, high and n are missing for plain ones).
-    curves: by name, as in CURVES: x is a share of heads, of layers (depth), of neurons, a number of neurons, or of training."""
+class Comparison(Described):
+    """Numbers and curves of several runs.
+
+    Attributes:
+        runs: Names of the runs.
+        table: Every number of the runs' summaries; low, high and n are missing for plain ones.
+        curves: The curves of `CURVES`; x is a share of heads, layers (depth), neurons or training, or a number of neurons.
+    """
 
     runs: list[str]
     table: pd.DataFrame  # run, experiment, operator, measure, value, low, high, n
@@ -43,25 +41,36 @@ class Comparison(Shown):
         return list(dict.fromkeys(rows.measure))
 
 
-def compare(studies: list[Study]) -> Comparison:
-    """Put all numbers and curves of some studies into one table each."""
+def compare(runs: Sequence[Run | str | Path]) -> Comparison:
+    """Compare runs, open ones or their folders.
+
+    Raises:
+        UserError: If there are fewer than two.
+
+    Example:
+        >>> arithscope.compare(["runs/tiny-llama", "runs/tiny-pythia"]).table
+    """
+    if len(runs) < 2:
+        raise UserError("One run cannot be compared; name two run folders or more.")
+    opened = [run if isinstance(run, Run) else Run(run) for run in runs]
+    named = dict(zip(distinct_names(opened), opened, strict=True))
     numbers = [
-        {"run": study.name, "experiment": experiment, **row}
-        for study in studies
-        for experiment, summary in study.summary.items()
-        for row in numbers_of(summary)
+        {"run": name, "experiment": experiment, **row}
+        for name, run in named.items()
+        for experiment, summary in run.folder.summary.items()
+        for row in summary_numbers(summary)
     ]
     curves = [
-        table.assign(run=study.name, curve=name)
-        for study in studies
-        for name, (stage, draw) in CURVES.items()
-        if stage in study.results
-        for table in [draw(study.results[stage], study.layers)]
+        table.assign(run=name, curve=curve)
+        for name, run in named.items()
+        for curve, (kind, draw) in CURVES.items()
+        if stage_of(kind).name in run.stages
+        for table in [draw(run[kind], int(run.manifest["model"]["sizes"]["layers"]))]
         if len(table)
     ]
     columns = ["run", "curve", "operator", "x", *MEAN]
     return Comparison(
-        [study.name for study in studies],
+        list(named),
         pd.DataFrame(numbers, columns=["run", "experiment", "operator", "measure", *MEAN]),
         pd.concat(curves, ignore_index=True)[columns] if curves else pd.DataFrame(columns=columns),
     )
@@ -88,7 +97,7 @@ def _classified(classify: Classification, layers: int) -> pd.DataFrame:
     return rows.assign(x=(rows.layer + 1) / layers)
 
 
-def _silenced(knockout: PromptKnockout, which: str) -> pd.DataFrame:
+def _ablated(knockout: PromptKnockout, which: str) -> pd.DataFrame:
     c = knockout.curve
     rows = c[(c.criterion == CALIBRATED) & (c.measure == "accuracy") & (c.ablated == which)]
     return rows.assign(x=rows["size"].astype(float))
@@ -100,12 +109,12 @@ def _present(training: Training, layers: int) -> pd.DataFrame:
     return rows.assign(x=rows.checkpoint.map(training.checkpoints.index) / last)
 
 
-CURVES: dict[str, tuple[str, Any]] = {
-    "faithfulness by share of heads": ("circuit", _by_heads),
-    "probe accuracy by depth": ("probe", _by_depth),
-    "faithfulness by share of neurons": ("topk", _by_neurons),
-    "share classified by depth": ("classify", _classified),
-    "accuracy without associated neurons": ("prompt_knockout", lambda result, layers: _silenced(result, OWN)),
-    "accuracy without random neurons": ("prompt_knockout", lambda result, layers: _silenced(result, RANDOM)),
-    "final pairs present over training": ("training", _present),
+CURVES: dict[str, tuple[Any, Any]] = {
+    "faithfulness by share of heads": (Circuit, _by_heads),
+    "probe accuracy by depth": (Probe, _by_depth),
+    "faithfulness by share of neurons": (TopK, _by_neurons),
+    "share classified by depth": (Classification, _classified),
+    "accuracy without associated neurons": (PromptKnockout, lambda result, layers: _ablated(result, OWN)),
+    "accuracy without random neurons": (PromptKnockout, lambda result, layers: _ablated(result, RANDOM)),
+    "final pairs present over training": (Training, _present),
 }

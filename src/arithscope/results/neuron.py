@@ -1,4 +1,4 @@
-"""One neuron of a run: all that is known of it, from every stage."""
+"""One neuron of a run: everything that the stages found out about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.classify import Classification
-from arithscope.experiments.common.result import ByNeuron
+from arithscope.experiments.common.result import NeuronIndex
 from arithscope.experiments.neurons import EXACT, NeuronEffects, neuron_name
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.neuron import neuron_figure
@@ -23,20 +23,24 @@ NO_MATCHES = pd.DataFrame(columns=["heuristic", "kind", "on", "score", "expected
 
 @dataclass(frozen=True, eq=False)
 class ActivationMap:
-    """What makes a top neuron fire and what it writes.
+    """What makes a top neuron fire, and what it writes.
 
-    activations: at the last position, for every pair of operands. logits: of the numbers, from its value vector through the
-    logit lens. push: activation × logit of the prompt's answer; NaN where a prompt is not legal. op1, op2, result: the shares
-    of the pattern's variance that each of them tells. alignment: the correlation of activation and logit of the answer.
-    tokens: the numbers it promotes most."""
+    Attributes:
+        activations: Activation at the last position for every pair of operands, [op1, op2].
+        logits: Logits of the numbers, from its value vector through the logit lens.
+        attribution: Activation × logit of the prompt's answer, [op1, op2]; NaN where a prompt is not legal.
+        rank: Rank in its layer, from 1.
+        variance_explained: Share of the map's variance explained by `op1`, `op2` and `result`.
+        alignment: Correlation of the activation with the logit of the answer.
+        direct: Whether it is explained by the result and promotes the answers it fires for.
+        tokens: The numbers it promotes most.
+    """
 
-    activations: NDArray[np.float32]  # op1, op2
-    logits: NDArray[np.float32]  # numbers
-    push: NDArray[np.float32]  # op1, op2
-    rank: int  # in its layer, from 1 on
-    op1: float
-    op2: float
-    result: float
+    activations: NDArray[np.float32]
+    logits: NDArray[np.float32]
+    attribution: NDArray[np.float32]
+    rank: int
+    variance_explained: dict[str, float]
     alignment: float
     direct: bool
     tokens: list[int]
@@ -44,17 +48,26 @@ class ActivationMap:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neuron:
-    """effects: by every measure, with the rank in its layer. pattern: None for a neuron that is not among the top ones,
-    and in a run without patterns.
-    heuristics: those it matches, first the ones furthest beyond what is expected. best: of each kind the heuristic furthest
-    beyond it, match or not. coverage: the share of its pattern's variance that matched heuristics explain together, raw and
-    calibrated. Heuristics and coverage are empty if the run has no classification, or the neuron no pattern."""
+    """A neuron under one operator.
+
+    Attributes:
+        layer: Its layer.
+        index: Its number in the layer's MLP.
+        operator: The operator.
+        effects: Its effect by every measure, with its rank in the layer: measure, method, value, low, high, n, median, std,
+            rank, of.
+        activation_map: None for a neuron that is not among the top ones, and in a run without the stage `patterns`.
+        heuristics: Heuristics it matches, the most significant first.
+        best: The most significant heuristic of each kind, match or not.
+        coverage: Share of its map's variance that matched heuristics explain together, raw and calibrated. Empty, like the
+            heuristics, if the run has no classification or the neuron no activation map.
+    """
 
     layer: int
     index: int
     operator: str
-    effects: pd.DataFrame  # measure, method, value, low, high, n, median, std, rank, of
-    pattern: ActivationMap | None
+    effects: pd.DataFrame
+    activation_map: ActivationMap | None
     heuristics: pd.DataFrame
     best: pd.DataFrame
     coverage: dict[str, float]
@@ -64,26 +77,31 @@ class Neuron:
         return neuron_name(self.layer, self.index)
 
     def plot(self) -> Figure:
-        """Its pattern, its value vector's logits, and what both together add to the answer."""
-        if self.pattern is None:
+        """Draw its activation map, its value vector's logits, and its direct logit attribution.
+
+        Raises:
+            UserError: If it has no activation map.
+        """
+        if self.activation_map is None:
             raise UserError(
-                f"{self.name} has no pattern for {self.operator} to plot: only top neurons have one, from the stage patterns."
+                f"{self.name} has no activation map for {self.operator} to plot: only top neurons have one, from the stage "
+                "patterns."
             )
         named = self.heuristics[self.heuristics.calibrated.astype(bool)]
         title = f"{self.name}, operator {self.operator}" + (f": {named.heuristic.iloc[0]}" if len(named) else "")
-        p = self.pattern
-        return neuron_figure(self.operator, p.activations, p.logits, p.push, title)
+        m = self.activation_map
+        return neuron_figure(self.operator, m.activations, m.logits, m.attribution, title)
 
     def __repr__(self) -> str:
         effect = self.effects.iloc[0]
-        said = f"effect {effect.value:.3g}, rank {effect['rank']} of {effect.of} in its layer"
-        if self.pattern is None:
-            return f"Neuron({self.name}, {self.operator!r}, {said}, no pattern)"
+        measured = f"effect {effect.value:.3g}, rank {effect['rank']} of {effect.of} in its layer"
+        if self.activation_map is None:
+            return f"Neuron({self.name}, {self.operator!r}, {measured}, no activation map)"
         if not self.coverage:
-            return f"Neuron({self.name}, {self.operator!r}, {said}, not classified)"
+            return f"Neuron({self.name}, {self.operator!r}, {measured}, not classified)"
         calibrated = self.heuristics[self.heuristics.calibrated.astype(bool)]
         main = f"mainly {calibrated.heuristic.iloc[0]!r}" if len(calibrated) else "none calibrated"
-        return f"Neuron({self.name}, {self.operator!r}, {said}, {len(self.heuristics)} heuristics, {main})"
+        return f"Neuron({self.name}, {self.operator!r}, {measured}, {len(self.heuristics)} heuristics, {main})"
 
     def _repr_html_(self) -> str:
         shown = ["heuristic", "score", "expected", "fdr", "calibrated"]
@@ -92,7 +110,7 @@ class Neuron:
 
 
 class _Columns(NamedTuple):
-    """What ranks depend on, of each row of a table of effects."""
+    """Columns of the effects that ranks depend on."""
 
     measure: NDArray[np.int64]
     estimated: NDArray[np.bool_]
@@ -101,29 +119,27 @@ class _Columns(NamedTuple):
 
 
 class NeuronFinder:
-    """Puts together what the stages of a run say of any neuron, quickly also among hundreds of thousands."""
+    """Gathers what the stages of a run found out about any neuron, fast even among hundreds of thousands."""
 
-    def __init__(self, effects: NeuronEffects, patterns: ActivationMaps | None, classify: Classification | None):
-        self._effects, self._patterns = effects, patterns
-        self._of_effects = ByNeuron(effects.effects)
+    def __init__(self, effects: NeuronEffects, maps: ActivationMaps | None, classification: Classification | None):
+        self._effects, self._maps = effects, maps
+        self._of_effects = NeuronIndex(effects.effects)
         self._columns = _Columns(
             pd.factorize(effects.effects.measure)[0],
             (effects.effects.method != EXACT).to_numpy(),
             effects.effects.value.to_numpy(),
             effects.effects.neuron.to_numpy(),
         )
-        self._of_patterns = None if patterns is None else ByNeuron(patterns.neurons)
-        self._of_classify = (
-            {}
-            if classify is None
-            else {name: ByNeuron(getattr(classify, name)) for name in ("matches", "best", "neurons")}
-        )
+        self._of_maps = None if maps is None else NeuronIndex(maps.neurons)
+        tables = () if classification is None else ("matches", "best", "neurons")
+        self._of_classification = {name: NeuronIndex(getattr(classification, name)) for name in tables}
 
     def find(self, operator: str, layer: int, neuron: int) -> Neuron:
+        """Everything known about a neuron. Raises UserError if there is no such neuron."""
         if not len(self._of_effects.places(operator, layer, neuron)):
             raise self._unknown(operator, layer, neuron)
-        place = self.place(operator, layer, neuron)
-        known = {name: table.rows(operator, layer, neuron) for name, table in self._of_classify.items()}
+        row = self.map_row(operator, layer, neuron)
+        known = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
         matches, best = (
             known.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
             for name in ("matches", "best")
@@ -134,18 +150,18 @@ class NeuronFinder:
             neuron,
             operator,
             self._ranked(operator, layer, neuron),
-            None if place is None else self._pattern(operator, place),
+            None if row is None else self._activation_map(row),
             matches,
             best,
             {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {},
         )
 
-    def place(self, operator: str, layer: int, neuron: int) -> int | None:
-        """The row of a neuron in `patterns`; None if it is not among the top ones."""
-        if self._of_patterns is None:
+    def map_row(self, operator: str, layer: int, neuron: int) -> int | None:
+        """Row of a neuron in the activation maps; None if it is not among the top ones."""
+        if self._of_maps is None:
             return None
-        found = self._of_patterns.places(operator, layer, neuron)
-        return int(found[0]) if len(found) else None
+        rows = self._of_maps.places(operator, layer, neuron)
+        return int(rows[0]) if len(rows) else None
 
     def _unknown(self, operator: str, layer: int, neuron: int) -> UserError:
         table = self._effects.effects
@@ -158,7 +174,7 @@ class NeuronFinder:
         )
 
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
-        """The neuron's effects with its rank in its layer by the mean, as in `Neurons.ranking`: exact effects first."""
+        """The neuron's effects with its rank in the layer by the mean, as in `NeuronEffects.ranking`: exact effects first."""
         own = self._of_effects.places(operator, layer, neuron)
         of_layer = self._of_effects.places(operator, layer)
         e, ranks, sizes = self._columns, [], []
@@ -173,18 +189,16 @@ class NeuronFinder:
         table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])
         return table.assign(rank=ranks, of=sizes).reset_index(drop=True)
 
-    def _pattern(self, operator: str, place: int) -> ActivationMap:
-        assert self._patterns is not None
-        row = self._patterns.neurons.iloc[place]
+    def _activation_map(self, row: int) -> ActivationMap:
+        assert self._maps is not None
+        neuron = self._maps.neurons.iloc[row]
         return ActivationMap(
-            np.asarray(self._patterns.activations[place], dtype=np.float32),
-            np.asarray(self._patterns.logits[place]),
-            self._patterns.push(place),
-            int(row["rank"]) + 1,
-            float(row.op1),
-            float(row.op2),
-            float(row.result),
-            float(row.alignment),
-            bool(row.direct),
-            [int(n) for n in row.tokens],
+            np.asarray(self._maps.activations[row], dtype=np.float32),
+            np.asarray(self._maps.logits[row]),
+            self._maps.attribution_map(row),
+            int(neuron["rank"]) + 1,
+            {name: float(neuron[f"variance_explained_{name}"]) for name in ("op1", "op2", "result")},
+            float(neuron.alignment),
+            bool(neuron.direct),
+            [int(n) for n in neuron.tokens],
         )

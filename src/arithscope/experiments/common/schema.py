@@ -26,8 +26,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """A stored table. Where `unique` is set, readers rely on keys not repeating, and tables that repeat one are refused."""
+
     doc: str
     columns: tuple[Column, ...]
+    unique: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -70,9 +73,9 @@ def listing(name: str, doc: str) -> Column:
     return Column(name, "list", doc)
 
 
-def table(doc: str, *columns: Column) -> Any:
+def table(doc: str, *columns: Column, unique: bool = False) -> Any:
     """Declare a field that holds a dataframe with these columns."""
-    return field(metadata={"schema": Table(doc, columns)})
+    return field(metadata={"schema": Table(doc, columns, unique)})
 
 
 def array(doc: str, dtype: str, axes: str) -> Any:
