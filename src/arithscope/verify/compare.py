@@ -1,4 +1,4 @@
-"""Comparing stored numbers with recomputed ones: how far apart they are, how far they may be, and why."""
+"""Compares stored numbers with recomputed ones: how far apart they are, how far they may be, and why."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from numpy.typing import ArrayLike
 from arithscope.experiments.common.result import Result
 from arithscope.pipeline.store import plain
 
-ALLOWED = "allowed"  # a column of a recomputed table: by how much more its numbers may differ
-
 
 @dataclass(frozen=True)
 class Noise:
-    """How far two computations of the same number may be apart: relative · |number| + absolute. `tie`: two tokens whose
-    logits are closer, as a share of the largest one's distance from the mean, may change places. `prompt`: how far an effect on
-    one prompt may be off where activations are rounded on their way; of a mean over n prompts, 1/√n of it."""
+    """How far two computations of the same number may be apart: relative · |number| + absolute.
+
+    Attributes:
+        name: What it is called in a verdict.
+        relative: Share of the number.
+        absolute: Absolute distance.
+        tie: Tokens whose logits are closer than this share of the largest one's distance from the mean may change places.
+        prompt: Noise of an effect on one prompt where activations are rounded; of a mean over n prompts, 1/√n of it.
+    """
 
     name: str
     relative: float
@@ -33,8 +37,8 @@ class Noise:
 
 
 EXACT = Noise("as it follows from what is stored", 1e-9, 1e-12)
-# Of passes in single precision, logits agree to about 1e-6; what is made of them (ratios of probabilities, shares of a
-# small span) to a hundred times that. In half precision every activation is rounded to 3 or 2 digits on its way.
+# In single precision logits agree to about 1e-6; what is computed from them (ratios of probabilities, shares of a small span) to
+# a hundred times that. In half precision every activation is rounded to 3 or 2 digits.
 _NOISE = {
     "float64": Noise("float64 noise", 1e-6, 1e-8, 1e-9),
     "float32": Noise("float32 noise", 1e-3, 2e-5, 1e-4),
@@ -44,32 +48,28 @@ _NOISE = {
 
 
 def noise_of(dtype: str) -> Noise:
-    """Of models that compute in this type."""
+    """Noise of models that compute in a type."""
     return _NOISE.get(dtype, _NOISE["bfloat16"])
 
 
 @dataclass
 class Tally:
-    """What was compared of a stage: how many numbers, the one that is furthest apart for what is allowed, and those that are
-    too far apart."""
+    """What was compared: how many numbers, the largest difference in relation to what is allowed, and those too far apart."""
 
     noise: Noise
     numbers: int = 0
-    recomputed: list[str] = field(default_factory=list)  # what, in words
-    differs: list[str] = field(default_factory=list)
-    difference: float = 0.0
+    recomputed: list[str] = field(default_factory=list)  # what was recomputed, in words
+    differences: list[str] = field(default_factory=list)
+    largest: float = 0.0
     allowed: float = EXACT.absolute
-    why: str = EXACT.name
-
-    def did(self, what: str) -> None:
-        self.recomputed.append(what)
+    reason: str = EXACT.name
 
     def same(self, what: str, stored: Any, now: Any) -> None:
-        """Plain values (numbers, texts, lists and dicts of such), which must be equal, but for the last digits of floats."""
+        """Compare plain values (numbers, texts, lists and dicts), which must be equal up to the last digits of floats."""
         stored, now = plain(stored), plain(now)
         self.numbers += 1
         if not _alike(stored, now):
-            self._complain(what, stored, now)
+            self._differs(what, stored, now)
 
     def close(
         self,
@@ -78,14 +78,23 @@ class Tally:
         now: ArrayLike,
         noise: Noise,
         name: Callable[[int], str] = lambda i: "",
-        more: ArrayLike = 0.0,
+        extra: ArrayLike = 0.0,
     ) -> None:
-        """Arrays of numbers; `more` is by how much more they may differ, and `name` says what the i-th number is of."""
+        """Compare arrays of numbers.
+
+        Args:
+            what: What the numbers are.
+            stored: The stored numbers.
+            now: The recomputed ones.
+            noise: How far they may be apart.
+            name: Names the i-th number.
+            extra: How much further apart they may be.
+        """
         a, b = (np.asarray(x, dtype=np.float64) for x in (stored, now))
         if a.shape != b.shape:
-            self._complain(f"the shape of {what}", a.shape, b.shape)
+            self._differs(f"the shape of {what}", a.shape, b.shape)
             return
-        extra = np.broadcast_to(np.asarray(more, dtype=np.float64), a.shape).ravel()
+        more = np.broadcast_to(np.asarray(extra, dtype=np.float64), a.shape).ravel()
         a, b = a.ravel(), b.ravel()
         self.numbers += len(a)
         if not len(a):
@@ -93,49 +102,61 @@ class Tally:
         alike = (a == b) | (np.isnan(a) & np.isnan(b))
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.where(alike, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf))
-            allowed = noise.relative * np.nan_to_num(np.abs(a), posinf=0.0) + noise.absolute + extra
-            ratio = apart / allowed
+            allowed = noise.relative * np.nan_to_num(np.abs(a), posinf=0.0) + noise.absolute + more
+            ratio = np.where(apart == 0, 0.0, apart / np.maximum(allowed, 1e-300))
         i = int(ratio.argmax())
-        if ratio[i] > self.difference / self.allowed or self.difference == 0:
-            self.difference, self.allowed, self.why = float(apart[i]), float(allowed[i]), noise.name
+        if ratio[i] > self.largest / self.allowed or self.largest == 0:
+            self.largest, self.allowed, self.reason = float(apart[i]), float(allowed[i]), noise.name
         if ratio[i] > 1:
             others = int((ratio > 1).sum()) - 1
-            more_of_them = f", and {others} more" if others else ""
             where = name(i)
-            self._complain(what + (f" of {where}" if where else ""), a[i], b[i], more_of_them)
+            self._differs(
+                what + (f" of {where}" if where else ""), a[i], b[i], f", and {others} more" if others else ""
+            )
 
-    def rows(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, on: Sequence[str], noise: Noise) -> None:
-        """Recomputed rows against the stored ones that have the same entries in the columns `on`."""
-        once = stored.drop_duplicates(list(on))  # shares of a small MLP may be the same number of neurons
-        found = now[list(on)].merge(once, how="left", on=list(on), indicator="there")
-        missing = np.flatnonzero(found.there != "both")
+    def rows(
+        self,
+        what: str,
+        stored: pd.DataFrame,
+        now: pd.DataFrame,
+        keys: Sequence[str],
+        noise: Noise,
+        extra: ArrayLike = 0.0,
+    ) -> None:
+        """Compare recomputed rows with the stored ones that have the same keys."""
+        keys, now = list(keys), now.reset_index(drop=True)
+        once = stored.drop_duplicates(keys)
+        matching = now[keys].merge(once, how="left", on=keys, indicator="_merge")
+        missing = np.flatnonzero(matching["_merge"] != "both")
         if len(missing):
-            self._complain(f"{what} of {_named(now, on, int(missing[0]))}", "no such row", "a row")
+            self._differs(f"{what} of {_named(now, keys, int(missing[0]))}", "no such row", "a row")
             return
-        more = now[ALLOWED].to_numpy() if ALLOWED in now else 0.0
-        for column in (c for c in now.columns if c not in on and c != ALLOWED):
-            self._column(f"{what}, {column}", found[column], now[column], noise, lambda i: _named(now, on, i), more)
+        for column in (c for c in now.columns if c not in keys):
+            self._column(
+                f"{what}, {column}", matching[column], now[column], noise, lambda i: _named(now, keys, i), extra
+            )
 
     def table(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, noise: Noise = EXACT) -> None:
-        """A table that was recomputed whole: the same rows in the same order."""
+        """Compare a table that was recomputed whole: the same rows in the same order."""
         stored, now = stored.reset_index(drop=True), now.reset_index(drop=True)
         self.same(f"the columns of {what}", list(stored.columns), list(now.columns))
         if len(stored) != len(now):
-            self._complain(f"the number of rows of {what}", len(stored), len(now))
+            self._differs(f"the number of rows of {what}", len(stored), len(now))
             return
         for column in (c for c in now.columns if c in stored):
             self._column(f"{what}, {column}", stored[column], now[column], noise, lambda i: f"row {i}")
 
-    def result(self, stored: Result, now: Result, noise: Noise = EXACT) -> None:
-        """A stage that was recomputed whole, field by field."""
+    def result(self, stored: Result, now: Result, confirmed: set[str]) -> None:
+        """Compare the fields of a result that follow from what was confirmed before."""
         for each in fields(stored):  # type: ignore[arg-type]  # every result is a dataclass
-            a, b = getattr(stored, each.name), getattr(now, each.name)
-            if isinstance(a, pd.DataFrame):
-                self.table(each.name, a, b, noise)
-            elif isinstance(a, np.ndarray):
-                self.close(each.name, a, b, noise)
-            else:
-                self.same(each.name, a, b)
+            if each.name not in confirmed:
+                a, b = getattr(stored, each.name), getattr(now, each.name)
+                if isinstance(a, pd.DataFrame):
+                    self.table(each.name, a, b)
+                elif isinstance(a, np.ndarray):
+                    self.close(each.name, a, b, EXACT)
+                else:
+                    self.same(each.name, a, b)
 
     def _column(
         self,
@@ -144,22 +165,22 @@ class Tally:
         now: pd.Series[Any],
         noise: Noise,
         name: Callable[[int], str],
-        more: ArrayLike = 0.0,
+        extra: ArrayLike = 0.0,
     ) -> None:
         if not len(now):
             return
         if now.dtype.kind == "f":
-            self.close(what, pd.to_numeric(stored, errors="coerce"), now, noise, name, more)
+            self.close(what, pd.to_numeric(stored, errors="coerce"), now, noise, name, extra)
             return
         pairs = list(zip(_items(stored), _items(now), strict=True))
         self.numbers += len(pairs)
         wrong = [i for i, (a, b) in enumerate(pairs) if not _alike(a, b)]
         if wrong:
             others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            self._complain(f"{what} of {name(wrong[0])}", *pairs[wrong[0]], others)
+            self._differs(f"{what} of {name(wrong[0])}", *pairs[wrong[0]], others)
 
-    def _complain(self, what: str, stored: Any, now: Any, others: str = "") -> None:
-        self.differs.append(f"{what} (stored {_shown(stored)}, now {_shown(now)}{others})")
+    def _differs(self, what: str, stored: Any, now: Any, others: str = "") -> None:
+        self.differences.append(f"{what} (stored {_shown(stored)}, now {_shown(now)}{others})")
 
 
 def _items(column: pd.Series[Any]) -> list[Any]:
@@ -167,7 +188,7 @@ def _items(column: pd.Series[Any]) -> list[Any]:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Equal, floats up to the last digits."""
+    """Whether values are equal, floats up to the last digits."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
     if isinstance(a, list) and isinstance(b, list):
@@ -177,8 +198,8 @@ def _alike(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _named(table: pd.DataFrame, on: Sequence[str], row: int) -> str:
-    return ", ".join(f"{name} {table[name].iloc[row]}" for name in on)
+def _named(table: pd.DataFrame, keys: Sequence[str], row: int) -> str:
+    return ", ".join(f"{name} {table[name].iloc[row]}" for name in keys)
 
 
 def _shown(value: Any) -> str:

@@ -1,124 +1,200 @@
-"""Whether a run's numbers can be reproduced: its files, its subject, and a sample of every stage, recomputed."""
+"""Whether a run's numbers can be reproduced: its files, its model, and every stage, recomputed on a sample with full passes.
+
+Each stage is run again by the same function that computed it, in a `VerifyContext`: the model uses the slow engine of plain full
+passes instead of replay, only a sample of the independent pieces is computed, and what is measured is compared with what is
+stored. What follows from it is computed from the stored whole, and must be the same to the last digits.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from arithscope import __version__
 from arithscope.errors import UserError
-from arithscope.pipeline import runner
-from arithscope.pipeline.registry import STAGES, Stage
-from arithscope.pipeline.runner import describe_model, device_name
+from arithscope.experiments.common.result import Result
+from arithscope.experiments.common.stage import Results, Stage
+from arithscope.experiments.stability import RepeatResults, Stability
+from arithscope.experiments.training import CheckpointResults, Training
+from arithscope.models.engine.full_pass import FullPass
+from arithscope.pipeline.checkpoints import FOLDER as CHECKPOINTS
+from arithscope.pipeline.checkpoints import checkpoint_stages, final_results, read_checkpoint
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.repeats import FOLDER as REPEATS
+from arithscope.pipeline.repeats import read_repeat
+from arithscope.pipeline.runner import DeclaredSettings, Given, describe_model, device_name, keys_of
 from arithscope.pipeline.store import damaged_files, plain
 from arithscope.results.run import Run
+from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Progress
+from arithscope.verify.checks import CHECKS
 from arithscope.verify.compare import EXACT, Tally, noise_of
-from arithscope.verify.inputs import Inputs
-from arithscope.verify.samplers import sampler_of
+from arithscope.verify.context import VerifyContext
 
-SHOWN = 3  # differences of a stage that are told
+SHOWN = 3  # differences of a stage that a verdict lists
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """About one stage, or about what belongs to no stage."""
+    """The outcome for one stage, or for what belongs to no stage."""
 
     about: str
     agrees: bool
-    said: str
+    text: str
     numbers: int = 0
 
 
-def check_files(run: Run) -> list[Verdict]:
-    """Whether the files are as they were written, and manifest, summary and stages say the same."""
-    said, known = run.manifest["stages"], {stage.name for stage in STAGES}
-    there = {name for name in known | set(said) if (run.path / name).is_dir()}
-    done = {name for name, entry in said.items() if entry.get("status") == "done"}
-    wrong = [f"the stage {name} is done, but not there" for name in sorted(done - there)]
-    wrong += [f"the stage {name} is there, but not in the manifest" for name in sorted(there - set(said))]
-    wrong += [f"the stage {name} is of another version, and cannot be verified" for name in sorted(done - known)]
-    records = {}
-    for name in sorted(done & there):
-        damaged = damaged_files(run.path / name)
-        wrong += [f"{name}/{file} is not as it was written" for file in damaged]
-        if "stage.json" not in damaged:
-            record = _json(run.path / name / "stage.json")
-            records[name] = record.get("summary")
-            if any(said[name].get(entry) != record.get(entry) for entry in ("finished", "seconds")):
-                wrong.append(f"manifest and {name}/stage.json name different times")
-    verdicts = [_verdict("files", wrong, f"of {len(done)} stages are as they were written")]
-    tally = Tally(EXACT)
-    tally.same("summary.json", _json(run.path / "summary.json"), {name: x for name, x in records.items() if x})
-    verdicts.append(_verdict("summary", tally.differs, "says what the stages say"))
-    return verdicts
-
-
-def check_model(inputs: Inputs) -> list[Verdict]:
-    """Whether the subject is that of the manifest (other weights are refused when it is loaded), and the keys of the stages are
-    those of these settings."""
-    run, model = inputs.run, inputs.model
-    known, found = run.manifest["model"], plain(describe_model(model))
-    wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
-    here = device_name(model)
-    where = (
-        f"on {here}" if known.get("device") == here else f"on {here}, while the run was made on {known.get('device')}"
-    )
-    verdicts = [_verdict("model", wrong, f"has the weights and the tokenizer of the manifest; {where}")]
-    version = run.manifest.get("version")
-    if version != __version__:
-        said = f"the run is of version {version}, and this is {__version__}: keys cannot be the same, while numbers may"
-        return [*verdicts, Verdict("keys", True, f"not compared: {said}")]
-    keys = runner.keys_of(model, inputs.settings, inputs.stages, inputs.given)
-    there = {name: run.folder.key(name) for name in run.stages}
-    other = [f"{name} was computed from something else" for name, key in there.items() if key != keys.get(name)]
-    return [*verdicts, _verdict("keys", other, f"of {len(there)} stages are those of the manifest's settings")]
-
-
-def check_stages(inputs: Inputs, progress: Progress) -> list[Verdict]:
-    """A verdict on every stage that is done."""
-    done = [stage for stage in STAGES if stage.name in inputs.run.stages]
-    verdicts = []
-    with progress.task("verify", len(done)) as advance:
-        for stage in done:
-            verdicts.append(check_stage(inputs, stage))
-            advance(1)
-    return verdicts
-
-
-def check_stage(inputs: Inputs, stage: Stage) -> Verdict:
-    tally, sampler = Tally(noise_of(inputs.model.dtype_name)), sampler_of(stage.name)
+def _settings_of(run: Run) -> Settings:
+    """The settings in a run's manifest."""
+    stored = run.configuration
+    names = {field.name for field in fields(Settings)} - {"custom_sizes"}
     try:
-        stored = inputs.run.result(stage.name)
-        tally.same("summary", _stored_summary(inputs.run, stage.name), stored.summary())
-        sampler(inputs, stored, tally)
-    except UserError as error:
-        return Verdict(stage.name, False, f"DIFFERS: it cannot be checked. {error}")
-    except (LookupError, ValueError, TypeError, AttributeError) as error:  # tables that another hand has written
-        tally.differs.append(f"its tables do not fit together ({type(error).__name__}: {error})")
-    if tally.differs:
-        more = f"; and {len(tally.differs) - SHOWN} more" if len(tally.differs) > SHOWN else ""
-        return Verdict(stage.name, False, f"DIFFERS: {'; '.join(tally.differs[:SHOWN])}{more}", tally.numbers)
-    return Verdict(stage.name, True, f"agrees: {', '.join(tally.recomputed)}; {_measured(tally)}", tally.numbers)
+        sizes = SampleSizes(**stored["sizes"])
+        return Settings(**{name: value for name, value in stored.items() if name in names}, custom_sizes=sizes)
+    except (TypeError, AttributeError, KeyError):
+        raise UserError(f"The settings in the manifest of {run.path} cannot be read; it was changed by hand.") from None
+
+
+class Verification:
+    """The verification of one run.
+
+    Args:
+        run: The run. The folder of an earlier checkpoint takes what it was given from the final model's run, in whose folder it
+            lies.
+        seed: Seed that chooses what is recomputed.
+
+    Raises:
+        UserError: If the run is a repetition, which keeps too little to be verified.
+    """
+
+    def __init__(self, run: Run, seed: int):
+        parent = run.path.resolve().parent
+        nested = (parent.parent / "manifest.json").exists()
+        if parent.name == REPEATS and nested:
+            raise UserError(
+                f"{run.path} is a repetition of the run in {parent.parent} and keeps too little to be verified; verify that run."
+            )
+        self.run, self.seed, self.settings = run, seed, _settings_of(run)
+        self.final = Run(parent.parent) if parent.name == CHECKPOINTS and nested else None
+        self.stages = all_stages() if self.final is None else checkpoint_stages()
+
+    def check_files(self) -> list[Verdict]:
+        """Whether files are as they were written, and manifest, summary and stages agree."""
+        status, known = self.run.manifest["stages"], {stage.name for stage in all_stages()}
+        present = {name for name in known | set(status) if (self.run.path / name).is_dir()}
+        done = {name for name, entry in status.items() if entry.get("status") == "done"}
+        wrong = [f"the stage {name} is done, but not there" for name in sorted(done - present)]
+        wrong += [f"the stage {name} is there, but not in the manifest" for name in sorted(present - set(status))]
+        wrong += [
+            f"the stage {name} is unknown to this version, and cannot be verified" for name in sorted(done - known)
+        ]
+        summaries = {}
+        for name in sorted(done & present):
+            damaged = damaged_files(self.run.path / name)
+            wrong += [f"{name}/{file} is not as it was written" for file in damaged]
+            if "stage.json" not in damaged:
+                record = _json(self.run.path / name / "stage.json")
+                summaries[name] = record.get("summary")
+                if any(status[name].get(entry) != record.get(entry) for entry in ("finished", "seconds")):
+                    wrong.append(f"manifest and {name}/stage.json name different times")
+        tally = Tally(EXACT)
+        tally.same("summary.json", _json(self.run.path / "summary.json"), {n: s for n, s in summaries.items() if s})
+        return [
+            _verdict("files", wrong, f"of {len(done)} stages are as they were written"),
+            _verdict("summary", tally.differences, "is what the stages say"),
+        ]
+
+    def check_model(self) -> list[Verdict]:
+        """Whether the model is the manifest's (other weights are refused on loading), and keys follow from its settings."""
+        run, model = self.run, self.run.model
+        known, here = run.manifest["model"], device_name(self.run.model)
+        found = plain(describe_model(model))
+        wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
+        where = f"on {here}" + (
+            "" if known.get("device") == here else f", while the run was made on {known.get('device')}"
+        )
+        verdicts = [_verdict("model", wrong, f"has the weights and the tokenizer of the manifest; {where}")]
+        version = run.manifest.get("version")
+        if version != __version__:
+            text = f"not compared: the run is of version {version}, and this is {__version__}"
+            return [*verdicts, Verdict("keys", True, f"{text}: keys cannot be the same, while numbers may")]
+        keys = keys_of(model, self.settings, self.stages, self._from_final())
+        stored = {name: run.folder.key(name) for name in run.stages}
+        other = [f"{name} was computed from something else" for name, key in stored.items() if key != keys.get(name)]
+        return [*verdicts, _verdict("keys", other, f"of {len(stored)} stages follow from the manifest's settings")]
+
+    def check_stages(self, progress: Progress) -> list[Verdict]:
+        """A verdict on every stage that is done."""
+        done = [stage for stage in self.stages if stage.name in self.run.stages]
+        verdicts = []
+        with progress.task("verify", len(done)) as advance:
+            for stage in done:
+                verdicts.append(self.check_stage(stage))
+                advance(1)
+        return verdicts
+
+    def check_stage(self, stage: Stage) -> Verdict:
+        """Recompute a sample of a stage, and run the check registered for its result, if any."""
+        tally = Tally(noise_of(self.run.model.dtype_name))
+        try:
+            stored: Result = self.run[stage.result]
+            tally.same("summary", _json(self.run.path / stage.name / "stage.json")["summary"], stored.summary())
+            ctx = self._context(stage, stored, tally)
+            registered = CHECKS.get(stage.result)
+            if registered is not None:
+                registered.function(ctx, stored)
+            if registered is None or registered.recompute:
+                tally.result(stored, stage.compute(ctx), ctx.confirmed_fields)
+        except UserError as error:
+            return Verdict(stage.name, False, f"DIFFERS: it cannot be checked. {error}")
+        except (LookupError, ValueError, TypeError, AttributeError) as error:  # tables that were changed by hand
+            tally.differences.append(f"its tables do not fit together ({type(error).__name__}: {error})")
+        if tally.differences:
+            more = f"; and {len(tally.differences) - SHOWN} more" if len(tally.differences) > SHOWN else ""
+            return Verdict(stage.name, False, f"DIFFERS: {'; '.join(tally.differences[:SHOWN])}{more}", tally.numbers)
+        what = ", ".join(tally.recomputed) or "all of it from what is stored"
+        return Verdict(stage.name, True, f"agrees: {what}; {_measured(tally)}", tally.numbers)
+
+    def _context(self, stage: Stage, stored: Result, tally: Tally) -> VerifyContext:
+        engine = FullPass(tally.noise.tie)
+        results = Results(*(given.result for given in self._from_final()))
+        for kind in stage.needs:
+            if kind not in results:
+                results.add(self.run[kind])
+        if isinstance(stored, Training):
+            folder = self.run.path / CHECKPOINTS
+            parts = [read_checkpoint(folder / name, name) for name in stored.checkpoints[:-1]]
+            results.add(CheckpointResults([checkpoint for checkpoint, _ in parts], [key for _, key in parts]))
+        if isinstance(stored, Stability):
+            repeats = [read_repeat(self.run.path / REPEATS / n, n, self.settings.effect) for n in stored.runs[1:]]
+            results.add(RepeatResults(repeats))
+        return VerifyContext(
+            model=self.run.model.with_engine(engine),
+            settings=DeclaredSettings(self.settings, stage.reads),
+            results=results,
+            stored=stored,
+            tally=tally,
+            engine=engine,
+            sample_seed=self.seed,
+        )
+
+    def _from_final(self) -> list[Given]:
+        return [] if self.final is None else final_results(self.final.folder)
 
 
 def _measured(tally: Tally) -> str:
-    if tally.difference == 0:
+    if tally.largest == 0:
         return f"{tally.numbers:,} numbers, all of them the same"
     return (
-        f"{tally.numbers:,} numbers, the largest difference {tally.difference:.1g} of {tally.allowed:.1g} allowed "
-        f"({tally.why})"
+        f"{tally.numbers:,} numbers, the largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed "
+        f"({tally.reason})"
     )
 
 
-def _stored_summary(run: Run, stage: str) -> Any:
-    return _json(run.path / stage / "stage.json")["summary"]
-
-
 def _json(path: Path) -> Any:
-    """What a file says; nothing if it cannot be read."""
+    """Contents of a JSON file; nothing if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -130,7 +206,7 @@ def _verdict(about: str, wrong: list[str], right: str) -> Verdict:
 
 
 def conclusion(verdicts: list[Verdict], stages: int) -> str:
-    """The last sentence."""
+    """The last sentence of a verification."""
     wrong = [verdict.about for verdict in verdicts if not verdict.agrees]
     numbers = sum(verdict.numbers for verdict in verdicts)
     if wrong:

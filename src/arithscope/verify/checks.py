@@ -1,0 +1,126 @@
+"""Checks that results register for themselves. A stage without one is recomputed on a sample (verify/verify.py).
+
+@check(Commutes)
+def in_range(ctx: VerifyContext, stored: Commutes) -> None:
+    ctx.tally.same("shares outside [0, 1]", int(((stored.table.value < 0) | (stored.table.value > 1)).sum()), 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from arithscope.experiments.common.result import Result
+from arithscope.experiments.common.samples import batches
+from arithscope.experiments.means import MeanActivations
+from arithscope.models.hooks import capturing
+from arithscope.models.model import Model
+from arithscope.prompts import Prompts, operand_grid
+from arithscope.results.ask import ask
+from arithscope.verify.compare import Noise
+from arithscope.verify.context import VerifyContext
+
+R = TypeVar("R", bound=Result)
+PROMPTS = 200  # whose answers are computed again
+WHOLE_GRID = 4000  # prompts: means over no more are computed again over all of them
+STANDARD_ERRORS = 5.0  # that the mean over a sample may be away, over all components of a layer at a position
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of a result class. `recompute`: whether the stage is recomputed on a sample as well."""
+
+    function: Callable[[VerifyContext, Any], None]
+    recompute: bool
+
+
+CHECKS: dict[type[Result], Check] = {}
+
+
+def check(
+    kind: type[R], recompute: bool = True
+) -> Callable[[Callable[[VerifyContext, R], None]], Callable[[VerifyContext, R], None]]:
+    """Register a check of a result class; it compares by means of `ctx.tally`."""
+
+    def register(function: Callable[[VerifyContext, R], None]) -> Callable[[VerifyContext, R], None]:
+        CHECKS[kind] = Check(function, recompute)
+        return function
+
+    return register
+
+
+@check(MeanActivations, recompute=False)
+def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
+    """Answers to some prompts, and means: over all prompts where those are few, and at op1 and operator, where few different
+    texts can have been read; elsewhere a sample's mean must be as near as its standard error allows."""
+    model, noise, tally = ctx.model, ctx.tally.noise, ctx.tally
+    prompts = operand_grid(stored.operators, stored.max_operand)
+    tally.same("operators", stored.operators, list(model.encoder.operators))
+    tally.same("max_operand", stored.max_operand, ctx.settings.max_operand)
+    rows = ctx.sample(len(prompts), PROMPTS, "means")
+    answers = ask(model, prompts[rows])
+    tally.recomputed.append(f"the answers to {len(rows)} prompts")
+    p_answer = np.where(prompts[rows].legal(model.limit), answers.p_answer, np.nan)
+    tally.close("p_answer", stored.p_answer[rows], p_answer, noise, lambda i: str(answers.prompt[i]))
+    sure = ~_close_calls(model, prompts[rows], noise.tie)
+    predicted = pd.DataFrame({"predicted": stored.predicted[rows][sure]})
+    tally.table("answers", predicted, answers[["predicted"]][sure].astype(np.int32))
+    at, length = model.positions, model.encoder.length
+    if len(prompts) <= WHOLE_GRID:
+        tally.recomputed.append("the mean activations at all positions")
+        _same_means(ctx, stored, prompts, range(at.op1, length))
+        return
+    tally.recomputed.append("the mean activations at op1 and operator, and those at later positions on a sample")
+    _same_means(ctx, stored, prompts[prompts.op2 == 0], range(at.op1, at.op2))
+    sampling = Noise("of a sample of prompts, in its standard errors", 0.0, STANDARD_ERRORS)
+    for name, mean, variance in _moments(model, prompts[rows], range(at.op2, length)):
+        kept, axes = getattr(stored, name)[:, at.op2 : length], tuple(range(2, mean.ndim))
+        distance = np.square(kept - mean).sum(axes) / np.maximum(variance.sum(axes) / len(rows), 1e-30)
+        tally.close(f"mean {name}", np.zeros_like(distance), np.sqrt(distance), sampling)
+
+
+def _same_means(ctx: VerifyContext, stored: MeanActivations, prompts: Prompts, at: range) -> None:
+    for name, mean, _ in _moments(ctx.model, prompts, at):
+        for layer, (a, b) in enumerate(zip(getattr(stored, name)[:, at.start : at.stop], mean, strict=True)):
+            scale = np.abs(b).mean() * ctx.tally.noise.relative
+            ctx.tally.close(f"mean {name} of layer {layer}", a, b, ctx.tally.noise, extra=scale)
+
+
+@torch.no_grad()
+def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    """Mean and variance of heads and neurons at some positions, [layers, positions, …] each, by plain passes."""
+    layers = range(model.sizes.layers)
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        kept = x[:, at.start : at.stop].double()
+        return torch.stack([kept.sum(0), kept.square().sum(0)]).cpu()
+
+    totals: dict[str, torch.Tensor] = {}
+    for _, batch in batches(model, prompts, 0):
+        with capturing(model, heads=layers, neurons=layers, keep=sums) as seen:
+            model.logits(model.encode(batch))
+        for name, by_layer in (("heads", seen.heads), ("neurons", seen.neurons)):
+            stacked = torch.stack([by_layer[i] for i in layers], dim=1)
+            totals[name] = totals[name] + stacked if name in totals else stacked
+    moments = []
+    for name, (first, second) in totals.items():
+        mean = first / len(prompts)
+        moments.append((name, mean.numpy(), (second / len(prompts) - mean**2).numpy()))
+    return moments
+
+
+@torch.no_grad()
+def _close_calls(model: Model, prompts: Prompts, tie: float) -> NDArray[np.bool_]:
+    """Prompts whose two most probable tokens are so close that another computation may swap them."""
+    close = np.empty(len(prompts), dtype=np.bool_)
+    for rows, batch in batches(model, prompts, 0):
+        logits = model.logits(model.encode(batch))
+        first, second = logits.topk(2, dim=-1).values.T
+        close[rows] = (first - second < tie * (first - logits.mean(-1))).cpu().numpy()
+    return close
