@@ -28,7 +28,7 @@ import arithscope
 from arithscope.experiments.classify import Classification
 from arithscope.experiments.neurons import Neurons
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.pipeline.store import claim, mapped_arrays
+from arithscope.pipeline.store import open_for_writing, mapped_arrays
 from arithscope.results.run import Run
 from arithscope.stats.measures import EFFECTS
 
@@ -77,7 +77,7 @@ def large_run(source: Run, folder: Path) -> None:
     keys = dict.fromkeys(results, "made up")
     model = source.manifest["model"]
     model = {**model, "sizes": {**model["sizes"], "layers": LAYERS.stop, "neurons": WIDTH}}
-    with claim(folder, model, source.configuration, keys) as run:
+    with open_for_writing(folder, model, source.configuration, keys) as run:
         for name, result in results.items():
             run.write(name, result, 0.0)
     replace_arrays(folder, source, taken)

@@ -15,7 +15,7 @@ from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import accuracy
-from arithscope.experiments.neurons import agreement_of_ranks, neuron_effects
+from arithscope.experiments.neurons import rank_agreement, neuron_effects
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names
@@ -35,7 +35,7 @@ def samples(model: Model, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
 
 
 def agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
-    correlation, [shared] = agreement_of_ranks(a, b, [BEST])
+    correlation, [shared] = rank_agreement(a, b, [BEST])
     return correlation, shared
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 import arithscope
-from arithscope.experiments.common.result import Result, by_operator, table_of
+from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.pipeline.registry import STAGES, Stage
 from arithscope.pipeline.runner import run
 from arithscope.prompts import random_source
@@ -27,7 +27,7 @@ def commutes(model: Any, settings: Any, results: dict[str, Any], progress: Any, 
     rows = results["accuracy"].prompts.query("operator == '+'")
     pairs = rows.merge(rows, left_on=["op1", "op2"], right_on=["op2", "op1"]).query("op1_x < op2_x")
     same = bootstrap_mean(pairs.predicted_x == pairs.predicted_y, random_source(settings.seed, "commutes"))
-    return Commutes(table_of({"+": {"same_answer": same}}))
+    return Commutes(summary_table({"+": {"same_answer": same}}))
 
 
 stage = Stage("commutes", Commutes, needs=("accuracy",), reads=("seed",), compute=commutes)

@@ -13,7 +13,7 @@ import torch
 from arithscope.experiments.common.samples import SampleSizes
 from arithscope.models.load import load
 from arithscope.models.model import Model
-from arithscope.pipeline.checkpoints import follow
+from arithscope.pipeline.checkpoints import follow_training
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.runner import run
 from arithscope.pipeline.store import RunFolder
@@ -126,6 +126,6 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         model, settings = load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
         final = run(model, settings, folder, ["bag", "prompt_knockout"], Silent())
-        follow(model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent())
+        follow_training(model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent())
 
     return made_once(tmp_path_factory, "small-training-run", make)

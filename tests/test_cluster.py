@@ -20,11 +20,11 @@ import pytest
 
 import arithscope
 from arithscope.errors import UserError
-from arithscope.experiments.means import units_of_grid
+from arithscope.experiments.means import grid_units
 from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
-from arithscope.pipeline.checkpoints import follow
-from arithscope.pipeline.ray_executor import Cluster
+from arithscope.pipeline.checkpoints import follow_training
+from arithscope.pipeline.ray_executor import RayExecutor
 from arithscope.pipeline.runner import describe_model, run
 from arithscope.prompts import Template
 from arithscope.settings import Settings
@@ -46,15 +46,15 @@ def nodes() -> Iterator[Any]:
     """Two nodes with a CPU each."""
     utils = pytest.importorskip("ray.cluster_utils")
     head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-    cluster = utils.Cluster(initialize_head=True, head_node_args=head)
+    cluster = utils.RayExecutor(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1, object_store_memory=STORE)
     yield cluster
     cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def cluster(nodes: Any) -> Iterator[Cluster]:
-    with Cluster(nodes.address, LoadOptions(), Silent()) as connected:
+def cluster(nodes: Any) -> Iterator[RayExecutor]:
+    with RayExecutor(nodes.address, LoadOptions(), Silent()) as connected:
         yield connected
 
 
@@ -78,7 +78,7 @@ def _near(value: Any) -> Any:
     return pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True) if isinstance(value, float) else value
 
 
-def test_units_come_back_in_order(cluster: Cluster) -> None:
+def test_units_come_back_in_order(cluster: RayExecutor) -> None:
     numbers, steps = np.arange(4), []
     found = cluster.map(units.product, small("llama"), [(n, numbers) for n in range(7)], steps.append)
     assert [x["factor"] for _, x in found] == list(range(7))
@@ -87,7 +87,7 @@ def test_units_come_back_in_order(cluster: Cluster) -> None:
     assert cluster.where == "2 workers with one CPU each"
 
 
-def processes(cluster: Cluster, model: Model, wanted: int) -> set[int]:
+def processes(cluster: RayExecutor, model: Model, wanted: int) -> set[int]:
     """Where the workers are, once there are so many of them."""
     for _ in range(600):
         found = set(cluster.map(units.process, model, [(n,) for n in range(20)], lambda n: None))
@@ -97,20 +97,20 @@ def processes(cluster: Cluster, model: Model, wanted: int) -> set[int]:
     return found
 
 
-def test_all_workers_work(cluster: Cluster) -> None:
+def test_all_workers_work(cluster: RayExecutor) -> None:
     found = processes(cluster, small("llama"), 2)
     assert len(found) == 2
     assert os.getpid() not in found
 
 
-def test_weights_are_shared(cluster: Cluster) -> None:
+def test_weights_are_shared(cluster: RayExecutor) -> None:
     """Every parameter of every worker lies in the memory that its node's processes share, not in its own."""
     for places in cluster.map(units.where_weights_are, small("llama"), [(n,) for n in range(8)], lambda n: None):
         assert len(places) > 20
         assert all("/dev/shm/" in place or "plasma" in place for place in places)
 
 
-def test_another_subject_takes_the_place_of_the_first(cluster: Cluster) -> None:
+def test_another_subject_takes_the_place_of_the_first(cluster: RayExecutor) -> None:
     for model in (small("gpt2"), copy_and_add(), small("gpt2")):
         named = cluster.map(units.name_of_subject, model, [(n,) for n in range(5)], lambda n: None)
         assert named == [model.identity.name] * 5
@@ -119,7 +119,7 @@ def test_another_subject_takes_the_place_of_the_first(cluster: Cluster) -> None:
         assert found == pytest.approx(units.logits(model, op1, advance=None), abs=1e-5)
 
 
-def test_exceptions_of_a_unit_arrive_as_they_are(cluster: Cluster) -> None:
+def test_exceptions_of_a_unit_arrive_as_they_are(cluster: RayExecutor) -> None:
     for function, kind, text in ((units.refuses, UserError, "Nobody can"), (units.fails, ZeroDivisionError, "unit 0")):
         with pytest.raises(kind, match=text) as caught:
             cluster.map(function, small("llama"), [(0,)], lambda n: None)
@@ -128,7 +128,7 @@ def test_exceptions_of_a_unit_arrive_as_they_are(cluster: Cluster) -> None:
     assert cluster.map(units.process, small("llama"), [(0,)], lambda n: None)  # and the workers are still there
 
 
-def test_a_unit_whose_worker_dies_is_done_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_unit_whose_worker_dies_is_done_again(cluster: RayExecutor, tmp_path: Path) -> None:
     asked = [(n, str(tmp_path / "deaths"), 1) for n in range(5)]
     assert cluster.map(units.dies, small("llama"), asked, lambda n: None) == list(range(5))
     assert (tmp_path / "deaths").read_text() == "x"
@@ -152,7 +152,7 @@ class Saboteur(Silent):
 
 
 def test_a_worker_and_a_node_are_lost(
-    nodes: Any, cluster: Cluster, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, cluster: RayExecutor, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, *_ = processes(cluster, copy_and_add(), 2)
     saboteur = Saboteur(
@@ -190,7 +190,7 @@ arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operator
 """
 
 
-def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path, saved_adder: Path) -> None:
+def test_the_driver_is_killed(cluster: RayExecutor, tmp_path: Path, saved_adder: Path) -> None:
     """A second one, on another cluster, computes only the units that are missing; and nothing is left of the first cluster."""
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets have short names
     try:
@@ -203,7 +203,7 @@ def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path, saved_adder: Pat
         rest, whole = units.Counting(cluster), units.Counting(LOCAL)
         for folder_of, executor in (("run", rest), ("whole", whole)):
             run(model, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), executor=executor)
-        assert whole.units == rest.units + 2 + len(units_of_grid(len(model.encoder.operators), 12))  # those of means
+        assert whole.units == rest.units + 2 + len(grid_units(len(model.encoder.operators), 12))  # those of means
         assert same_numbers(tmp_path / "run", tmp_path / "whole")
         for _ in range(100):
             if not (left := _processes_with(str(folder))):
@@ -220,7 +220,7 @@ def _processes_with(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_unit_that_always_ends_its_worker(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_unit_that_always_ends_its_worker(cluster: RayExecutor, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has ended its worker 3 times") as caught:
         cluster.map(units.dies, small("llama"), [(1, str(tmp_path / "deaths"), 99)], lambda n: None)
     assert "\n" not in str(caught.value)
@@ -228,7 +228,7 @@ def test_a_unit_that_always_ends_its_worker(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_a_subject_that_workers_load_themselves(
-    cluster: Cluster, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayExecutor, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is spread over devices is: this process knows all of it but its weights."""
     monkeypatch.setattr(cluster, "_apart", True)
@@ -249,7 +249,7 @@ def test_a_subject_that_workers_load_themselves(
 
 @pytest.mark.slow
 def test_every_stage_is_done_by_workers(
-    cluster: Cluster, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayExecutor, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them needs the weights here; and several operators and many units make no difference."""
     monkeypatch.setattr(cluster, "_apart", True)
@@ -261,7 +261,7 @@ def test_every_stage_is_done_by_workers(
 
 
 @pytest.mark.slow
-def test_training_is_followed(cluster: Cluster, small_training_run: Path, tmp_path: Path) -> None:
+def test_training_is_followed(cluster: RayExecutor, small_training_run: Path, tmp_path: Path) -> None:
     """Checkpoint after checkpoint, each by all workers."""
     model, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
     final = run(model, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), executor=cluster)
@@ -269,5 +269,5 @@ def test_training_is_followed(cluster: Cluster, small_training_run: Path, tmp_pa
     def checkpoint(name: str) -> Model:
         return cluster.load(f"tiny-pythia@{name}", Template())
 
-    follow(model, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), executor=cluster)
+    follow_training(model, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), executor=cluster)
     assert same_numbers(tmp_path / "run", small_training_run)

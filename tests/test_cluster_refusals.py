@@ -13,7 +13,7 @@ from arithscope.errors import UserError
 from arithscope.models.load import LoadOptions
 from arithscope.models.model_spec import model_spec
 from arithscope.pipeline import ray_executor
-from arithscope.pipeline.ray_executor import Cluster, Share
+from arithscope.pipeline.ray_executor import RayExecutor, Share
 from arithscope.pipeline.ray_worker import Ready, versions
 from arithscope.utils.progress import Silent
 from tests.families import small
@@ -33,13 +33,13 @@ def test_no_cluster_there(address: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'arithscope\[cluster\]'"):
-        Cluster("local", LoadOptions(), Silent())
+        RayExecutor("local", LoadOptions(), Silent())
 
 
 def test_devices_that_mean_nothing_on_a_cluster() -> None:
     for device in ("cuda:1", "mps"):
         with pytest.raises(UserError, match="use auto, cpu or cuda"):
-            Cluster("local", LoadOptions(device=device), Silent())
+            RayExecutor("local", LoadOptions(device=device), Silent())
 
 
 class Actors:
@@ -87,7 +87,7 @@ def test_one_worker_for_each_gpu_or_cpu(
 ) -> None:
     ray = Actors(*nodes)
     monkeypatch.setattr(ray_executor, "_connected", lambda address: (ray, False))
-    cluster = Cluster("somewhere", LoadOptions(**options), Silent())
+    cluster = RayExecutor("somewhere", LoadOptions(**options), Silent())
     assert [slot.share for slot in cluster._slots] == wanted
     assert cluster.where == said
     for (asked, (device, threads)), share in zip(ray.made, wanted, strict=True):
@@ -95,13 +95,13 @@ def test_one_worker_for_each_gpu_or_cpu(
         assert device == ("cuda" if share.gpus else "cpu")
 
 
-def waiting_for(ready: Any, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def waiting_for(ready: Any, monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
     """A cluster whose first worker has just said that it is ready."""
     ray = Actors(CPUS)
     ray.exceptions = SimpleNamespace(RayTaskError=ZeroDivisionError, RayError=ConnectionError)
     ray.get = lambda promise: ready
     monkeypatch.setattr(ray_executor, "_connected", lambda address: (ray, False))
-    return Cluster("somewhere", LoadOptions(), Silent())
+    return RayExecutor("somewhere", LoadOptions(), Silent())
 
 
 @pytest.mark.parametrize("name", list(versions()))
@@ -144,4 +144,4 @@ def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_gpus_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_executor, "_connected", lambda address: (Actors(CPUS), False))
     with pytest.raises(UserError, match="The cluster has no GPUs"):
-        Cluster("somewhere", LoadOptions(device="cuda"), Silent())
+        RayExecutor("somewhere", LoadOptions(device="cuda"), Silent())

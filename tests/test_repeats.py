@@ -18,7 +18,7 @@ from arithscope.experiments.common.samples import too_few
 from arithscope.experiments.stability import Stability
 from arithscope.pipeline import repeats, runner
 from arithscope.pipeline.registry import COMPARED
-from arithscope.pipeline.repeats import asks_for_repeats, repeat, repetitions
+from arithscope.pipeline.repeats import wants_repeats, repeat_study, repeated_settings
 from arithscope.pipeline.store import RunFolder, RunWriter
 from arithscope.report import figure_files
 from arithscope.report.page import write_report
@@ -82,13 +82,13 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     final = whole(out)
     assert not (out / "repeats").exists()
     with pytest.raises(Stopped):
-        repeat(copy_and_add(), ASKED, final, StopsAt("neurons", 2))
+        repeat_study(copy_and_add(), ASKED, final, StopsAt("neurons", 2))
     before = times(out)
     assert out / "repeats" / "half-1" / "bag" / "stage.json" in before
     assert not (out / "repeats" / "half-1" / "patterns").exists()
     assert out / "repeats" / "half-2" / "probe" / "stage.json" in before
     assert not (out / "stability").exists()
-    repeat(copy_and_add(), ASKED, final, Silent())
+    repeat_study(copy_and_add(), ASKED, final, Silent())
     after = times(out)
     assert {f: after[f] for f in before} == before
     return out
@@ -136,7 +136,7 @@ def test_once_compared_nothing_is_looked_at_again(repeated: Path, tmp_path: Path
     out = Path(shutil.copytree(repeated, tmp_path / "run"))
     shutil.rmtree(out / "repeats")
     progress = Noting()
-    repeat(copy_and_add(), ASKED, whole(out), progress)
+    repeat_study(copy_and_add(), ASKED, whole(out), progress)
     assert progress.noted == ["stability: nothing has changed, so it is not run again"]
     assert not (out / "repeats").exists()
 
@@ -155,7 +155,7 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(runner, "run", never_right)
     progress = Noting()
-    repeat(copy_and_add(), ASKED, final, progress)
+    repeat_study(copy_and_add(), ASKED, final, progress)
     assert any("half-2 has next to no prompt" in text for text in progress.noted)
     table = RunFolder(out).read("stability", Stability).table.set_index(["experiment", "measure", "operator"])
     assert table.loc[("accuracy", "accuracy", "+")].notna().all()
@@ -176,11 +176,11 @@ def test_the_report_tells(repeated: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_when_it_is_asked_for() -> None:
     quick, paper = Settings(), Settings(preset="paper")
-    assert not asks_for_repeats(quick, None)
-    assert asks_for_repeats(paper, None)
-    assert not asks_for_repeats(paper, ["circuit"])
-    assert asks_for_repeats(quick, ["stability"])
-    assert {name: (s.half, s.seed) for name, s in repetitions(Settings(seed=3)).items()} == {
+    assert not wants_repeats(quick, None)
+    assert wants_repeats(paper, None)
+    assert not wants_repeats(paper, ["circuit"])
+    assert wants_repeats(quick, ["stability"])
+    assert {name: (s.half, s.seed) for name, s in repeated_settings(Settings(seed=3)).items()} == {
         "half-1": (1, 3),
         "half-2": (2, 3),
         "seed-4": (0, 4),

@@ -20,7 +20,7 @@ import pytest
 
 from arithscope.experiments.common.samples import SampleSizes
 from arithscope.models.load import LoadOptions, load
-from arithscope.pipeline.ray_executor import Cluster
+from arithscope.pipeline.ray_executor import RayExecutor
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.runner import run
 from arithscope.pipeline.store import RunFolder
@@ -159,11 +159,11 @@ def test_another_number_of_workers(workers: int, usual: Path, tmp_path: Path) ->
     """Processes of a Ray cluster, one a node."""
     utils = pytest.importorskip("ray.cluster_utils")
     node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    nodes = utils.Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    nodes = utils.RayExecutor(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         for _ in range(workers - 1):
             nodes.add_node(**node)
-        with Cluster(nodes.address, LoadOptions(), Silent()) as cluster:
+        with RayExecutor(nodes.address, LoadOptions(), Silent()) as cluster:
             assert (cluster.where or "").startswith("one worker" if workers == 1 else f"{workers} workers")
             compare(usual, study(tmp_path / "run", executor=cluster))
     finally:

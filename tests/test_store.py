@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import arithscope
 from arithscope.errors import UserError
-from arithscope.pipeline.store import SCHEMA, RunFolder, claim, mapped_arrays, stage_key
+from arithscope.pipeline.store import SCHEMA, RunFolder, open_for_writing, mapped_arrays, stage_key
 from arithscope.utils.files import new_folder, write_text
 
 MODEL = {"name": "a", "weight_hash": "w", "tokenizer_hash": "t"}
@@ -36,7 +36,7 @@ def found() -> Found:
 
 
 def test_results_come_back_as_they_were(tmp_path: Path) -> None:
-    with claim(tmp_path / "run", MODEL, {}, KEYS) as run:
+    with open_for_writing(tmp_path / "run", MODEL, {}, KEYS) as run:
         run.start("first")
         run.write("first", found(), 1.5)
     again = RunFolder(tmp_path / "run").read("first", Found)
@@ -46,7 +46,7 @@ def test_results_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_manifest_and_summary(tmp_path: Path) -> None:
-    with claim(tmp_path, MODEL, {"seed": 3}, KEYS) as run:
+    with open_for_writing(tmp_path, MODEL, {"seed": 3}, KEYS) as run:
         run.start("first")
         assert json.loads((tmp_path / "manifest.json").read_text())["stages"]["first"]["status"] == "running"
         run.write("first", found(), 1.5)
@@ -59,10 +59,10 @@ def test_manifest_and_summary(tmp_path: Path) -> None:
 
 
 def test_other_inputs_make_a_stage_stale(tmp_path: Path) -> None:
-    with claim(tmp_path, MODEL, {}, KEYS) as run:
+    with open_for_writing(tmp_path, MODEL, {}, KEYS) as run:
         run.write("first", found(), 1.0)
         assert run.is_done("first")
-    with claim(tmp_path, MODEL, {}, KEYS | {"first": "other"}) as run:
+    with open_for_writing(tmp_path, MODEL, {}, KEYS | {"first": "other"}) as run:
         assert not run.is_done("first")
         assert run.manifest["stages"]["first"]["status"] == "stale"
         assert run.summary == {}
@@ -72,7 +72,7 @@ def test_other_inputs_make_a_stage_stale(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "change", "no record", "bad record"])
 def test_damaged_stages_do_not_count(tmp_path: Path, damage: str) -> None:
-    with claim(tmp_path, MODEL, {}, KEYS) as run:
+    with open_for_writing(tmp_path, MODEL, {}, KEYS) as run:
         run.write("first", found(), 1.0)
     table, record = tmp_path / "first" / "table.parquet", tmp_path / "first" / "stage.json"
     if damage == "truncate":
@@ -93,27 +93,27 @@ def test_damaged_stages_do_not_count(tmp_path: Path, damage: str) -> None:
 
 
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
-    with claim(tmp_path / "a", MODEL, {}, KEYS):
+    with open_for_writing(tmp_path / "a", MODEL, {}, KEYS):
         pass
     before = (tmp_path / "a" / "manifest.json").read_text()
     with (
         pytest.raises(UserError, match=r"another subject \(a\)"),
-        claim(tmp_path / "a", MODEL | {"weight_hash": "?"}, {}, KEYS),
+        open_for_writing(tmp_path / "a", MODEL | {"weight_hash": "?"}, {}, KEYS),
     ):
         pass
     write_text(tmp_path / "a" / "manifest.json", before.replace(f'"schema": {SCHEMA}', '"schema": 999'))
-    with pytest.raises(UserError, match="schema 999"), claim(tmp_path / "a", MODEL, {}, KEYS):
+    with pytest.raises(UserError, match="schema 999"), open_for_writing(tmp_path / "a", MODEL, {}, KEYS):
         pass
     write_text(tmp_path / "a" / "manifest.json", "{")
-    with pytest.raises(UserError, match="damaged"), claim(tmp_path / "a", MODEL, {}, KEYS):
+    with pytest.raises(UserError, match="damaged"), open_for_writing(tmp_path / "a", MODEL, {}, KEYS):
         pass
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match="not empty"), claim(tmp_path / "b", MODEL, {}, KEYS):
+    with pytest.raises(UserError, match="not empty"), open_for_writing(tmp_path / "b", MODEL, {}, KEYS):
         pass
     assert [p.name for p in (tmp_path / "b").iterdir()] == ["thesis.txt"]
     (tmp_path / "c").write_text("a file")
-    with pytest.raises(UserError, match="Cannot write"), claim(tmp_path / "c", MODEL, {}, KEYS):
+    with pytest.raises(UserError, match="Cannot write"), open_for_writing(tmp_path / "c", MODEL, {}, KEYS):
         pass
     with pytest.raises(UserError, match="no run"):
         RunFolder(tmp_path / "nowhere")
@@ -121,7 +121,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
 
 def _try_to_claim(path: Path, answer: Any) -> None:
     try:
-        with claim(path, MODEL, {}, KEYS):
+        with open_for_writing(path, MODEL, {}, KEYS):
             answer.put("claimed")
     except UserError as error:
         answer.put(str(error))
@@ -130,12 +130,12 @@ def _try_to_claim(path: Path, answer: Any) -> None:
 def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
-    with claim(tmp_path, MODEL, {}, KEYS):
+    with open_for_writing(tmp_path, MODEL, {}, KEYS):
         other = context.Process(target=_try_to_claim, args=(tmp_path, answer))
         other.start()
         assert "Another process" in answer.get(timeout=60)
         other.join()
-    with claim(tmp_path, MODEL, {}, KEYS):
+    with open_for_writing(tmp_path, MODEL, {}, KEYS):
         pass
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.experiments.common.attribution import BEST, attributed_effects
+from arithscope.experiments.common.attribution import BEST_METHOD, attributed_effects
 from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.experiments.neurons import EXACT, RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons, share_of
 from arithscope.experiments.probe import Probe
@@ -35,8 +35,8 @@ def first_answer_layer(layer: int) -> Probe:
 def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> NeuronEffects:
     model = small(family, attention, prefix=prefix)
     accuracy = plain.pretended(model, operators, 9)
-    picked_by = "log_ratio" if method == "screen" else None
-    return neurons(model, accuracy, first_answer_layer(FIRST), SIZES, 0, method, picked_by, Silent())
+    preselected_by = "log_ratio" if method == "screen" else None
+    return neurons(model, accuracy, first_answer_layer(FIRST), SIZES, 0, method, preselected_by, Silent())
 
 
 @models
@@ -109,7 +109,7 @@ def test_a_screen_alone_estimates_everything() -> None:
 
 def test_a_screen_picks_neurons_to_measure_exactly() -> None:
     """The best tenth of each layer as in an exact run, the others as estimated; and the former rank first."""
-    exact, estimated, result = (found("llama", method) for method in ("exact", BEST, "screen"))
+    exact, estimated, result = (found("llama", method) for method in ("exact", BEST_METHOD, "screen"))
     keys = ["measure", "layer", "neuron"]
     assert not result.effects.duplicated(keys).any()
     assert len(result.effects) == len(exact.effects)
@@ -121,7 +121,7 @@ def test_a_screen_picks_neurons_to_measure_exactly() -> None:
     ranking = estimated.ranking("+", "log_ratio")
     for layer, rows in ranking.groupby("layer"):
         assert set(rows.neuron[:per_layer]) == set(picked[picked.layer == layer].neuron)
-    for part, whole in ((picked, exact), (result.effects[result.effects.method == BEST], estimated)):
+    for part, whole in ((picked, exact), (result.effects[result.effects.method == BEST_METHOD], estimated)):
         columns = ["value", "median", "std"]
         merged = part.merge(whole.effects, on=keys, suffixes=("", "_whole"))
         assert len(merged) == len(part)
@@ -146,7 +146,7 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
     for operator, split in splits(plain.pretended(model, "+-", 9), SIZES, 0).items():
         arguments = model, split.discovery, split.counterfactuals, layers
         exact = neuron_effects(*arguments, everything, model.positions.last, advance=lambda n: None)
-        guessed = attributed_effects(*arguments, BEST if method == "screen" else "relp", advance=lambda n: None)
+        guessed = attributed_effects(*arguments, BEST_METHOD if method == "screen" else "relp", advance=lambda n: None)
         random = random_source(0, "split half", operator)
         orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
         for i, measure in enumerate(EFFECTS):

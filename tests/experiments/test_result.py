@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arithscope.experiments.common.result import ByNeuron, Result, numbers_of
+from arithscope.experiments.common.result import NeuronRows, Result, summary_numbers
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.store import RunFolder
 from tests.markup import tags, words
@@ -34,7 +34,7 @@ def table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
 @given(st.lists(st.tuples(operators, layers, neurons), max_size=40), st.lists(asked, min_size=1, max_size=10))
 def test_rows_are_those_of_a_plain_mask(rows: list[tuple[str, int, int]], wanted: list[tuple[str, int, Any]]) -> None:
     frame = table(rows)
-    found = ByNeuron(frame)
+    found = NeuronRows(frame)
     for operator, layer, neuron in [*wanted, *rows]:
         mask = (frame.operator == operator) & (frame.layer == layer)
         if neuron is not None:
@@ -47,7 +47,7 @@ def test_rows_are_those_of_a_plain_mask(rows: list[tuple[str, int, int]], wanted
 @given(st.lists(st.tuples(operators, layers, neurons), min_size=1, max_size=20), st.sampled_from([np.int32, np.int64]))
 def test_numbers_out_of_a_dataframe_will_do(rows: list[tuple[str, int, int]], kind: Any) -> None:
     """A layer is shifted by more bits than an int32 has."""
-    found = ByNeuron(table(rows))
+    found = NeuronRows(table(rows))
     for operator, layer, neuron in rows:
         assert (
             found.places(operator, kind(layer), kind(neuron)).tolist() == found.places(operator, layer, neuron).tolist()
@@ -59,7 +59,7 @@ def test_numbers_out_of_a_dataframe_will_do(rows: list[tuple[str, int, int]], ki
 def test_what_cannot_be_there_is_not_found(place: tuple[str, int, int]) -> None:
     """Numbers that would run over into another field of the code are no other neuron's."""
     frame = table([(o, layer, n) for o in "+-" for layer in range(3) for n in range(3)])
-    assert len(ByNeuron(frame).places(*place)) == 0
+    assert len(NeuronRows(frame).places(*place)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_results_say_what_they_are_in_a_few_words(results: dict[str, Result]) ->
 def test_results_show_every_number_of_their_summary(results: dict[str, Result]) -> None:
     for name, result in results.items():
         said = words(result)
-        for row in numbers_of(result.summary()):
+        for row in summary_numbers(result.summary()):
             assert row["measure"] in said, name
             if pd.notna(row.get("low")):
                 assert f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" in said, (name, row)
@@ -117,5 +117,5 @@ def test_long_values_are_cut() -> None:
 
 
 def test_only_numbers_are_numbers() -> None:
-    found = list(numbers_of(Hostile(pd.DataFrame(), np.zeros(0), "").summary()))
+    found = list(summary_numbers(Hostile(pd.DataFrame(), np.zeros(0), "").summary()))
     assert [(row["measure"], row["value"]) for row in found] == [("<script>alert(1)</script>", 0.25), ("a & b", 7.0)]

@@ -10,7 +10,7 @@ import pytest
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import Bag
-from arithscope.experiments.common.result import table_of
+from arithscope.experiments.common.result import summary_table
 from arithscope.experiments.failures import Failures
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.knockout import Knockout
@@ -91,14 +91,14 @@ def test_verdicts() -> None:
 
 
 def test_missing_means_are_left_out() -> None:
-    table = table_of({"+": {"x": mean(0.5, 0.4, 0.6)}, "-": {"x": mean(NAN, NAN, NAN, 0)}})
+    table = summary_table({"+": {"x": mean(0.5, 0.4, 0.6)}, "-": {"x": mean(NAN, NAN, NAN, 0)}})
     assert list(means_of(table, "x")) == ["+", "mean"]
     assert means_of(NOWHERE, "x") == {}
 
 
 def right_and_wrong(plus: Mean, times: Mean) -> Accuracy:
     prompts = pd.DataFrame({"correct": [True, False, False], "predicted": [3, 4, -1]})
-    return Accuracy(prompts, table_of({"+": {"accuracy": plus}, "*": {"accuracy": times}}))
+    return Accuracy(prompts, summary_table({"+": {"accuracy": plus}, "*": {"accuracy": times}}))
 
 
 def test_accuracy() -> None:
@@ -179,7 +179,7 @@ def knocked_out(gap: Mean, control: Mean) -> Knockout:
         "calibrated_vs_unmatched": control,
     }
     signs = [{"operator": "+", "criterion": "calibrated", "difference": "prompts", "above": 11, "below": 1, "p": 0.006}]
-    return Knockout(NOWHERE, NOWHERE, table_of({"+": measures}), pd.DataFrame(signs))
+    return Knockout(NOWHERE, NOWHERE, summary_table({"+": measures}), pd.DataFrame(signs))
 
 
 def test_knockouts() -> None:
@@ -193,7 +193,7 @@ def test_knockouts() -> None:
     assert "lose more" not in other
     assert "For + there is no clear difference." in other
     assert "For + as many other top neurons clearly matter more to these prompts." in other
-    nothing = Knockout(NOWHERE, NOWHERE, table_of({}), NOWHERE)
+    nothing = Knockout(NOWHERE, NOWHERE, summary_table({}), NOWHERE)
     assert proof.knockout_by_heuristic(nothing).says == "No heuristic has enough neurons to be tested."
 
 
@@ -204,7 +204,7 @@ def test_knockouts_by_prompt() -> None:
         "raw_associated_25": mean(0.9, 0.8, 1.0),
         "raw_vs_random_25": mean(0.0, -0.05, 0.05),
     }
-    said = proof.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, table_of({"/": measures}))).says
+    said = proof.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, summary_table({"/": measures}))).says
     assert "accuracy is left at .500 [.400, .600] (n = 50)" in said
     assert "For ÷ random neurons clearly matter more." in said
     assert said.endswith("For ÷ there is no clear difference.")
@@ -226,7 +226,7 @@ def test_the_bag_alone() -> None:
 
 def failed(neurons: Mean, push: Mean, area: Mean) -> Failures:
     named = {"associated_neurons": neurons, "contribution": push, "auc": area}
-    table = table_of({"*": {f"calibrated_{name}": value for name, value in named.items()}})
+    table = summary_table({"*": {f"calibrated_{name}": value for name, value in named.items()}})
     worst = pd.DataFrame(
         [
             {"operator": "*", "op1": 7, "op2": 8, "answer": 56, "predicted": 54, "p_answer": 0.2, "pushed": 1.5},
@@ -255,7 +255,7 @@ def test_failures() -> None:
 def test_training() -> None:
     accuracy = pd.DataFrame([row(x, x, x, operator="+", checkpoint=c) for c, x in (("step 0", 0.1), ("final", 0.9))])
     present = pd.DataFrame([row(0.6, 0.5, 0.7, operator="+", checkpoint="step 0", criterion="raw")])
-    share = table_of({"+": {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1)}})
+    share = summary_table({"+": {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1)}})
     found = proof.training_curves(Training(accuracy, present, NOWHERE, NOWHERE, share, ["step 0", "final"], ["key"]))
     assert "compared with: 1." in found.says
     assert "carry .800 [.700, .900] (n = 1); n counts checkpoints." in found.says

@@ -113,7 +113,7 @@ class Task:
         for part, new in zip(neurons.split(size), values.split(size), strict=True):
             entries = torch.nn.functional.one_hot(part, model.sizes.neurons).bool()[:, None]
             with editing(model, [self._edit(entries, new[:, :, None, None, None])], prompts):
-                after = model.logits(self.ids.repeat(len(part), 1))
+                after = model.logits(self.ids.repeat_study(len(part), 1))
             results.append(reduce(self.before, after.view(len(part), prompts, -1)))
         return torch.cat(results)
 

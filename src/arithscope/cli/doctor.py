@@ -9,7 +9,7 @@ from arithscope.errors import UserError
 from arithscope.models.checks import Check, in_float32, rounding_noise, soundness, tokenisation
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import device_name, unsound_model
+from arithscope.pipeline.runner import device_name, failed_checks
 from arithscope.prompts import Prompts, legal_prompts
 from arithscope.settings import Settings
 
@@ -60,7 +60,7 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
             yield f"  {'FAILS' if check.wrong else 'ok':7}{check.name:14}{check.wrong or check.says}"
             failed += [check] if check.wrong else []
     if failed:
-        raise unsound_model(model, [(check.name, check.wrong) for check in failed])
+        raise failed_checks(model, [(check.name, check.wrong) for check in failed])
     weights = sum(p.numel() * p.element_size() for p in model.hf_model.parameters())
     yield f"memory        weights {_size(weights)}, and on top of them:"
     for stage in STAGES:

@@ -85,9 +85,9 @@ def run(
 ) -> None:
     """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
     from arithscope.pipeline import runner
-    from arithscope.pipeline.checkpoints import follow
-    from arithscope.pipeline.ray_executor import working
-    from arithscope.pipeline.repeats import asks_for_repeats, repeat
+    from arithscope.pipeline.checkpoints import follow_training
+    from arithscope.pipeline.ray_executor import open_executor
+    from arithscope.pipeline.repeats import wants_repeats, repeat_study
     from arithscope.report.figure_workers import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.warnings import result_warnings
@@ -109,25 +109,25 @@ def run(
         knockout_at=knockout_at,
     )
     names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    followed, repeated = _checkpoints(model, checkpoints, names), asks_for_repeats(settings, names)
+    followed, repeated = _checkpoints(model, checkpoints, names), wants_repeats(settings, names)
     if followed and names is not None:
         names.append("training")
     names = [stage.name for stage in runner.chosen_stages(names) if not stage.asked]
     how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
     progress = for_console(Console(stderr=True))
 
-    with working(cluster, *how, progress) as (executor, load):
+    with open_executor(cluster, *how, progress) as (executor, load):
         with drawing(progress) as draw:
             loaded = load(model)
             print(loaded, *([] if executor.where is None else [f"studied by {executor.where}"]))
             folder = runner.run(loaded, settings, out or _default_out(model), names, progress, draw, executor=executor)
             if followed:
-                folder = follow(
+                folder = follow_training(
                     loaded, followed, lambda name: load(f"{model}@{name}"), settings, folder, progress, draw, executor
                 )
         if repeated:
             write_report_of(folder, progress)  # repeating takes longest: whoever stops it has a report already
-            folder = repeat(loaded, settings, folder, progress, executor)
+            folder = repeat_study(loaded, settings, folder, progress, executor)
     for table in summary_tables(folder.summary):
         Console().print(table)
     for weak in result_warnings(folder):

@@ -14,7 +14,7 @@ import pandas as pd
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
-from arithscope.experiments.common.ablation import MEASURES, Asked, Judging, baselines, kept_scores, scores_by_prompts
+from arithscope.experiments.common.ablation import MEASURES, Asked, Judging, baselines, circuit_scores, scores_by_prompts
 from arithscope.experiments.common.association import Association, as_many, association
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.common.samples import SampleSizes, splits
@@ -75,7 +75,7 @@ def bag(
         asked.append(((means, heads, {layer: m.numpy() for layer, m in masks.items()}, last, judging), prompts))
     curves, present = [], []
     with progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
-        scores = scores_by_prompts(executor, kept_scores, model, asked, advance)
+        scores = scores_by_prompts(executor, circuit_scores, model, asked, advance)
         scales = baselines(executor, model, means, list(samples.values()), judging)
     for operator, scored, scale in zip(samples, scores, scales, strict=True):
         measured = scale.measure(scored, sources[operator])

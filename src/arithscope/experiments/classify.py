@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.experiments.common.result import Result, by_operator, of_neuron, table_of
+from arithscope.experiments.common.result import Result, by_operator, of_neuron, summary_table
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.catalogue import Catalogue, catalogue
@@ -268,4 +268,4 @@ def summary_table(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
             name: bootstrap_mean(rows[column].astype(np.float64), random_source(seed, "classify", name, str(operator)))
             for name, column in columns.items()
         }
-    return table_of(measured)
+    return summary_table(measured)

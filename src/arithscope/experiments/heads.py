@@ -20,7 +20,7 @@ from arithscope.experiments.common.ablation import (
     Baseline,
     Judging,
     baselines,
-    kept_scores,
+    circuit_scores,
     mean_ablation,
     score_reducer,
     scores_by_prompts,
@@ -108,7 +108,7 @@ def heads(
         asked: list[Asked] = [
             ((means, keeps[operator], {}, None, judging), prompts) for operator, prompts in samples.items()
         ]
-        before = dict(zip(samples, scores_by_prompts(executor, kept_scores, model, asked), strict=True))
+        before = dict(zip(samples, scores_by_prompts(executor, circuit_scores, model, asked), strict=True))
         scales = dict(zip(samples, baselines(executor, model, means, list(samples.values()), judging), strict=True))
         # Of each head its operator, its layer and what it attends to: the ablation is the same for heads that look alike.
         attended = {operator: found[:, -1].argmax(-1).tolist() for operator, found in patterns.items()}

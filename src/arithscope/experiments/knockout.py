@@ -19,7 +19,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common.ablation import Judging, ablated_scores
 from arithscope.experiments.common.association import Association, as_many, association, zero_ablation
-from arithscope.experiments.common.result import MEAN, Result, by_operator, table_of
+from arithscope.experiments.common.result import MEAN, Result, by_operator, summary_table
 from arithscope.experiments.common.samples import SampleSizes, splits
 from arithscope.heuristics.kinds import Bools, Heuristic
 from arithscope.models.model import Model
@@ -215,4 +215,4 @@ def tabulated(left: pd.DataFrame, gaps: pd.DataFrame, seed: int) -> Knockout:
         for (operator, criterion, name), rows in gaps.groupby(["operator", "criterion", "difference"], sort=False)
     ]
     columns = ["operator", "criterion", "difference", "above", "below", "p"]
-    return Knockout(left, gaps, table_of(measured), pd.DataFrame(signs, columns=columns))
+    return Knockout(left, gaps, summary_table(measured), pd.DataFrame(signs, columns=columns))

@@ -18,11 +18,11 @@ from arithscope.experiments.common.ablation import (
     baselines,
     beside_draws,
     curve_table,
-    nested_scores,
+    nested_circuit_scores,
     scores_by_prompts,
     smallest_on_plateau,
 )
-from arithscope.experiments.common.result import Result, by_operator, table_of
+from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.experiments.common.samples import SampleSizes, batches, splits
 from arithscope.experiments.localize import effect_statistics
 from arithscope.experiments.means import MeanActivations
@@ -105,7 +105,7 @@ def mlp0(
             heads = circuit.keeps(operator, model.sizes.layers, model.sizes.heads).numpy()
             given = (means, heads, {0: orders.astype(np.int32)}, counts, None, judging)
             asked.append((given, samples[operator].evaluation))
-        scores = scores_by_prompts(executor, nested_scores, model, asked, advance)
+        scores = scores_by_prompts(executor, nested_circuit_scores, model, asked, advance)
         scales = baselines(executor, model, means, [split.evaluation for split in samples.values()], judging)
         [tuning] = executor.map(number_tuning, model, [(max_operand,)], advance)
     for (operator, random), scored, scale in zip(sources.items(), scores, scales, strict=True):
@@ -120,7 +120,7 @@ def mlp0(
             "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
         }
     ranked, curve = (pd.concat(tables, ignore_index=True) for tables in (effects, curves))
-    return FirstMlp(ranked, curve, table_of(measured), tuning, enough)
+    return FirstMlp(ranked, curve, summary_table(measured), tuning, enough)
 
 
 @torch.no_grad()

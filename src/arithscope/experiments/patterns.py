@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common.result import Result, of_neuron
-from arithscope.experiments.means import units_of_grid
+from arithscope.experiments.means import grid_units
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.matching import taken
 from arithscope.heuristics.variance import Spread
@@ -97,7 +97,7 @@ def patterns(
     activations = np.empty((len(neurons), (max_operand + 1) ** 2), dtype=np.float16)
     logits = np.empty((len(neurons), model.limit), dtype=np.float32)
     with progress.task("patterns", len(operators) * (max_operand + 1) ** 2) as advance:
-        places = [(o, cells) for o in operators for cells in units_of_grid(1, max_operand)]
+        places = [(o, cells) for o in operators for cells in grid_units(1, max_operand)]
         swept = [
             (operand_grid(o, max_operand)[cells], layer[operators[o]], neuron[operators[o]]) for o, cells in places
         ]

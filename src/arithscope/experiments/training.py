@@ -11,7 +11,7 @@ import pandas as pd
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import MUTUAL, Bag
 from arithscope.experiments.classify import CRITERIA
-from arithscope.experiments.common.result import AVERAGE, Result, by_operator, table_of
+from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
 from arithscope.prompts import random_source
 from arithscope.stats.measures import Mean, bootstrap_ratios
@@ -100,4 +100,4 @@ def _shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:
             random = random_source(seed, "training", str(operator), criterion)
             [share] = bootstrap_ratios(both[:1], both[1:], random)
             measured.setdefault(str(operator), {})[f"{criterion}_mutual_share"] = share
-    return table_of(measured)
+    return summary_table(measured)

@@ -50,9 +50,9 @@ def repeat_study(
         progress.note(f"{STABILITY}: unchanged, not run again")
         return final
     given, stages = [Given(final.keys["means"], final.read(MeanActivations))], repeat_stages()
-    repeats, repetitions = [], repeated_settings(settings)
-    for i, (name, own) in enumerate(repetitions.items()):
-        progress.note(f"repetition {name}, {i + 1} of {len(repetitions)}")
+    repeats, planned = [], repeated_settings(settings)
+    for i, (name, own) in enumerate(planned.items()):
+        progress.note(f"repetition {name}, {i + 1} of {len(planned)}")
         folder = final.path / FOLDER / name
         if not _is_complete(folder, keys_of(model, own, stages, given)):
             try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.classify import Classification
-from arithscope.experiments.common.result import NeuronIndex
+from arithscope.experiments.common.result import NeuronRows
 from arithscope.experiments.neurons import EXACT, NeuronEffects, neuron_name
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.neuron import neuron_figure
@@ -123,16 +123,16 @@ class NeuronFinder:
 
     def __init__(self, effects: NeuronEffects, maps: ActivationMaps | None, classification: Classification | None):
         self._effects, self._maps = effects, maps
-        self._of_effects = NeuronIndex(effects.effects)
+        self._of_effects = NeuronRows(effects.effects)
         self._columns = _Columns(
             pd.factorize(effects.effects.measure)[0],
             (effects.effects.method != EXACT).to_numpy(),
             effects.effects.value.to_numpy(),
             effects.effects.neuron.to_numpy(),
         )
-        self._of_maps = None if maps is None else NeuronIndex(maps.neurons)
+        self._of_maps = None if maps is None else NeuronRows(maps.neurons)
         tables = () if classification is None else ("matches", "best", "neurons")
-        self._of_classification = {name: NeuronIndex(getattr(classification, name)) for name in tables}
+        self._of_classification = {name: NeuronRows(getattr(classification, name)) for name in tables}
 
     def find(self, operator: str, layer: int, neuron: int) -> Neuron:
         """Everything known about a neuron. Raises UserError if there is no such neuron."""

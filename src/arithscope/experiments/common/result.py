@@ -88,7 +88,7 @@ def summary_numbers(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {**row, "value": float(entry)}
 
 
-class NeuronIndex:
+class NeuronRows:
     """Looks up the rows of a table about one neuron, or one layer, of an operator by binary search."""
 
     def __init__(self, table: pd.DataFrame):
