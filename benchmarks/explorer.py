@@ -28,7 +28,7 @@ import arithscope
 from arithscope.experiments.classify import Classification
 from arithscope.experiments.neurons import Neurons
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.pipeline.store import open_for_writing, mapped_arrays
+from arithscope.pipeline.store import mapped_arrays, open_for_writing
 from arithscope.results.run import Run
 from arithscope.stats.measures import EFFECTS
 

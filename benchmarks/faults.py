@@ -23,8 +23,8 @@ from tests.test_damaged import DAMAGES
 from tests.test_shortage import assert_same, memory_for
 from tests.training.test_loop import RECIPE
 
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils import out_of_memory as memory
 from arithscope.utils.progress import Silent
@@ -40,7 +40,7 @@ def at_points(scratch: Path, every: int) -> Iterator[Row]:
     recipe.write_text(RECIPE.replace("steps = 60", "steps = 4").replace("checkpoints = 3", "checkpoints = 2"))
     runs = [scratch / "a", scratch / "b"]
     for folder in runs:
-        run(small("llama", "sdpa"), Settings(("+",), 3), folder, ["accuracy"], Silent())
+        run_stages(small("llama", "sdpa"), Settings(("+",), 3), folder, ["accuracy"], Silent())
     asked = ["--max-operand", "2", "--operators", "+", "--stages", "means", "--out", "OUT"]
     commands: dict[str, tuple[list[str | Path], Sequence[str], Path | None]] = {
         "run": (["run", model, *asked], FAULTS, None),
@@ -70,7 +70,7 @@ def _counted(fault: str, where: str, found: Sequence[Case]) -> Row:
 def damaged(scratch: Path) -> Iterator[Row]:
     """Every file of two stages, in six ways; the run again makes that stage anew and no other."""
     model, asked, whole = small("llama", "sdpa"), Settings(("+",), 3), scratch / "whole"
-    run(model, asked, whole, ["accuracy"], Silent())
+    run_stages(model, asked, whole, ["accuracy"], Silent())
     files = sorted(p.relative_to(whole) for p in whole.glob("*/*") if p.is_file())
     for name, damage in DAMAGES.items():
         same = 0
@@ -78,7 +78,7 @@ def damaged(scratch: Path) -> Iterator[Row]:
             folder = Path(shutil.copytree(whole, scratch / "damaged"))
             before = records(folder)
             damage(folder / file)
-            run(model, asked, folder, ["accuracy"], Silent())
+            run_stages(model, asked, folder, ["accuracy"], Silent())
             others = {stage: text for stage, text in records(folder).items() if stage != file.parts[0]}
             same += snapshot(folder) == snapshot(whole) and others.items() <= before.items()
             shutil.rmtree(folder)
@@ -89,17 +89,17 @@ def out_of_memory(scratch: Path) -> Iterator[Row]:
     """Each stage that runs the model, with memory for a third of the rows that a pass would have had."""
     model, asked = copy_and_add(), Smaller(("+",), 6, topk=8, neurons="atp")
     tried = same = 0
-    for stage in (s for s in STAGES if not s.asked):
+    for stage in (s for s in all_stages() if not s.on_request):
         memory._pieces = memory._Pieces()
         rows: list[int] = []
         with memory_for(np.inf, model, rows):
-            much = run(model, asked, scratch / "much", [stage.name], Silent())
+            much = run_stages(model, asked, scratch / "much", [stage.name], Silent())
         most = max(rows, default=0)
         with memory_for(max(2, most // 3), model, []):
-            little = run(model, asked, scratch / "little", [stage.name], Silent())
+            little = run_stages(model, asked, scratch / "little", [stage.name], Silent())
         if most > 2:
             tried += 1
-            found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))
+            found, wanted = (vars(folder.read(stage.result)) for folder in (little, much))
             try:
                 assert_same(found, wanted, stage.name)
                 same += 1

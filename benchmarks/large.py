@@ -37,7 +37,7 @@ from arithscope.cli.doctor import examine
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
 from arithscope.experiments.common.linear_probes import BATCH, steps
-from arithscope.experiments.common.samples import PRESETS, TRAINING_SHARE
+from arithscope.experiments.common.samples import TRAINING_SHARE
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.neurons import EXACT
@@ -47,10 +47,10 @@ from arithscope.models.flops import row_operations
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer
 from arithscope.pipeline import runner
-from arithscope.pipeline.registry import STAGES, Stage
+from arithscope.pipeline.registry import Stage, all_stages
 from arithscope.pipeline.store import RunWriter
 from arithscope.prompts import OPERATORS, legal_prompts
-from arithscope.settings import Settings
+from arithscope.settings import PRESETS, Settings
 from arithscope.utils.progress import Silent, for_console
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ def stages_for_random_weights(model: Model) -> list[Stage]:
 
         return replace(stage, compute=compute)
 
-    return [changed(stage) for stage in STAGES]
+    return [changed(stage) for stage in all_stages()]
 
 
 def seconds_of(function: Callable[[], object], repeats: int = 1) -> float:
@@ -227,7 +227,7 @@ def study_table(
 
     with tempfile.TemporaryDirectory() as folder:
         known = stages_for_random_weights(model)
-        runner.run(model, settings, Path(folder) / "run", stages, lines, after, known=known)
+        runner.run_stages(model, settings, Path(folder) / "run", stages, lines, after, known=known)
     return Table(["stage", "seconds", "all operators", "most GB", "floor, seconds", "times the floor"], rows), every
 
 

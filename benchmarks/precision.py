@@ -15,7 +15,7 @@ from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import accuracy
-from arithscope.experiments.neurons import rank_agreement, neuron_effects
+from arithscope.experiments.neurons import neuron_effects, rank_agreement
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names

@@ -44,7 +44,7 @@ def main() -> None:
     record_option(parser)
     arguments = parser.parse_args()
     run = RunFolder(arguments.run)
-    found = tables(run.read("stability", Stability))
+    found = tables(run.read(Stability))
     for table in found.values():
         print(pd.DataFrame(table.rows, columns=table.columns).to_string(index=False))
     if arguments.record:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from arithscope.experiments.common.samples import SampleSizes
 from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.pipeline.checkpoints import follow_training
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
-from arithscope.settings import Settings
+from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.hand_built import MAX_OPERAND, copy_and_add
@@ -67,8 +66,8 @@ def saved_adder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adder_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every stage says of the hand-built model, as read back from its run folder."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    run(copy_and_add(), Settings(("+",), MAX_OPERAND), folder, None, Silent())
-    return {stage.name: RunFolder(folder).read(stage.name, stage.result) for stage in STAGES if not stage.asked}
+    run_stages(copy_and_add(), Settings(("+",), MAX_OPERAND), folder, None, Silent())
+    return {stage.name: RunFolder(folder).read(stage.result) for stage in all_stages() if not stage.on_request}
 
 
 class Smaller(Settings):
@@ -113,7 +112,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     it, copy it."""
 
     def make(folder: Path) -> None:
-        run(load("tiny-llama"), Smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
+        run_stages(load("tiny-llama"), Smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
 
     return made_once(tmp_path_factory, "small-run", make)
 
@@ -125,7 +124,9 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         model, settings = load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
-        final = run(model, settings, folder, ["bag", "prompt_knockout"], Silent())
-        follow_training(model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent())
+        final = run_stages(model, settings, folder, ["bag", "prompt_knockout"], Silent())
+        follow_training(
+            model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent()
+        )
 
     return made_once(tmp_path_factory, "small-training-run", make)

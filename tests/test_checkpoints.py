@@ -74,7 +74,7 @@ def followed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_curves(followed: Path) -> None:
-    training = RunFolder(followed).read("training", Training)
+    training = RunFolder(followed).read(Training)
     assert training.checkpoints == ["step-2", "step-10", LAST]
     right = training.accuracy.set_index("checkpoint").value
     assert right["step-2"] == 0
@@ -101,7 +101,7 @@ def test_the_summary_and_the_figure(followed: Path) -> None:
     summary = json.loads((followed / "summary.json").read_text())
     assert set(summary["training"]) >= {"+", "mean"}
     share = summary["training"]["+"]["raw_mutual_share"]
-    table = RunFolder(followed).read("training", Training).faithfulness.set_index(["checkpoint", "neurons", "measure"])
+    table = RunFolder(followed).read(Training).faithfulness.set_index(["checkpoint", "neurons", "measure"])
     all_, mutual = (table.loc[("step-10", name, "faithfulness")].value for name in ("raw", "raw_mutual"))
     assert share["value"] == pytest.approx(mutual / all_)
     assert (followed / "figures" / "training.png").stat().st_size > 10_000
@@ -140,7 +140,7 @@ def test_a_stopped_checkpoint_goes_on(
 def test_other_checkpoints_are_gathered_anew(trained: Path, followed: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(followed, tmp_path / "run"))
     assert call("run", trained, *ASKED, "--checkpoints", "step-10", "--out", out) == 0
-    assert RunFolder(out).read("training", Training).checkpoints == ["step-10", LAST]
+    assert RunFolder(out).read(Training).checkpoints == ["step-10", LAST]
 
 
 def test_a_run_without_checkpoints_keeps_what_was_found(trained: Path, followed: Path, tmp_path: Path) -> None:

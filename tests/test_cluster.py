@@ -25,7 +25,7 @@ from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
 from arithscope.pipeline.checkpoints import follow_training
 from arithscope.pipeline.ray_executor import RayExecutor
-from arithscope.pipeline.runner import describe_model, run
+from arithscope.pipeline.runner import describe_model, run_stages
 from arithscope.prompts import Template
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL
@@ -62,7 +62,7 @@ def cluster(nodes: Any) -> Iterator[RayExecutor]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in one process."""
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    run(copy_and_add(), ASKED, folder, STAGES, Silent())
+    run_stages(copy_and_add(), ASKED, folder, STAGES, Silent())
     return folder
 
 
@@ -162,12 +162,12 @@ def test_a_worker_and_a_node_are_lost(
         }
     )
     monkeypatch.setattr(cluster, "progress", saboteur)
-    run(copy_and_add(), ASKED, tmp_path / "run", STAGES, saboteur, executor=cluster)
+    run_stages(copy_and_add(), ASKED, tmp_path / "run", STAGES, saboteur, executor=cluster)
     assert not saboteur.bad
     assert any("was lost" in note for note in saboteur.notes)
     assert same_numbers(tmp_path / "run", undisturbed)
     # One worker is left; the other's place is taken once there is a node for it.
-    run(copy_and_add(), ASKED, tmp_path / "by one", STAGES, Silent(), executor=cluster)
+    run_stages(copy_and_add(), ASKED, tmp_path / "by one", STAGES, Silent(), executor=cluster)
     assert same_numbers(tmp_path / "by one", undisturbed)
     assert len(processes(cluster, copy_and_add(), 1)) == 1
     nodes.add_node(num_cpus=1, object_store_memory=STORE)
@@ -198,11 +198,11 @@ def test_the_driver_is_killed(cluster: RayExecutor, tmp_path: Path, saved_adder:
         command = [sys.executable, "-c", DYING, str(tmp_path / "run"), str(saved_adder)]
         first = subprocess.run(command, env=environment, capture_output=True, timeout=240)
         assert first.returncode == -signal.SIGKILL, first.stderr.decode()
-        assert len(list((tmp_path / "run").glob(".parts/localize/*/*"))) == 2
+        assert len(list((tmp_path / "run").glob(".units/localize/*/*"))) == 2
         model = arithscope.load(str(saved_adder))
         rest, whole = units.Counting(cluster), units.Counting(LOCAL)
         for folder_of, executor in (("run", rest), ("whole", whole)):
-            run(model, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), executor=executor)
+            run_stages(model, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), executor=executor)
         assert whole.units == rest.units + 2 + len(grid_units(len(model.encoder.operators), 12))  # those of means
         assert same_numbers(tmp_path / "run", tmp_path / "whole")
         for _ in range(100):
@@ -240,8 +240,8 @@ def test_a_subject_that_workers_load_themselves(
     op1 = np.arange(20)
     [found] = cluster.map(units.logits, hollow, [(op1,)], lambda n: None)
     assert found == pytest.approx(units.logits(whole, op1, advance=None), abs=1e-5)
-    run(hollow, ASKED, tmp_path / "hollow", ["circuit"], Silent(), executor=cluster)
-    run(whole, ASKED, tmp_path / "whole", ["circuit"], Silent())
+    run_stages(hollow, ASKED, tmp_path / "hollow", ["circuit"], Silent(), executor=cluster)
+    run_stages(whole, ASKED, tmp_path / "whole", ["circuit"], Silent())
     assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
     with pytest.raises(UserError, match="There is no folder or file"):
         cluster.load(str(saved_adder / "nothing"), Template())
@@ -264,7 +264,7 @@ def test_every_stage_is_done_by_workers(
 def test_training_is_followed(cluster: RayExecutor, small_training_run: Path, tmp_path: Path) -> None:
     """Checkpoint after checkpoint, each by all workers."""
     model, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
-    final = run(model, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), executor=cluster)
+    final = run_stages(model, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), executor=cluster)
 
     def checkpoint(name: str) -> Model:
         return cluster.load(f"tiny-pythia@{name}", Template())

@@ -12,8 +12,8 @@ import pytest
 from arithscope.errors import UserError
 from arithscope.models.load import load
 from arithscope.pipeline import unit_cache
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
 from arithscope.report.figure_files import draw_plates, plates_to_draw
@@ -28,7 +28,7 @@ from tests.faults import records, snapshot
 from tests.test_cli import complaint
 from tests.units import Counting
 
-KINDS = {stage.name: stage.result for stage in STAGES}
+KINDS = {stage.name: stage.result for stage in all_stages()}
 
 
 def _emptied(path: Path) -> None:
@@ -74,7 +74,7 @@ ASKED = Settings(("+",), 3)
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two stages of a small random model."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
     return folder
 
 
@@ -88,8 +88,8 @@ def test_a_damaged_stage_is_computed_again(finished: Path, tmp_path: Path, damag
         before, [stage] = records(folder), file.parent.parts
         DAMAGES[damage](folder / file)
         with pytest.raises(UserError, match=f"no complete stage '{stage}'"):
-            RunFolder(folder).read(stage, KINDS[stage])
-        run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+            RunFolder(folder).read(KINDS[stage])
+        run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
         assert snapshot(folder) == snapshot(finished), file
         assert {name for name, record in records(folder).items() if record != before.get(name)} <= {stage}
 
@@ -99,14 +99,14 @@ def test_whatever_is_in_the_place_of_a_stage(finished: Path, tmp_path: Path) -> 
         folder = Path(shutil.copytree(finished, tmp_path / name))
         shutil.rmtree(folder / "accuracy")
         damage(folder / "accuracy")
-        run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+        run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
         assert snapshot(folder) == snapshot(finished)
 
 
 def test_every_file_of_every_stage_is_guarded(small_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_run, tmp_path / "run"))
     files = [p for p in sorted(folder.glob("[!.]*/*")) if p.is_file() and (p.parent / "stage.json").exists()]
-    assert len({p.parent for p in files}) == len([s for s in STAGES if not s.asked])
+    assert len({p.parent for p in files}) == len([s for s in all_stages() if not s.on_request])
     whole = tmp_path / "whole"
     for path in files:
         stage = path.parent.name
@@ -125,11 +125,11 @@ def test_each_stage_of_a_whole_run_is_computed_again(small_run: Path, tmp_path: 
     """Alone: those that need it still have what it was, as it comes to the same."""
     folder, model = Path(shutil.copytree(small_run, tmp_path / "run")), load("tiny-llama")
     asked, wanted = Smaller(("+", "-"), 40, topk=16, neurons="atp"), snapshot(small_run)
-    for i, stage in enumerate(s for s in STAGES if not s.asked):
+    for i, stage in enumerate(s for s in all_stages() if not s.on_request):
         before = records(folder)
         files = sorted(p for p in (folder / stage.name).iterdir())
         list(DAMAGES.values())[i % len(DAMAGES)](files[i % len(files)])
-        run(model, asked, folder, None, Silent())
+        run_stages(model, asked, folder, None, Silent())
         assert snapshot(folder) == wanted, stage.name
         assert {name for name, record in records(folder).items() if record != before.get(name)} <= {stage.name}
 
@@ -138,13 +138,13 @@ def test_each_stage_of_a_whole_run_is_computed_again(small_run: Path, tmp_path: 
 def test_damaged_parts_are_done_again(finished: Path, tmp_path: Path, damage: str) -> None:
     model, folder = small("llama", "sdpa"), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(model, ASKED, folder, ["accuracy"], Silent(), executor=Counting(LOCAL, 2))
+        run_stages(model, ASKED, folder, ["accuracy"], Silent(), executor=Counting(LOCAL, 2))
     first, second = sorted((folder / unit_cache.FOLDER).rglob("*.safetensors"))
     DAMAGES[damage](first)
     assert unit_cache.read_unit(first) is None
     assert unit_cache.read_unit(second) is not None
     executor = Counting(LOCAL)
-    run(model, ASKED, folder, ["accuracy"], Silent(), executor=executor)
+    run_stages(model, ASKED, folder, ["accuracy"], Silent(), executor=executor)
     assert executor.units == len(OPERATORS) - 1
     assert snapshot(folder) == snapshot(finished)
 
@@ -154,7 +154,10 @@ def test_a_damaged_manifest(finished: Path, tmp_path: Path, damage: str) -> None
     """Refused, as it may be of another subject; without it the stages are taken up again."""
     folder, path = Path(shutil.copytree(finished, tmp_path / "run")), tmp_path / "run" / "manifest.json"
     DAMAGES[damage](path)
-    for attempt in (lambda: RunFolder(folder), lambda: run(small("llama", "sdpa"), ASKED, folder, None, Silent())):
+    for attempt in (
+        lambda: RunFolder(folder),
+        lambda: run_stages(small("llama", "sdpa"), ASKED, folder, None, Silent()),
+    ):
         with pytest.raises(
             UserError, match=r"manifest.json cannot be read \(.*\); remove that file and run the same command"
         ):
@@ -163,7 +166,7 @@ def test_a_damaged_manifest(finished: Path, tmp_path: Path, damage: str) -> None
     with pytest.raises(UserError, match=r"no run at .*: manifest.json is missing"):
         RunFolder(folder)
     before = records(folder)
-    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
     assert snapshot(folder) == snapshot(finished)
     assert records(folder) == before
 
@@ -176,7 +179,7 @@ def test_a_damaged_summary(finished: Path, tmp_path: Path, damage: str) -> None:
     assert (
         RunFolder(folder).summary == RunFolder(finished).summary == json.loads((finished / "summary.json").read_text())
     )
-    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
     assert snapshot(folder) == snapshot(finished)
 
 
@@ -221,7 +224,7 @@ def test_what_reads_a_damaged_run_tells(small_run: Path, tmp_path: Path, capsys:
     patterns, accuracy = folder / "patterns" / "arrays.safetensors", folder / "accuracy" / "stage.json"
     _one_bit(patterns)
     _halved(folder / "classify" / "matches.parquet")
-    top = RunFolder(folder).read("topk", KINDS["topk"]).top.iloc[0]
+    top = RunFolder(folder).read(KINDS["topk"]).top.iloc[0]
     assert "no complete stage 'classify'" in complaint(capsys, "explain", folder, "1+1=")
     said = complaint(capsys, "neuron", folder, str(top.layer), str(top.neuron))
     assert "no complete stage 'patterns'; run it again" in said

@@ -49,7 +49,7 @@ def test_the_how_to_runs(
     """All blocks in order, as one program."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(small_run, tmp_path / "runs" / "tiny-llama")
-    split_evenly = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to.md").read_text(encoding="utf-8"), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to.md").read_text(encoding="utf-8"), re.S)
     assert len(split_evenly) >= 10
     names: dict[str, Any] = {}
     for i, code in enumerate(split_evenly, 1):

@@ -14,7 +14,7 @@ from arithscope.experiments.accuracy import accuracy
 from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.models.sources import DEFAULT, FOLDER, checkpoint_folder, checkpoint_folders, embedded_names
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
 from arithscope.settings import Settings
 from arithscope.training.data import split_pairs
@@ -110,7 +110,7 @@ def test_every_stage_of_the_circuit(name: str, tmp_path: Path) -> None:
     """tiny-llama's circuits are small and far better than random ones; in the other two nearly every head takes part. Some top
     neurons of each operator implement a heuristic."""
     model = load(name)
-    summary = run(model, Settings(), tmp_path, None, Silent()).summary
+    summary = run_stages(model, Settings(), tmp_path, None, Silent()).summary
     all_heads = model.sizes.layers * model.sizes.heads
     for operator in OPERATORS:
         found = summary["circuit"][operator]

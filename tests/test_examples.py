@@ -17,7 +17,7 @@ from arithscope.errors import UserError
 from arithscope.heuristics.kinds import RULES, parse
 from arithscope.models.engine.replay import record, replay_neurons
 from arithscope.models.families import FAMILIES
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def test_a_new_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ran("new_stage.py")
     run = RunFolder(tmp_path / "runs" / "commutes")
     written = (run.path / "commutes" / "stage.json").stat().st_mtime_ns
-    assert names["stage"] not in STAGES
+    assert names["stage"] not in all_stages()
     prompts = arithscope.legal_prompts("+", 30, names["model"].limit)
     asked = arithscope.ask(names["model"], prompts.text(arithscope.Template()))
     said = dict(zip(zip(prompts.op1.tolist(), prompts.op2.tolist(), strict=True), asked.predicted, strict=True))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from arithscope.errors import UserError
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.results.run import Run
 from arithscope.settings import Settings
@@ -27,7 +27,7 @@ ASKED = Settings(("+",), 15)
 
 
 def study(folder: Path) -> None:
-    run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent())
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_run_that_becomes_read_only(tmp_path: Path, undisturbed: Path) -> None
 
     try:
         with pytest.raises(UserError, match=r"Cannot write to .*; what is complete is kept"):
-            run(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent(), after_stage)
+            run_stages(small("llama", "sdpa"), ASKED, folder, ["accuracy"], Silent(), after_stage)
     finally:
         stack[0].__exit__(None, None, None)
     before = records(folder)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import large, record
 
 from arithscope.cli.benchmark import Task
-from arithscope.experiments.common.samples import PRESETS
+from arithscope.settings import PRESETS
 
 SMALL = dict(
     family="llama", hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,

@@ -18,7 +18,7 @@ from arithscope.experiments.common.samples import too_few
 from arithscope.experiments.stability import Stability
 from arithscope.pipeline import repeats, runner
 from arithscope.pipeline.registry import COMPARED
-from arithscope.pipeline.repeats import wants_repeats, repeat_study, repeated_settings
+from arithscope.pipeline.repeats import repeat_study, repeated_settings, wants_repeats
 from arithscope.pipeline.store import RunFolder, RunWriter
 from arithscope.report import figure_files
 from arithscope.report.page import write_report
@@ -72,7 +72,7 @@ def one_other_seed() -> Iterator[None]:
 
 
 def whole(folder: Path) -> RunWriter:
-    return runner.run(copy_and_add(), ASKED, folder, COMPARED, Silent())
+    return runner.run_stages(copy_and_add(), ASKED, folder, COMPARED, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_number_is_that_of_its_run(repeated: Path) -> None:
-    found = RunFolder(repeated).read("stability", Stability)
+    found = RunFolder(repeated).read(Stability)
     assert found.runs == ["all", "half-1", "half-2", "seed-1"]
     folders = {name: repeated if name == "all" else repeated / "repeats" / name for name in found.runs}
     summaries = {name: json.loads((folder / "summary.json").read_text()) for name, folder in folders.items()}
@@ -157,7 +157,7 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
     progress = Noting()
     repeat_study(copy_and_add(), ASKED, final, progress)
     assert any("half-2 has next to no prompt" in text for text in progress.noted)
-    table = RunFolder(out).read("stability", Stability).table.set_index(["experiment", "measure", "operator"])
+    table = RunFolder(out).read(Stability).table.set_index(["experiment", "measure", "operator"])
     assert table.loc[("accuracy", "accuracy", "+")].notna().all()
     assert pd.isna(table.loc[("circuit", "faithfulness", "+")].half_2)
     assert pd.notna(table.loc[("circuit", "faithfulness", "+")].half_1)
@@ -207,7 +207,7 @@ def test_from_the_command_line(saved_adder: Path, tmp_path: Path, monkeypatch: p
     out = tmp_path / "run"
     asked = ("run", saved_adder, "--max-operand", "9", "--operators", "+", "--neurons", "atp", "--out", out)
     asked = (*asked, "--stages", "stability")
-    run = runner.run
+    run = runner.run_stages
 
     def stopped(model: Any, settings: Settings, *rest: Any, **more: Any) -> RunWriter:
         if settings.half == 2:

@@ -18,13 +18,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from arithscope.experiments.common.samples import SampleSizes
 from arithscope.models.load import LoadOptions, load
 from arithscope.pipeline.ray_executor import RayExecutor
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
-from arithscope.settings import Settings
+from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.executor import LOCAL, Executor, FinishedUnit
 from arithscope.utils.progress import Silent
 from arithscope.verify.compare import Tally, noise_of
@@ -69,7 +68,7 @@ def little_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def study(folder: Path, settings: Settings = ASKED, executor: Executor = LOCAL) -> Path:
-    run(load("tiny-llama"), settings, folder, None, Silent(), executor=executor)
+    run_stages(load("tiny-llama"), settings, folder, None, Silent(), executor=executor)
     return folder
 
 
@@ -82,9 +81,9 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(one: Path, other: Path) -> int:
     """Raises unless both runs say the same; returns how many numbers they have."""
     tally = Tally(NOISE)
-    for stage in STAGES:
-        if not stage.asked:
-            a, b = (RunFolder(folder).read(stage.name, stage.result) for folder in (one, other))
+    for stage in all_stages():
+        if not stage.on_request:
+            a, b = (RunFolder(folder).read(stage.result) for folder in (one, other))
             by_logit, noise = _on_logits(a), NOISE
             tally.result(without(a, by_logit), without(b, by_logit), noise)
             for name in by_logit:
@@ -107,7 +106,7 @@ def without(result: Any, names: Sequence[str]) -> Any:
 
 
 def test_the_comparison_can_fail(usual: Path) -> None:
-    tally, stored = Tally(NOISE), RunFolder(usual).read("topk", {s.name: s for s in STAGES}["topk"].result)
+    tally, stored = Tally(NOISE), RunFolder(usual).read("topk", {s.name: s for s in all_stages()}["topk"].result)
     tally.result(stored, replace(stored, top=stored.top.iloc[::-1]), NOISE)
     tally.result(stored, replace(stored, curve=stored.curve.assign(value=stored.curve.value * 1.002 + 1e-4)), NOISE)
     assert len(tally.differs) >= 2

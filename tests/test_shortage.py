@@ -16,8 +16,8 @@ from arithscope.errors import UserError
 from arithscope.models.load import load
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
-from arithscope.pipeline.registry import STAGES, Stage
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import Stage, all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.utils import out_of_memory
 from arithscope.utils.executor import LocalExecutor, run_unit
@@ -187,9 +187,9 @@ class Noting(Silent):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Also where passes run in threads of their own."""
-    short = with_little_memory([s for s in STAGES if not s.asked], tmp_path, monkeypatch, threads)
+    short = with_little_memory([s for s in all_stages() if not s.on_request], tmp_path, monkeypatch, threads)
     # The others run no model, but look at what was found.
-    assert {s.name for s in STAGES} - set(short) == {
+    assert {s.name for s in all_stages()} - set(short) == {
         "accuracy",
         "classify",
         "overlap",
@@ -201,7 +201,7 @@ def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_some_stages_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [s for s in STAGES if s.name in ("means", "localize", "probe")]
+    some = [s for s in all_stages() if s.name in ("means", "localize", "probe")]
     assert with_little_memory(some, tmp_path, monkeypatch, threads=1) == ["means", "localize", "probe"]
 
 
@@ -215,7 +215,7 @@ def with_little_memory(
         progress, rows = Noting(), [list[int](), list[int]()]
         with torch_threads(threads):
             with memory_for(np.inf, model, rows[0]):
-                much = run(model, asked, tmp_path / "much", [stage.name], Silent())
+                much = run_stages(model, asked, tmp_path / "much", [stage.name], Silent())
             most = max(rows[0], default=0)
             with memory_for(max(2, most // 3), model, rows[1]):
                 little = run(
@@ -225,7 +225,7 @@ def with_little_memory(
             assert max(rows[1]) > most // 3  # it was tried, and
             assert "half as large" in progress.notes[-1]
             short.append(stage.name)
-        found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))
+        found, wanted = (vars(folder.read(stage.result)) for folder in (little, much))
         assert_same(found, wanted, stage.name)
     return short
 
@@ -236,9 +236,9 @@ def test_a_model_that_never_fits(tmp_path: Path) -> None:
         memory_for(0, model, []),
         pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"),
     ):
-        run(model, asked, tmp_path / "run", ["means"], Silent())
+        run_stages(model, asked, tmp_path / "run", ["means"], Silent())
     assert RunFolder(tmp_path / "run").manifest["stages"]["means"] == {"status": "failed", "reason": "UserError"}
-    run(model, asked, tmp_path / "run", ["means"], Silent())  # on a larger device, say
+    run_stages(model, asked, tmp_path / "run", ["means"], Silent())  # on a larger device, say
     assert RunFolder(tmp_path / "run").is_done("means")
 
 
@@ -255,7 +255,7 @@ def test_a_gpu_that_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     from arithscope.models import memory
 
     asked = Smaller(("+",), 200, topk=8, neurons="atp")
-    run(load("tiny-llama"), asked, tmp_path / "much", ["circuit"], Silent())
+    run_stages(load("tiny-llama"), asked, tmp_path / "much", ["circuit"], Silent())
     monkeypatch.setattr(memory, "row_bytes", lambda *_: 64)
     progress, model = Noting(), load("tiny-llama")
     total = torch.cuda.get_device_properties(0).total_memory
@@ -263,12 +263,12 @@ def test_a_gpu_that_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**28) / total)
     try:
         assert rows_that_fit(model, 1, 1) > 10_000
-        run(model, asked, tmp_path / "little", ["circuit"], progress, executor=LocalExecutor(progress.note))
+        run_stages(model, asked, tmp_path / "little", ["circuit"], progress, executor=LocalExecutor(progress.note))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert any("half as large" in note for note in progress.notes)
     much, little = RunFolder(tmp_path / "much"), RunFolder(tmp_path / "little")
-    for stage in STAGES:
+    for stage in all_stages():
         if stage.name in ("means", "accuracy", "localize", "circuit"):
-            found, wanted = (vars(folder.read(stage.name, stage.result)) for folder in (little, much))
+            found, wanted = (vars(folder.read(stage.result)) for folder in (little, much))
             assert_same(found, wanted, stage.name)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from arithscope.pipeline import store
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.progress import Bars, Lines, Silent
 from tests.families import small
@@ -91,10 +91,10 @@ def test_stopped_at_several_moments(tmp_path: Path, saved_adder: Path) -> None:
 
     moments: list[tuple[Callable[[], object], int, int]] = [
         ((out / "manifest.json").exists, signal.SIGINT, 1),
-        (lambda: any((out / ".parts" / "means").rglob("*.safetensors")), signal.SIGINT, 2),
+        (lambda: any((out / ".units" / "means").rglob("*.safetensors")), signal.SIGINT, 2),
         ((out / "accuracy").exists, signal.SIGTERM, 1),
         (draws, signal.SIGINT, 1),
-        (lambda: any((out / ".parts" / "localize").rglob("*.safetensors")), signal.SIGTERM, 2),
+        (lambda: any((out / ".units" / "localize").rglob("*.safetensors")), signal.SIGTERM, 2),
     ]
     for happens, number, times in moments:
         process = start(*asked(saved_adder, out))
@@ -109,7 +109,7 @@ def test_a_cluster_that_is_stopped_leaves_nothing_running(tmp_path: Path, saved_
     pytest.importorskip("ray")
     for number in (signal.SIGINT, signal.SIGTERM):
         process = start(*asked(saved_adder, tmp_path / "run"), "--cluster", "local")
-        until(lambda: any((tmp_path / "run" / ".parts").rglob("*.safetensors")), process)
+        until(lambda: any((tmp_path / "run" / ".units").rglob("*.safetensors")), process)
         stop(process, number)
 
 
@@ -136,7 +136,7 @@ def test_two_at_once(tmp_path: Path, saved_model: Path) -> None:
     first.send_signal(signal.SIGCONT)
     _, said = first.communicate(timeout=300)
     assert first.returncode == 0, said
-    run(small("llama", "sdpa"), Settings(("+",), 20), tmp_path / "alone", ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+",), 20), tmp_path / "alone", ["accuracy"], Silent())
     assert stored(out)[0]["means"][0] == stored(tmp_path / "alone")[0]["means"][0]
 
 
@@ -146,7 +146,7 @@ def test_a_lock_that_a_killed_run_left_does_not_block(tmp_path: Path) -> None:
     code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -signal.SIGKILL
     assert (tmp_path / ".lock").exists()
-    run(small("llama", "sdpa"), Settings(("+",), 3), tmp_path, ["means"], Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+",), 3), tmp_path, ["means"], Silent())
 
 
 class Jumping:
@@ -169,12 +169,12 @@ def test_a_clock_that_is_set_while_a_run_goes_on(
     from rich.console import Console
 
     model, settings, said = small("llama", "sdpa"), Settings(("+",), 3), list[str]()
-    run(model, settings, tmp_path / "steady", ["accuracy"], Silent())
+    run_stages(model, settings, tmp_path / "steady", ["accuracy"], Silent())
     clock, seconds = Jumping(), iter(range(10**9, 0, -(10**5)))
     monkeypatch.setattr(store, "datetime", clock)
     monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
     shown = Lines(said.append, every=0.0) if progress == "lines" else Bars(Console(force_terminal=True, quiet=True))
-    folder = run(model, settings, tmp_path / "jumping", ["accuracy"], shown)
+    folder = run_stages(model, settings, tmp_path / "jumping", ["accuracy"], shown)
     assert clock.calls > 3
     assert all(entry["seconds"] >= 0 for entry in folder.manifest["stages"].values() if entry["status"] == "done")
     assert not [line for line in said if "-" in line.replace("means", "")]
@@ -184,6 +184,6 @@ def test_a_clock_that_is_set_while_a_run_goes_on(
             os.utime(path, (0, 0))  # how old files are decides nothing
     before = snapshot(tmp_path / "jumping")
     notes: list[str] = []
-    run(model, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
+    run_stages(model, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
     assert sum("nothing has changed" in note for note in notes) == 2
     assert snapshot(tmp_path / "jumping") == before

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import arithscope
 from arithscope.errors import UserError
-from arithscope.pipeline.store import SCHEMA, RunFolder, open_for_writing, mapped_arrays, stage_key
+from arithscope.pipeline.store import SCHEMA, RunFolder, mapped_arrays, open_for_writing, stage_key
 from arithscope.utils.files import new_folder, write_text
 
 MODEL = {"name": "a", "weight_hash": "w", "tokenizer_hash": "t"}
@@ -39,7 +39,7 @@ def test_results_come_back_as_they_were(tmp_path: Path) -> None:
     with open_for_writing(tmp_path / "run", MODEL, {}, KEYS) as run:
         run.start("first")
         run.write("first", found(), 1.5)
-    again = RunFolder(tmp_path / "run").read("first", Found)
+    again = RunFolder(tmp_path / "run").read(Found)
     pd.testing.assert_frame_equal(again.table, found().table)
     assert np.array_equal(again.numbers, found().numbers)
     assert (again.layer, again.share) == (4, 0.5)
@@ -89,7 +89,7 @@ def test_damaged_stages_do_not_count(tmp_path: Path, damage: str) -> None:
         record.write_text('["not what it should be"]')
     assert not RunFolder(tmp_path).has("first")
     with pytest.raises(UserError, match="no complete stage 'first'"):
-        RunFolder(tmp_path).read("first", Found)
+        RunFolder(tmp_path).read(Found)
 
 
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:

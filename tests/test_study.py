@@ -9,8 +9,8 @@ import pytest
 from arithscope.errors import UserError
 from arithscope.models.model import Model
 from arithscope.pipeline import runner
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import chosen_stages, run
+from arithscope.pipeline.registry import all_stages, chosen_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests.families import small
@@ -20,7 +20,7 @@ SMALL = Settings(max_operand=8)
 
 def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = STAGES[0]
+    original = all_stages()[0]
 
     def counted(model: Model, settings: Any, *others: Any) -> Any:
         calls.append(settings.max_operand)
@@ -28,34 +28,36 @@ def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(runner, "STAGES", (replace(original, compute=counted),))
     model = small("llama", "sdpa")
-    first = run(model, SMALL, tmp_path, None, Silent()).summary
-    second = run(model, SMALL, tmp_path, None, Silent()).summary
+    first = run_stages(model, SMALL, tmp_path, None, Silent()).summary
+    second = run_stages(model, SMALL, tmp_path, None, Silent()).summary
     assert calls == [8]
     assert first == second
-    run(model, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # means do not depend on the preset
+    run_stages(model, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # means do not depend on the preset
     assert calls == [8]
-    run(model, replace(SMALL, max_operand=6), tmp_path, None, Silent())
-    run(model, SMALL, tmp_path, None, Silent())
+    run_stages(model, replace(SMALL, max_operand=6), tmp_path, None, Silent())
+    run_stages(model, SMALL, tmp_path, None, Silent())
     assert calls == [8, 6, 8]
 
 
 def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    greedy = replace(STAGES[0], reads=("operators", "seed"))
+    greedy = replace(all_stages()[0], reads=("operators", "seed"))
     monkeypatch.setattr(runner, "STAGES", (greedy,))
     with pytest.raises(AttributeError, match="max_operand"):
-        run(small("llama", "sdpa"), SMALL, tmp_path, None, Silent())
+        run_stages(small("llama", "sdpa"), SMALL, tmp_path, None, Silent())
     assert "failed" in (tmp_path / "manifest.json").read_text()
     assert not (tmp_path / greedy.name).exists()
 
 
 def test_same_numbers_in_another_folder(tmp_path: Path) -> None:
     model = small("gptj")
-    a, b = (run(model, SMALL, tmp_path / name, ["means", "accuracy"], Silent()).summary for name in "ab")
+    a, b = (run_stages(model, SMALL, tmp_path / name, ["means", "accuracy"], Silent()).summary for name in "ab")
     assert a == b
 
 
 def test_chosen_stages() -> None:
-    assert [s.name for s in chosen_stages(None)] == [s.name for s in STAGES if s.name not in ("training", "stability")]
+    assert [s.name for s in chosen_stages(None)] == [
+        s.name for s in all_stages() if s.name not in ("training", "stability")
+    ]
     assert [s.name for s in chosen_stages(["means"])] == ["means"]
     assert [s.name for s in chosen_stages(["circuit"])] == ["means", "accuracy", "localize", "circuit"]
     for bad in (["nothing"], []):
@@ -65,7 +67,7 @@ def test_chosen_stages() -> None:
 
 def test_stages_need_only_earlier_ones() -> None:
     seen: set[str] = set()
-    for stage in STAGES:
+    for stage in all_stages():
         assert set(stage.needs) <= seen
         seen.add(stage.name)
 
@@ -88,14 +90,14 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 
 def test_operands_beyond_the_limit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use --max-operand 39"):
-        run(small("llama", "sdpa"), Settings(), tmp_path / "run", None, Silent())
+        run_stages(small("llama", "sdpa"), Settings(), tmp_path / "run", None, Silent())
     assert not (tmp_path / "run").exists()
 
 
 def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
     """They are taken over all operators, so they depend neither on those studied, nor on the seed or the preset."""
     model = small("llama", "sdpa")
-    run(model, SMALL, tmp_path, ["means"], Silent())
+    run_stages(model, SMALL, tmp_path, ["means"], Silent())
     noted: list[str] = []
 
     class Noting(Silent):
@@ -103,7 +105,7 @@ def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
             noted.append(text)
 
     other = replace(SMALL, operators=("+",), preset="paper", seed=3, effect="logit", centre=False)
-    run(model, other, tmp_path, ["means"], Noting())
+    run_stages(model, other, tmp_path, ["means"], Noting())
     assert noted == ["means: nothing has changed, so it is not run again"]
 
 
@@ -113,7 +115,7 @@ def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
     model = small("llama", "sdpa")
 
     def changed(before: Settings, **settings: Any) -> set[str]:
-        a, b = (runner.keys_of(model, s, STAGES, {}) for s in (before, replace(before, **settings)))
+        a, b = (runner.keys_of(model, s, all_stages(), {}) for s in (before, replace(before, **settings)))
         return {name for name in a if a[name] != b[name]}
 
     behind_classes = {"knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
@@ -125,22 +127,22 @@ def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
     screened = replace(SMALL, neurons="screen")
     assert changed(SMALL, neurons="screen") == {"neurons"} | behind_topk
     assert changed(screened, effect="log_ratio") == {"circuit", "heads", "mlp0", "neurons"} | behind_topk
-    assert changed(SMALL, preset="paper") == {stage.name for stage in STAGES} - {"accuracy", "means"}
+    assert changed(SMALL, preset="paper") == {stage.name for stage in all_stages()} - {"accuracy", "means"}
 
 
 def test_nothing_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is never right has no circuit; what was found before stays."""
     model = small("llama", "sdpa")
-    first, original = STAGES[:2]
+    first, original = all_stages()[:2]
 
     def never_right(*arguments: Any) -> Any:
         found = original.compute(*arguments)
         return replace(found, prompts=found.prompts.assign(correct=False))
 
-    monkeypatch.setattr(runner, "STAGES", (first, replace(original, compute=never_right), *STAGES[2:]))
+    monkeypatch.setattr(runner, "STAGES", (first, replace(original, compute=never_right), *all_stages()[2:]))
     for stage in ("localize", "probe"):
         with pytest.raises(UserError, match="next to no prompt correctly"):
-            run(model, SMALL, tmp_path / stage, [stage], Silent())
+            run_stages(model, SMALL, tmp_path / stage, [stage], Silent())
         assert (tmp_path / stage / "accuracy" / "stage.json").exists()
 
 
@@ -153,6 +155,6 @@ def test_after_each_stage(tmp_path: Path) -> None:
             tmp_path,
             ["means", "accuracy"],
             Silent(),
-            after_stage=lambda folder: seen.append([s.name for s in STAGES if folder.is_done(s.name)]),
+            after_stage=lambda folder: seen.append([s.name for s in all_stages() if folder.is_done(s.name)]),
         )
     assert seen == [["means"], ["means", "accuracy"], ["means", "accuracy"], ["means", "accuracy"]]

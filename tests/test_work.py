@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from arithscope.pipeline import unit_cache
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.unit_cache import (
     CachingExecutor,
     caching_executor,
@@ -219,7 +219,7 @@ def test_parts_of_other_inputs_are_removed(tmp_path: Path) -> None:
         ".parts/two/key",
     ]
     clear_cache(tmp_path, "one")
-    assert (tmp_path / ".parts" / "two").exists()
+    assert (tmp_path / ".units" / "two").exists()
     clear_cache(tmp_path, "two")
     clear_cache(tmp_path, "three")
     assert not list(tmp_path.iterdir())
@@ -232,50 +232,50 @@ STAGES = ["heads"]
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
     """A run that was stopped behind two units of localize."""
-    run(copy_and_add(), ASKED, tmp_path / "begun", ["accuracy"], Silent())
+    run_stages(copy_and_add(), ASKED, tmp_path / "begun", ["accuracy"], Silent())
     with pytest.raises(KeyboardInterrupt):
-        run(copy_and_add(), ASKED, tmp_path / "begun", ["localize"], Silent(), executor=Counting(LOCAL, 2))
+        run_stages(copy_and_add(), ASKED, tmp_path / "begun", ["localize"], Silent(), executor=Counting(LOCAL, 2))
     return tmp_path / "begun"
 
 
 def test_a_stopped_stage_goes_on_behind_its_last_unit(tmp_path: Path) -> None:
     """Stopped behind each unit in turn, the run computes every unit once, and finds what an undisturbed one finds."""
     whole = Counting(LOCAL)
-    run(copy_and_add(), ASKED, tmp_path / "undisturbed", STAGES, Silent(), executor=whole)
+    run_stages(copy_and_add(), ASKED, tmp_path / "undisturbed", STAGES, Silent(), executor=whole)
     assert whole.units > 8
     computed = stops = 0
     while True:
         executor = Counting(LOCAL, 3)
         try:
-            run(copy_and_add(), ASKED, tmp_path / "stopped", STAGES, Silent(), executor=executor)
+            run_stages(copy_and_add(), ASKED, tmp_path / "stopped", STAGES, Silent(), executor=executor)
             break
         except KeyboardInterrupt:
             computed, stops = computed + executor.units, stops + 1
-            assert (tmp_path / "stopped" / ".parts").exists()
+            assert (tmp_path / "stopped" / ".units").exists()
     assert computed + executor.units == whole.units
     assert stops == (whole.units - 1) // 3
     assert stored(tmp_path / "stopped") == stored(tmp_path / "undisturbed")
-    assert not (tmp_path / "stopped" / ".parts").exists()
+    assert not (tmp_path / "stopped" / ".units").exists()
 
 
 def test_other_settings_take_no_parts(begun: Path) -> None:
     """Units of another seed are none of this stage's."""
     executor = Counting(LOCAL)
-    run(copy_and_add(), replace(ASKED, seed=1), begun, ["localize"], Silent(), executor=executor)
+    run_stages(copy_and_add(), replace(ASKED, seed=1), begun, ["localize"], Silent(), executor=executor)
     assert executor.units == len(copy_and_add().positions.named())
-    assert not (begun / ".parts").exists()
+    assert not (begun / ".units").exists()
 
 
 def test_units_do_not_depend_on_memory(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was done on a large machine is found on a small one."""
     monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 3)
     executor = Counting(LOCAL)
-    run(copy_and_add(), ASKED, begun, ["localize"], Silent(), executor=executor)
+    run_stages(copy_and_add(), ASKED, begun, ["localize"], Silent(), executor=executor)
     assert executor.units == len(copy_and_add().positions.named()) - 2
 
 
 def test_the_manifest_says_who_did_the_work(tmp_path: Path) -> None:
     executor = Counting(LOCAL)
     executor.where = "a hundred monkeys"
-    run(copy_and_add(), ASKED, tmp_path, ["means"], Silent(), executor=executor)
+    run_stages(copy_and_add(), ASKED, tmp_path, ["means"], Silent(), executor=executor)
     assert json.loads((tmp_path / "manifest.json").read_text())["model"]["device"] == "a hundred monkeys"

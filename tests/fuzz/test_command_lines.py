@@ -24,7 +24,7 @@ from arithscope.cli.app import main
 from arithscope.explorer import serve as serve_module
 from arithscope.models import load as load_module
 from arithscope.pipeline import ray_executor
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.report import comparison
 from arithscope.training import loop
 from arithscope.training.recipe import read_recipe
@@ -102,7 +102,7 @@ def operators(text: str) -> bool:
 
 def stages(text: str) -> bool:
     named = [part.strip() for part in text.split(",") if part.strip()]
-    known = {stage.name for stage in STAGES} - {"training"}  # for which checkpoints must be named too
+    known = {stage.name for stage in all_stages()} - {"training"}  # for which checkpoints must be named too
     return bool(named) and set(named) <= known
 
 

@@ -22,7 +22,7 @@ from arithscope.explorer import views
 from arithscope.explorer.run_registry import RunRegistry
 from arithscope.models.load import load
 from arithscope.pipeline import unit_cache
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run as study
 from arithscope.pipeline.store import RunFolder, mapped_arrays
 from arithscope.report.page import page
@@ -34,7 +34,7 @@ from tests.fuzz.damage import documents, files, spoilt, written
 from tests.fuzz.effort import check_sentence, fuzz, refused, twice
 from tests.fuzz.test_models import damaged_weights
 
-KINDS = {stage.name: stage.result for stage in STAGES}
+KINDS = {stage.name: stage.result for stage in all_stages()}
 STORED = ("accuracy", "circuit", "overlap", "topk")  # stages that are copied; the others are left out, for speed
 ARRAYS = {
     "half": np.arange(12, dtype=np.float16).reshape(3, 4),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from arithscope.results.compare import compare
 from rich.console import Console
 
 from arithscope.errors import UserError
@@ -16,7 +17,6 @@ from arithscope.figures.comparison import PANELS
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.runner import run
 from arithscope.report.comparison import comparison_tables, write_comparison
-from arithscope.results.compare import compare
 from arithscope.results.comparison import CURVES
 from arithscope.results.run import Run, distinct_names
 from arithscope.settings import Settings

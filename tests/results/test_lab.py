@@ -12,13 +12,13 @@ import pytest
 import arithscope
 from arithscope import Lab
 from arithscope.errors import UserError
-from arithscope.experiments.common.samples import SampleSizes
 from arithscope.models.load import load
 from arithscope.pipeline import runner
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.prompts import OPERATORS, Prompts
 from arithscope.results import lab as lab_module
 from arithscope.results.explanation import explain
+from arithscope.settings import SampleSizes
 from arithscope.utils.progress import Silent
 from tests.conftest import SMALL_SAMPLES, Smaller
 from tests.families import small
@@ -35,8 +35,8 @@ def rows(prompts: Prompts) -> set[tuple[int, str, int]]:
 
 def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     """Of every stage of the adder but the slowest two, which are like the others."""
-    stages = [stage.name for stage in STAGES if not stage.asked and stage.name not in ("mlp0", "knockout")]
-    runner.run(copy_and_add(), Smaller(**ASKED), tmp_path / "run", stages, Silent())
+    stages = [stage.name for stage in all_stages() if not stage.on_request and stage.name not in ("mlp0", "knockout")]
+    runner.run_stages(copy_and_add(), Smaller(**ASKED), tmp_path / "run", stages, Silent())
     run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ASKED)
     for name in reversed(stages):  # each with all that it needs
         assert_same(lab.result(name), run.result(name))

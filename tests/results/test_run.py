@@ -15,7 +15,7 @@ import pytest
 import arithscope
 from arithscope.errors import UserError
 from arithscope.models.load import load
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import parse_prompt
 from arithscope.results.explanation import explain
@@ -39,9 +39,9 @@ def assert_same(one: Any, other: Any) -> None:
 
 def test_results_are_those_of_the_folder(small_run: Path) -> None:
     run, folder = arithscope.open(small_run), RunFolder(small_run)
-    for stage in STAGES:
-        if not stage.asked:
-            assert_same(getattr(run, stage.name), folder.read(stage.name, stage.result))
+    for stage in all_stages():
+        if not stage.on_request:
+            assert_same(getattr(run, stage.name), folder.read(stage.result))
             assert getattr(run, stage.name) is run.result(stage.name)  # read once
 
 

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arithscope.verify.inputs import Inputs
+from arithscope.verify.samplers import SAMPLERS, sampler_of
 
 from arithscope.cli.app import main
 from arithscope.models.load import load
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder, RunWriter
 from arithscope.results.run import Run
 from arithscope.utils.progress import Silent
-from arithscope.verify.inputs import Inputs
-from arithscope.verify.samplers import SAMPLERS, sampler_of
 from arithscope.verify.verify import check_files, check_model, check_stage, check_stages
 from tests.conftest import Smaller
 
-BY_NAME = {stage.name: stage for stage in STAGES}
+BY_NAME = {stage.name: stage for stage in all_stages()}
 # Of each stage what is changed (tables with their columns, and arrays), and as what the difference is told.
 CHANGED: dict[str, dict[str, str]] = {
     "means": {"heads": "mean heads", "neurons": "mean neurons", "p_answer": "p_answer"},
@@ -102,7 +102,7 @@ def inputs_of(folder: Path, model: Any, seed: int = 0) -> Inputs:
 
 
 def test_every_stage_has_a_sampler() -> None:
-    assert {stage.name for stage in STAGES} == set(SAMPLERS), "see sampler_of: it says what to write"
+    assert {stage.name for stage in all_stages()} == set(SAMPLERS), "see sampler_of: it says what to write"
     assert set(CHANGED) == set(SAMPLERS)
     with pytest.raises(NotImplementedError, match=r"write check_colours\(inputs, stored, tally\)"):
         sampler_of("colours")
@@ -126,7 +126,7 @@ def check_changed(folder: Path, stage: str, inputs: Inputs, monkeypatch: pytest.
     assert [what for what in CHANGED[stage].values() if what not in verdict.said] == []
 
 
-@pytest.mark.parametrize("stage", [stage.name for stage in STAGES if not stage.asked])
+@pytest.mark.parametrize("stage", [stage.name for stage in all_stages() if not stage.on_request])
 def test_other_numbers_are_noticed(
     stage: str, small_run: Path, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +180,7 @@ def test_checkpoints_verify(small_training_run: Path) -> None:
 def test_the_hand_built_model_verifies(neurons: str, saved_adder: Path, tmp_path: Path) -> None:
     """By all samples, and with both ways of measuring neurons."""
     asked = Smaller(("+",), 12, neurons=neurons)
-    run(load(str(saved_adder)), asked, tmp_path / "run", None, Silent())
+    run_stages(load(str(saved_adder)), asked, tmp_path / "run", None, Silent())
     for seed in ("0", "1", "2"):
         assert call("verify", tmp_path / "run", "--seed", seed) == 0
 
@@ -189,7 +189,7 @@ def test_the_hand_built_model_verifies(neurons: str, saved_adder: Path, tmp_path
 def two_stages(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is quick to verify; do not write to it."""
     folder = tmp_path_factory.mktemp("runs") / "two stages"
-    run(load(str(saved_adder)), Smaller(("+",), 12), folder, ["accuracy"], Silent())
+    run_stages(load(str(saved_adder)), Smaller(("+",), 12), folder, ["accuracy"], Silent())
     return folder
 
 
