@@ -16,11 +16,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 if TYPE_CHECKING:
     from arithscope.errors import UserError as UserError
-    from arithscope.experiments.common.samples import SampleSizes as SampleSizes
     from arithscope.models.load import LoadOptions as LoadOptions
     from arithscope.models.load import load as load
     from arithscope.models.model import Model as Model
@@ -28,29 +27,30 @@ if TYPE_CHECKING:
     from arithscope.prompts import Template as Template
     from arithscope.prompts import legal_prompts as legal_prompts
     from arithscope.prompts import parse_prompt as parse_prompt
-    from arithscope.results.asking import ask as ask
-    from arithscope.results.compare import compare as compare
+    from arithscope.results.ask import ask as ask
+    from arithscope.results.comparison import compare as compare
     from arithscope.results.lab import Lab as Lab
     from arithscope.results.neuron import Neuron as Neuron
     from arithscope.results.run import Run as Run
     from arithscope.results.run import open as open
     from arithscope.results.run import run as run
+    from arithscope.settings import SampleSizes as SampleSizes
     from arithscope.settings import Settings as Settings
 
 _WHERE = {
     "UserError": "errors",
-    "SampleSizes": "experiments.common.samples",
+    "SampleSizes": "settings",
     "Prompts": "prompts",
     "Template": "prompts",
     "legal_prompts": "prompts",
     "parse_prompt": "prompts",
-    "ask": "results.asking",
+    "ask": "results.ask",
     "Lab": "results.lab",
     "Neuron": "results.neuron",
     "Run": "results.run",
     "open": "results.run",
     "run": "results.run",
-    "compare": "results.compare",
+    "compare": "results.comparison",
     "Settings": "settings",
     "LoadOptions": "models.load",
     "load": "models.load",

@@ -1,7 +1,7 @@
 """Mutants: every small change of a module that one can think of, as changes of its syntax tree.
 
 Another comparison, operator, constant, function or argument, or a statement, argument or returned value left out. Left alone
-are annotations, docstrings, decorators and texts of errors. `benchmarks/mutation.py` asks the tests what they say to each.
+are annotations, docstrings, decorators and texts of errors. `tools/mutation.py` asks the tests what they say to each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from types import ModuleType
 
-from benchmarks.mutants import PACKAGE, mutants
+from tools.mutants import PACKAGE, mutants
 
 TAILS = PACKAGE / "heuristics" / "tails.py"
 

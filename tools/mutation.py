@@ -1,12 +1,12 @@
 """Mutation testing: does any test notice if a line of the code that makes the numbers is changed?
 
-Every mutant (see `benchmarks/mutants.py`) is one small change of one module. The tests that run the changed lines are run on
+Every mutant (see `tools/mutants.py`) is one small change of one module. The tests that run the changed lines are run on
 it, the quickest first, until one fails. Where none does, the mutant has survived: a test is missing, unless nothing that the
 module is for has changed, or has only where there is a GPU. Those are listed, with the reason, in
-tests/equivalent_mutants.toml.
+tools/equivalent_mutants.toml.
 
-    python -m benchmarks.mutation --out mutants.jsonl [--processes 2] [--seconds 600] [--only TEXT]
-    python -m benchmarks.mutation --out mutants.jsonl --record mutation
+    python -m tools.mutation --out mutants.jsonl [--processes 2] [--seconds 600] [--only TEXT]
+    python -m tools.mutation --out mutants.jsonl --record mutation
 
 What was found is appended to the file; mutants that it has already are not run again. Tests are collected once, and every
 mutant is a fork of the process that has them.
@@ -40,12 +40,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from benchmarks.mutants import PACKAGE, Mutant, mutants
+from tools.mutants import PACKAGE, Mutant, mutants
 
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ROOT = Path(__file__).resolve().parent.parent
-LISTED = ROOT / "tests" / "equivalent_mutants.toml"
+LISTED = ROOT / "tools" / "equivalent_mutants.toml"
 # By module, or folder of them: the test files that are about it.
 TESTS = {
     "measures.py": ["tests/test_measures.py"],
