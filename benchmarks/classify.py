@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import NeuronBatch, classify, match
-from arithscope.heuristics.matching import order, overlaps
+from arithscope.heuristics.neuron_matching import NeuronBatch, calibrated_matches, match_neurons
+from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
 from arithscope.utils.threads import workers
@@ -71,8 +71,8 @@ def pair_by_pair(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float
 
 def by_counting(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float64]]:
     a, on = neurons.on_prompts(range(len(neurons)), sets)
-    indirect = torch.maximum(*(overlaps(order(x), sets.indirect) for x in (a, -a)))
-    direct = overlaps(order(a * on), sets.direct)
+    indirect = torch.maximum(*(count_overlaps(top_prompts(x), sets.indirect) for x in (a, -a)))
+    direct = count_overlaps(top_prompts(a * on), sets.direct)
     return [(x / side.sizes).double().cpu().numpy() for x, side in ((indirect, sets.indirect), (direct, sets.direct))]
 
 
@@ -107,8 +107,8 @@ def everything(n: int, device: str) -> Table:
     for operator in OPERATORS:
         sets = catalogue(operator, MAX_OPERAND, LIMIT, device=device)
         with workers() as pool:
-            plain = seconds(match, neurons, sets, 0, 0, names, pool, silent)
-        full = seconds(classify, neurons, sets, PERMUTATIONS, 0, names, silent)
+            plain = seconds(match_neurons, neurons, sets, 0, 0, names, pool, silent)
+        full = seconds(calibrated_matches, neurons, sets, PERMUTATIONS, 0, names, silent)
         total["classify"] += plain
         total["with calibration"] += full
         print(f"{operator}: {n} neurons, {plain:.1f} s; with {PERMUTATIONS} permutations each {full:.1f} s", flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from benchmarks.record import Table, record, record_option
-from tests.explorer.served import serving
+from tests.explorer.client import serving
 
 import arithscope
 from arithscope.experiments.classify import Classification
@@ -30,7 +30,7 @@ from arithscope.experiments.neurons import Neurons
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.pipeline.store import mapped_arrays, open_for_writing
 from arithscope.results.run import Run
-from arithscope.stats.measures import EFFECTS
+from arithscope.stats.effects import EFFECTS
 
 OPERATORS, LAYERS, TOP, WIDTH = ("+", "-", "*", "/"), range(16, 32), 200, 14336
 PAGE, PATTERN, TABLE = "a neuron's page", "its pattern", "a page of the table, filtered and sorted"

@@ -20,7 +20,7 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
-from arithscope.stats.measures import EFFECTS
+from arithscope.stats.effects import EFFECTS
 
 BEST = 5  # per cent of each layer's neurons
 

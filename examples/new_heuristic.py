@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.classification import NeuronBatch, classify
 from arithscope.heuristics.kinds import RULES, Bools, Rule
+from arithscope.heuristics.neuron_matching import NeuronBatch, calibrated_matches
 from arithscope.prompts import Prompts, operand_grid
 
 
@@ -29,5 +29,7 @@ activations = np.random.default_rng(0).standard_normal((20, len(prompts)))
 activations[7] += 4 * Carry().holds(prompts)
 neurons = NeuronBatch(activations.astype(np.float16), logits=np.ones((20, 100), dtype=np.float32))
 sets = catalogue("+", max_operand=40, limit=100)
-found = classify(neurons, sets, draws=20, seed=0, names=[f"n{i}" for i in range(20)], advance=lambda done: None)
+found = calibrated_matches(
+    neurons, sets, draws=20, seed=0, names=[f"n{i}" for i in range(20)], advance=lambda done: None
+)
 print(found.matches.query("calibrated")[["row", "heuristic", "score", "chance", "fdr"]])

@@ -11,7 +11,7 @@ from arithscope.experiments.common.result import Result, by_operator, summary_ta
 from arithscope.pipeline.registry import STAGES, Stage
 from arithscope.pipeline.runner import run
 from arithscope.prompts import random_source
-from arithscope.stats.measures import bootstrap_mean
+from arithscope.stats.intervals import bootstrap_mean
 from arithscope.utils.progress import Silent
 
 

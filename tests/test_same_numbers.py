@@ -63,8 +63,8 @@ def little_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("arithscope.models.memory.CPU_ROWS", 20)
     patch.setattr("arithscope.experiments.probe.storage", lambda model: 1)
     patch.setattr("arithscope.experiments.knockout.MASK_BYTES", 1)
-    patch.setattr("arithscope.heuristics.classification.CPU_CELLS", 2**14)
-    patch.setattr("arithscope.stats.measures.BOOTSTRAP_ROWS", 7)
+    patch.setattr("arithscope.heuristics.overlaps.CPU_ELEMENTS", 2**14)
+    patch.setattr("arithscope.stats.intervals.BOOTSTRAP_ROWS", 7)
 
 
 def study(folder: Path, settings: Settings = ASKED, executor: Executor = LOCAL) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from tests.browser import chromium
-from tests.explorer.served import serving
+from tests.explorer.client import serving
 
 LOCAL = Path(__file__).parent
 VIEWS = {

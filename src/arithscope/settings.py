@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from arithscope.errors import UserError
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, operator_indices
-from arithscope.stats.measures import EFFECTS
+from arithscope.stats.effects import EFFECTS
 
 EXACT, ATTRIBUTION_THEN_EXACT = "exact", "atp+exact"
 NEURON_METHODS = (EXACT, "atp", "ig", "relp", ATTRIBUTION_THEN_EXACT)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arithscope.experiments.accuracy import Accuracy, accuracy
+from arithscope.experiments.accuracy import Accuracy, measure_accuracy
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, legal_prompts
 
@@ -20,7 +20,7 @@ Change = tuple[Any, int, slice | list[int], Tensor]  # module, position, entries
 
 def pretended(model: Model, operators: str, max_operand: int) -> Accuracy:
     """The accuracy of a random model, but with every prompt counted as correct, so that there is something to study."""
-    found = accuracy(model, legal_prompts(operators, max_operand, model.limit))
+    found = measure_accuracy(model, legal_prompts(operators, max_operand, model.limit))
     return Accuracy(found.prompts.assign(correct=True), found.table)
 
 

@@ -14,27 +14,28 @@ from arithscope.experiments.circuit import EVERY_SIZE, head_counts
 from arithscope.experiments.common.ablation import (
     TOLERANCE,
     Baseline,
-    Judging,
     ablated_scores,
-    curve_table,
+    curve_means,
     mean_ablation,
+    measured_curve,
     nested_sets,
     smallest_on_plateau,
 )
-from arithscope.experiments.common.samples import PRESETS, SampleSizes, splits
+from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.heads import heads
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.prompts import operand_grid
-from arithscope.stats.measures import Mean, faithfulness
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes
+from arithscope.stats.intervals import Mean
+from tests.contexts import context
 from tests.experiments import plain
 from tests.experiments.plain import pretended
 from tests.families import small
 from tests.hand_built import copy_and_add
 
 
-def curve(*values: float) -> list[dict[str, Mean]]:
-    return [{"faithfulness": Mean(v, v, v, 9)} for v in values]
+def curve(*values: float) -> dict[int, dict[str, Mean]]:
+    return {size: {"faithfulness": Mean(v, v, v, 9)} for size, v in enumerate(values)}
 
 
 def test_the_smallest_circuit_on_the_plateau() -> None:
@@ -79,7 +80,7 @@ def test_measures_of_circuits_and_of_random_draws() -> None:
     """Two prompts, two circuits, two draws, by hand."""
     empty, whole_model = np.array([0.0, 0.5]), np.array([1.0, 1.0])
     scores = np.array([[[0.5, 0, 0.1], [1.0, 1, 0.9]], [[1.0, 1, 0.6], [1.0, 1, 0.8]]])  # nl, right, probability
-    scale = Baseline(empty, whole_model, Judging())
+    scale = Baseline(empty, whole_model)
     half, full = scale.measure(scores, np.random.default_rng(0))
     assert half["faithfulness"].value == pytest.approx(0.75)
     assert half["accuracy"].value == pytest.approx(0.5)
@@ -90,20 +91,21 @@ def test_measures_of_circuits_and_of_random_draws() -> None:
     assert draws["accuracy"].value == pytest.approx(0.75)
     change = scale.change(scores[0], scores[1], np.random.default_rng(0))
     assert change.value == pytest.approx(0.25)
-    by_means = Baseline(empty, whole_model, Judging(ratio_of_means=True)).measure(scores, np.random.default_rng(0))
-    assert by_means[0]["faithfulness"].value == pytest.approx((0.5 + 0.5) / (1.0 + 0.5))
-    assert (
-        by_means[0]["faithfulness"]
-        == faithfulness(scores[..., 0], empty, whole_model, np.random.default_rng(0), ratio_of_means=True)[0]
-    )
 
 
 def test_both_curves_in_one_table() -> None:
-    means = [dict.fromkeys(("faithfulness", "accuracy", "p_answer"), Mean(v, 0, 1, 5)) for v in (0.1, 0.9)]
-    table = curve_table("+", [0, 3], means, means)
+    """Circuits of two sizes, and two draws of random ones, all of which leave the model as it is or empty."""
+    scores = np.zeros((6, 5, 3))
+    scores[1::2] = 1.0  # variants go by draw, then by size
+    table = measured_curve("+", [0, 3], scores, Baseline(np.zeros(5), np.ones(5)), np.random.default_rng(0))
     assert len(table) == 2 * 2 * 3
     assert set(table.circuit) == {"found", "random"}
-    assert table[table["size"] == 3].value.eq(0.9).all()
+    assert table[table["size"] == 3].value.eq(1).all()
+    assert table[table["size"] == 0].value.eq(0).all()
+    assert set(zip(table.circuit, table.n, strict=True)) == {("found", 5), ("random", 2)}
+    means = curve_means(table, "+", "random")
+    assert list(means) == [0, 3]
+    assert means[3]["accuracy"] == Mean(1.0, 1.0, 1.0, 2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -119,7 +121,7 @@ def test_neurons_at_all_positions_or_from_one_on(family: str) -> None:
     found = []
     for first, at in ((None, None), (model.positions.op2, [model.positions.op2, model.positions.last])):
         edits = mean_ablation(model, means, keep, {0: some, 2: some}, first)
-        scores = ablated_scores(model, prompts, edits, Judging(), lambda n: None)
+        scores = ablated_scores(model, prompts, edits)
         for i, n in enumerate((0, 9)):
             kept = {0: set(range(n)), 2: set(range(n))}
             want = plain.measures(model, prompts, slow, heads, kept, at)
@@ -131,16 +133,15 @@ def test_neurons_at_all_positions_or_from_one_on(family: str) -> None:
 def test_a_circuit_of_mlps_alone_has_no_heads(adder_results: dict[str, Any]) -> None:
     circuit = adder_results["circuit"]
     circuit = replace(circuit, heads=circuit.heads.assign(in_circuit=False))
-    earlier = adder_results["accuracy"], adder_results["means"], circuit
-    found = heads(copy_and_add(), *earlier, PRESETS["quick"], 0, Judging(), Silent())
-    assert len(found.roles) == len(found.patterns) == len(found.isolation) == 0
+    found = heads(context(copy_and_add(), None, adder_results["accuracy"], adder_results["means"], circuit))
+    assert len(found.roles) == len(found.attention) == len(found.isolation) == 0
     assert found.summary() == {}
 
 
 def test_samples_shrink_together_and_stay_disjoint() -> None:
     accuracy = pretended(small("llama", "sdpa"), "+-", 5)
-    for wanted in (SampleSizes(4, 6, 2, None), SampleSizes(1000, 1000, 2, None)):
-        for operator, split in splits(accuracy, wanted, 3).items():
+    for wanted in (SampleSizes(4, 6, 2, 1), SampleSizes(1000, 1000, 2, 1)):
+        for operator, split in split_prompts(accuracy, wanted, 3).items():
             parts = (split.discovery, split.evaluation, split.held_out)
             keys = [list(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in parts]
             assert len(set(keys[0] + keys[1] + keys[2])) == sum(map(len, keys))

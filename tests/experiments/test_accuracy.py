@@ -5,17 +5,17 @@ import pandas as pd
 import pytest
 import torch
 
-from arithscope.experiments.accuracy import Accuracy, accuracy, accuracy_from
+from arithscope.experiments.accuracy import Accuracy, accuracy, measure_accuracy
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.experiments.means import means
+from arithscope.experiments.means import MeanActivations, means
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, operand_grid
-from arithscope.utils.progress import Silent
+from tests.contexts import compute, context
 from tests.families import NUMBERS, small
 
 
 @pytest.fixture(scope="module")
 def result() -> Accuracy:
-    return accuracy(small("llama", "sdpa"), legal_prompts(OPERATORS, 12, NUMBERS))
+    return measure_accuracy(small("llama", "sdpa"), legal_prompts(OPERATORS, 12, NUMBERS))
 
 
 @torch.no_grad()
@@ -39,9 +39,9 @@ def test_every_legal_prompt_against_a_full_pass(result: Accuracy) -> None:
 @pytest.mark.parametrize("operators", ["+-*/", "-/"])
 def test_the_sweep_of_mean_activations_tells_the_same(operators: str) -> None:
     model = small("llama", "sdpa")
-    alone = accuracy(model, legal_prompts(operators, 12, model.limit), 3)
-    swept = means(model, 12, Silent())
-    found = accuracy_from(swept, operators, model.limit, 3)
+    alone = measure_accuracy(model, legal_prompts(operators, 12, model.limit), 3)
+    results = compute(context(model, operators=operators, max_operand=12, seed=3), means, accuracy)
+    found, swept = results[Accuracy], results[MeanActivations]
     pd.testing.assert_frame_equal(found.prompts, alone.prompts, rtol=1e-4)
     pd.testing.assert_frame_equal(found.table, alone.table, rtol=1e-4)
     legal = operand_grid("+-*/", 12).legal(model.limit)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from arithscope.experiments.circuit import circuit
-from arithscope.experiments.common.ablation import Judging
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.circuit import Circuit, circuit
+from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.heads import heads
-from arithscope.experiments.localize import MLP, localize
-from arithscope.experiments.means import means
+from arithscope.experiments.localize import MLP, Localization, localize
+from arithscope.experiments.means import MeanActivations, means
 from arithscope.experiments.mlp0 import POSITIONS, mlp0
 from arithscope.prompts import operand_grid
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes, Settings
+from tests.contexts import compute, context
 from tests.experiments import plain
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=None, draws=2)
+SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=1000, draws=2)
+SETTINGS = Settings(custom_sizes=SIZES)
 # One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
 MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
 models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
@@ -27,8 +30,8 @@ models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 def test_effects_of_all_components_at_all_positions(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
     accuracy = plain.pretended(model, "+-", 9)
-    found = localize(model, accuracy, SIZES, 0, Silent())
-    samples = splits(accuracy, SIZES, 0)
+    found = localize(context(model, SETTINGS, accuracy))
+    samples = split_prompts(accuracy, SIZES, 0)
     table = found.effects.set_index(["operator", "measure", "position", "layer", "head"])
     s = model.sizes
     assert len(table) == 2 * 3 * 4 * s.layers * (s.heads + 1)
@@ -53,15 +56,14 @@ def test_effects_of_all_components_at_all_positions(family: str, attention: str,
 def test_faithfulness_of_every_circuit(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
     accuracy = plain.pretended(model, "+", 5)
-    everything = means(model, 2, Silent())
+    results = compute(context(model, SETTINGS, accuracy, max_operand=2), means, localize, circuit)
+    everything, where, found = results[MeanActivations], results[Localization], results[Circuit]
     slow = plain.means(model, operand_grid("+-*/", 2))
     for layer in range(model.sizes.layers):
         want = slow[plain.heads_module(model, layer)].unflatten(-1, (model.sizes.heads, -1)).numpy()
         assert np.allclose(everything.heads[layer], want, atol=1e-5)
         assert np.allclose(everything.neurons[layer], slow[plain.mlp_module(model, layer)].numpy(), atol=1e-5)
-    where = localize(model, accuracy, SIZES, 0, Silent())
-    found = circuit(model, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
-    prompts = splits(accuracy, SIZES, 0)["+"].evaluation
+    prompts = split_prompts(accuracy, SIZES, 0)["+"].evaluation
     ranking = where.ranking("+", "probability")
     order = list(zip(ranking.layer, ranking["head"], strict=True))
     assert [tuple(h) for h in found.heads[["layer", "head"]].to_numpy()] == order
@@ -76,11 +78,9 @@ def test_faithfulness_of_every_circuit(family: str, attention: str, prefix: str)
 def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     model = small(family, attention)
     accuracy = plain.pretended(model, "+", 5)
-    everything = means(model, 2, Silent())
-    where = localize(model, accuracy, SIZES, 0, Silent())
-    heads_found = circuit(model, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
-    found = mlp0(model, accuracy, everything, heads_found, 9, SIZES, 0, "probability", Judging(), Silent())
-    split = splits(accuracy, SIZES, 0)["+"]
+    results = compute(context(model, SETTINGS, accuracy, max_operand=2), means, localize, circuit)
+    found = mlp0(replace(context(model, SETTINGS, max_operand=9), results=results))
+    split = split_prompts(accuracy, SIZES, 0)["+"]
     module = plain.mlp_module(model, 0)
     table = found.effects.set_index(["measure", "position", "neuron"]).sort_index()
     averages = []
@@ -104,7 +104,7 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     curve = found.curve[(found.curve.circuit == "found") & (found.curve.measure == "faithfulness")]
     for row in curve.iloc[[0, 4, 7]].itertuples():
         kept = {0: set(strongest[: row.size].tolist())}
-        chosen = set(heads_found.chosen("+"))
+        chosen = set(results[Circuit].chosen("+"))
         want = plain.measures(model, split.evaluation, slow, chosen, kept)
         assert row.value == pytest.approx(want["faithfulness"], rel=1e-3, abs=1e-4)
 
@@ -118,20 +118,19 @@ def test_attention_patterns_and_roles() -> None:
     """Mean attention over prompts, prompt by prompt, with the library's own output of attention weights."""
     model = small("llama", "eager")
     accuracy = plain.pretended(model, "+-", 9)
-    everything = means(model, 3, Silent())
-    where = localize(model, accuracy, SIZES, 0, Silent())
-    chosen = circuit(model, accuracy, everything, where, SIZES, 0, "probability", Judging(), Silent())
-    found = heads(model, accuracy, everything, chosen, SIZES, 0, Judging(), Silent())
+    ctx = context(model, SETTINGS, accuracy, max_operand=3)
+    chosen = compute(ctx, means, localize, circuit)[Circuit]
+    found = heads(ctx)
     assert len(found.roles) == sum(len(chosen.chosen(o)) for o in "+-") > 0
     for i, row in enumerate(found.roles.itertuples()):
-        prompts = splits(accuracy, SIZES, 0)[row.operator].evaluation
-        total = np.zeros_like(found.patterns[i])
+        prompts = split_prompts(accuracy, SIZES, 0)[row.operator].evaluation
+        total = np.zeros_like(found.attention[i])
         for j in range(len(prompts)):
             output = model.hf_model(input_ids=model.encode(prompts[[j]]), output_attentions=True)
             total += output.attentions[row.layer][0, row.head].numpy()
         want = total / len(prompts)
-        assert np.allclose(found.patterns[i], want, atol=1e-5)
-        assert row.role == found.positions[want[-1].argmax()]
-        assert row.share == pytest.approx(want[-1].max(), abs=1e-5)
+        assert np.allclose(found.attention[i], want, atol=1e-5)
+        assert row.attends_to == found.positions[want[-1].argmax()]
+        assert row.attention == pytest.approx(want[-1].max(), abs=1e-5)
         acts_at = model.positions.named()[row.acts_at]
         assert row.reads == found.positions[want[acts_at].argmax()]

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arithscope.experiments.classify import CALIBRATED, RAW
-from arithscope.experiments.common.association import NO_RANK, Association, as_many, association, zero_ablation
+from arithscope.experiments.common.association import (
+    NO_RANK,
+    Association,
+    association,
+    matched_random_neurons,
+    zero_ablation_by_prompt,
+)
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source, sample
 from tests.experiments.bags import Match, made_up
 from tests.families import small
@@ -43,22 +49,22 @@ def some_prompts(operator: str, n: int, seed: int) -> Prompts:
 
 
 @given(bags(), st.integers(0, 1000), st.sampled_from([RAW, CALIBRATED]))
-def test_by_enumeration(bag: tuple[str, list[Match]], seed: int, criterion: str) -> None:
-    operator, matches = bag
-    of = association(made_up(operator, TOP, matches), operator, criterion)
+def test_by_enumeration(drawn: tuple[str, list[Match]], seed: int, criterion: str) -> None:
+    operator, matches = drawn
+    bag = association(made_up(operator, TOP, matches), operator, criterion)
     prompts = some_prompts(operator, 6, seed)
     used = [m for m in matches if criterion == RAW or m[4]]
-    scores = of.best_scores(prompts)
+    scores = bag.best_scores(prompts)
     for column, (a, b) in enumerate(zip(prompts.op1.tolist(), prompts.op2.tolist(), strict=True)):
         for row, neuron in enumerate(TOP):
             held = [
                 s for *n, t, s, _ in used if tuple(n) == neuron and brute.rule(t)(a, b, brute.answer(operator, a, b))
             ]
             assert scores[row, column] == max(held, default=0)
-    assert of.classified.tolist() == [any((layer, n) == neuron for layer, n, *_ in used) for neuron in TOP]
-    for i, h in enumerate(of.heuristics):
-        assert of.members(i).tolist() == [any(m[:3] == (*neuron, str(h)) for m in used) for neuron in TOP]
-    assert {str(h) for h in of.heuristics} == {t for *_, t, _, _ in used}
+    assert bag.classified.tolist() == [any((layer, n) == neuron for layer, n, *_ in used) for neuron in TOP]
+    for i, h in enumerate(bag.heuristics):
+        assert bag.members(i).tolist() == [any(m[:3] == (*neuron, str(h)) for m in used) for neuron in TOP]
+    assert {str(h) for h in bag.heuristics} == {t for *_, t, _, _ in used}
 
 
 def plain_bag(layers: list[int]) -> Association:
@@ -68,53 +74,54 @@ def plain_bag(layers: list[int]) -> Association:
 
 @given(st.data())
 def test_ranks(data: st.DataObject) -> None:
-    of = plain_bag(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=12)))
+    bag = plain_bag(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=12)))
     values = st.sampled_from([np.nan, 0.0, 0.5, 0.5, 1.0])
-    wish = np.array([data.draw(st.lists(values, min_size=len(of), max_size=len(of))) for _ in range(2)]).T
-    ranks = of.ranks(wish)
+    preference = np.array([data.draw(st.lists(values, min_size=len(bag), max_size=len(bag))) for _ in range(2)]).T
+    ranks = bag.ranks(preference)
     for column in range(2):
-        for layer in set(of.layers.tolist()):
-            rows = [i for i in range(len(of)) if of.layers[i] == layer]
-            order = sorted((i for i in rows if not np.isnan(wish[i, column])), key=lambda i: -wish[i, column])
+        for layer in set(bag.layers.tolist()):
+            rows = [i for i in range(len(bag)) if bag.layers[i] == layer]
+            order = sorted(
+                (i for i in rows if not np.isnan(preference[i, column])), key=lambda i: -preference[i, column]
+            )
             assert [ranks[i, column] for i in order] == list(range(len(order)))
             assert all(ranks[i, column] == NO_RANK for i in rows if i not in order)
 
 
 @given(st.data())
-def test_as_many(data: st.DataObject) -> None:
-    of = plain_bag(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=12)))
-    flags = st.lists(st.booleans(), min_size=len(of), max_size=len(of))
+def test_matched_random_neurons(data: st.DataObject) -> None:
+    bag = plain_bag(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=12)))
+    flags = st.lists(st.booleans(), min_size=len(bag), max_size=len(bag))
     members, candidates = (np.array(data.draw(flags)) for _ in range(2))
-    found = as_many(of, members, candidates, np.random.default_rng(0))
+    found = matched_random_neurons(bag, members, candidates, np.random.default_rng(0))
     assert not (found & ~candidates).any()
-    for layer in set(of.layers.tolist()):
-        here = of.layers == layer
+    for layer in set(bag.layers.tolist()):
+        here = bag.layers == layer
         assert found[here].sum() == min(members[here].sum(), candidates[here].sum())
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_silencing(data: st.DataObject) -> None:
+def test_zero_ablation(data: st.DataObject) -> None:
     model = small("llama", "sdpa")
-    of = association(made_up("+", [(0, 5), (0, 1), (2, 40)], []), "+", RAW)
+    bag = association(made_up("+", [(0, 5), (0, 1), (2, 40)], []), "+", RAW)
     flags = st.lists(st.booleans(), min_size=12, max_size=12)
     chosen = np.array(data.draw(flags)).reshape(2, 2, 3)
-    for where, positions in (("last", [4]), ("all", [1, 2, 3, 4])):
-        edits = {e.layer: e for e in zero_ablation(model, of, chosen, where)}
-        assert set(edits) == {layer for layer, rows in ((0, [0, 1]), (2, [2])) if chosen[..., rows].any()}
-        for layer, e in edits.items():
-            want = torch.zeros(2, 2, model.sizes.neurons, dtype=torch.bool)
-            for row, (at, neuron) in enumerate([(0, 5), (0, 1), (2, 40)]):
-                if at == layer:
-                    want[..., neuron] = torch.from_numpy(chosen[..., row])
-            assert e.entries.equal(want)
-            assert list(e.positions) == positions
-            assert float(e.values.abs().sum()) == 0
+    edits = {e.layer: e for e in zero_ablation_by_prompt(model, bag, chosen)}
+    assert set(edits) == {layer for layer, rows in ((0, [0, 1]), (2, [2])) if chosen[..., rows].any()}
+    for layer, e in edits.items():
+        want = torch.zeros(2, 2, model.sizes.neurons, dtype=torch.bool)
+        for row, (at, neuron) in enumerate([(0, 5), (0, 1), (2, 40)]):
+            if at == layer:
+                want[..., neuron] = torch.from_numpy(chosen[..., row])
+        assert e.entries.equal(want)
+        assert list(e.positions) == [4]
+        assert float(e.values.abs().sum()) == 0
 
 
 def test_an_empty_bag() -> None:
-    of = association(made_up("+", TOP, []), "+", RAW)
+    bag = association(made_up("+", TOP, []), "+", RAW)
     prompts = some_prompts("+", 3, 0)
-    assert of.holds(prompts).shape == (0, 3)
-    assert of.best_scores(prompts) == pytest.approx(np.zeros((5, 3)))
-    assert not of.classified.any()
+    assert bag.holds(prompts).shape == (0, 3)
+    assert bag.best_scores(prompts) == pytest.approx(np.zeros((5, 3)))
+    assert not bag.classified.any()

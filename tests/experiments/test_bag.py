@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arithscope.experiments.bag import bag, kept_neurons, pairs
-from arithscope.experiments.classify import CALIBRATED, CRITERIA
-from arithscope.experiments.common.ablation import Judging
-from arithscope.experiments.common.association import association
-from arithscope.experiments.common.samples import PRESETS, splits
-from arithscope.utils.progress import Silent
+from arithscope.experiments.bag import FinalClassification, bag, kept_neurons, matched_pairs
+from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.common.samples import split_prompts
+from arithscope.settings import PRESETS
+from tests.contexts import context
 from tests.experiments.bags import Match, made_up
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 
@@ -27,8 +26,8 @@ def of_small_first_operands(most: int, calibrated: int) -> list[Match]:
 def test_the_adder_knows_the_sums_of_the_neurons_it_keeps(adder_results: dict[str, Any]) -> None:
     classify = made_up("+", TOP, of_small_first_operands(20, 10))
     earlier = (adder_results[name] for name in ("accuracy", "means", "circuit"))
-    found = bag(copy_and_add(), *earlier, classify, None, PRESETS["quick"], 0, Judging(), Silent())
-    prompts = splits(adder_results["accuracy"], PRESETS["quick"], 0)["+"].evaluation
+    found = bag(context(copy_and_add(), None, *earlier, classify))
+    prompts = split_prompts(adder_results["accuracy"], PRESETS["quick"], 0)["+"].evaluation
     curve = found.curve.set_index(["neurons", "measure"])
     assert curve.loc[("top", "accuracy")].value == 1
     assert curve.loc[("top", "faithfulness")].value == pytest.approx(1, abs=1e-2)
@@ -49,8 +48,8 @@ def test_mutual_neurons_and_pairs_already_present(adder_results: dict[str, Any])
     others: list[Match] = [(layer, p, "op2 mod 2 = 0", 0.8, True) for layer, p in TOP[30 * OPERANDS :: 2]]
     final = made_up("+", TOP, [*of_small_first_operands(5, 5), *others])
     earlier = (adder_results[name] for name in ("accuracy", "means", "circuit"))
-    found = bag(copy_and_add(), *earlier, classify, final, PRESETS["quick"], 0, Judging(), Silent())
-    prompts = splits(adder_results["accuracy"], PRESETS["quick"], 0)["+"].evaluation
+    found = bag(context(copy_and_add(), None, *earlier, classify, FinalClassification(final)))
+    prompts = split_prompts(adder_results["accuracy"], PRESETS["quick"], 0)["+"].evaluation
     curve = found.curve.set_index(["neurons", "measure"])
     for criterion in CRITERIA:
         row = curve.loc[(f"{criterion}_mutual", "accuracy")]
@@ -69,11 +68,10 @@ def test_pairs_and_masks() -> None:
     """A neuron is mutual if it shares a pair, not if it has another heuristic there."""
     here = made_up("+", [(0, 1), (0, 2), (1, 5)], [(0, 1, "op1 = op2", 0.9, True), (0, 2, "op1 mod 2 = 0", 0.9, False)])
     final = made_up("+", [(0, 1), (0, 2)], [(0, 1, "op1 = op2", 0.7, True), (0, 2, "op1 mod 2 = 1", 0.9, True)])
-    assert pairs(here, "+", "raw") == {(0, 1, "op1 = op2"), (0, 2, "op1 mod 2 = 0")}
-    assert pairs(here, "+", "calibrated") == {(0, 1, "op1 = op2")}
-    assert pairs(here, "-", "raw") == set()
-    of = association(here, "+", CALIBRATED)
-    kept = kept_neurons(of, here, final, np.random.default_rng(0))
+    assert matched_pairs(here, "+", "raw") == {(0, 1, "op1 = op2"), (0, 2, "op1 mod 2 = 0")}
+    assert matched_pairs(here, "+", "calibrated") == {(0, 1, "op1 = op2")}
+    assert matched_pairs(here, "-", "raw") == set()
+    kept = kept_neurons(here, final, "+", np.random.default_rng(0))
     assert kept["raw"].tolist() == [True, True, False]
     assert (
         kept["calibrated"].tolist()

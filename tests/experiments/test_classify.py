@@ -12,10 +12,12 @@ from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, RAW, Cl
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.kinds import parse
 from arithscope.prompts import legal_prompts, operand_grid
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes
+from tests.contexts import context
 from tests.families import small
 
 MAX_OPERAND, LIMIT = 60, 200
+SIZES = SampleSizes(discovery=1, evaluation=1, first_mlp=1, probe=1, permutations=12)
 RULES: dict[str, list[str | None]] = {
     "+": ["op1 in [10, 40]", "op2 mod 3 = 1", "result in [50, 60]", "op1 = op2", None, None],
     "/": ["result in {2, 3}", "op2 ~ .4.", None, None],
@@ -38,7 +40,7 @@ def known() -> tuple[ActivationMaps, Classification]:
             logits.append(value)
     table = pd.DataFrame(rows)
     patterns = ActivationMaps(table, np.array(activations, dtype=np.float16), np.array(logits, dtype=np.float32))
-    return patterns, classify(small("llama"), patterns, False, 12, 0, Silent())
+    return patterns, classify(context(small("llama"), None, patterns, custom_sizes=SIZES))
 
 
 def test_the_rules_are_found(known: tuple[ActivationMaps, Classification]) -> None:
@@ -110,6 +112,6 @@ def test_in_small_units_it_is_the_same(
     """Neuron by neuron; rates of false discovery are those of the operator all the same."""
     patterns, whole = known
     monkeypatch.setattr("arithscope.experiments.classify.NEURONS_IN_UNIT", 1)
-    alone = classify(small("llama"), patterns, False, 12, 0, Silent())
+    alone = classify(context(small("llama"), None, patterns, custom_sizes=SIZES))
     for table in ("matches", "best", "neurons", "shares", "table"):
         pd.testing.assert_frame_equal(getattr(alone, table), getattr(whole, table))

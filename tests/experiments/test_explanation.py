@@ -11,7 +11,7 @@ from arithscope.heuristics.kinds import parse
 from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, parse_prompt
-from arithscope.results.explanation import Explanation, explain
+from arithscope.results.explanation import HEURISTIC_NEURONS, Explanation, explain_prompt
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.test_prompt_knockout import random_bag
@@ -25,12 +25,12 @@ def written(text: str, model: Model) -> Prompts:
 def check_sums(e: Explanation) -> None:
     """Parts add up to the logit, neurons to their part, kinds to neurons; heuristics hold."""
     assert sum(e.parts.values()) == pytest.approx(e.logit, abs=1e-6)
-    assert abs(e.parts["left over"]) < 1e-4
-    assert e.neurons.contribution.sum() == pytest.approx(e.parts["associated neurons"], abs=1e-9)
+    assert abs(e.parts["remainder"]) < 1e-4
+    assert e.neurons.contribution.sum() == pytest.approx(e.parts[HEURISTIC_NEURONS], abs=1e-9)
     assert e.kinds.contribution.sum() == pytest.approx(e.neurons.contribution.sum())
     assert e.kinds.neurons.sum() == len(e.neurons)
     if len(e.kinds):
-        assert e.kinds.running.iloc[-1] == pytest.approx(e.parts["associated neurons"])
+        assert e.kinds.running.iloc[-1] == pytest.approx(e.parts[HEURISTIC_NEURONS])
     products = e.neurons.activation * e.neurons.value_logit / e.scale
     assert products.tolist() == pytest.approx(e.neurons.contribution.tolist(), abs=1e-5)
     prompt = Prompts(np.array([e.op1]), np.array(["+-*/".index(e.operator)]), np.array([e.op2]))
@@ -45,7 +45,7 @@ def test_the_adders_own_neuron_explains_the_sum() -> None:
         (*n, "result in [10, 20]", 0.9, True) for n in top if 10 <= sum(divmod(n[1], OPERANDS)) <= 20
     ]
     model = copy_and_add()
-    e = explain(model, made_up("+", top, matches), written("7+6=", model), CALIBRATED, 0)
+    e = explain_prompt(model, made_up("+", top, matches), written("7+6=", model), CALIBRATED, 0)
     check_sums(e)
     assert (e.answer.number, e.right, e.prompt) == (13, 13, "7+6=")
     assert (e.neurons.layer[0], e.neurons.neuron[0]) == (ADDING_LAYER, 7 * OPERANDS + 6)
@@ -56,7 +56,7 @@ def test_the_adders_own_neuron_explains_the_sum() -> None:
     assert e.ablated.answer.p_answer < 0.1
     assert e.ablated.control is not None
     assert e.ablated.control.number == 13
-    other = explain(model, made_up("+", top, matches), written("1+2=", model), CALIBRATED, 0)
+    other = explain_prompt(model, made_up("+", top, matches), written("1+2=", model), CALIBRATED, 0)
     check_sums(other)
     assert len(other.neurons) == len(other.heuristics) == other.ablated.neurons == 0
     assert other.ablated.answer == other.answer
@@ -71,7 +71,7 @@ def test_against_full_passes(name: str) -> None:
     classify = made_up("+", top, [(*m[:4], i % 2 == 0) for i, m in enumerate(matches)])
     prompt = written("14+9=", model)
     for criterion in (RAW, CALIBRATED):
-        e = explain(model, classify, prompt, criterion, 0)
+        e = explain_prompt(model, classify, prompt, criterion, 0)
         check_sums(e)
         neurons = list(zip(e.neurons.layer.tolist(), e.neurons.neuron.tolist(), strict=True))
         for answer, gone in ((e.answer, []), (e.ablated.answer, neurons)):
@@ -94,8 +94,8 @@ def test_against_full_passes(name: str) -> None:
 def test_without_as_many_other_neurons_there_is_no_control() -> None:
     model = copy_and_add()
     top = [(ADDING_LAYER, n) for n in range(30)]
-    e = explain(
+    e = explain_prompt(
         model, made_up("+", top, [(*n, "op1 in [0, 30]", 0.8, True) for n in top]), written("3+4=", model), RAW, 0
     )
     assert e.ablated.control is None
-    assert e.answer.number == e.ablated.answer.number == 7  # neurons of 0 + b are silenced, and those are not needed
+    assert e.answer.number == e.ablated.answer.number == 7  # neurons of 0 + b are ablated, and those are not needed

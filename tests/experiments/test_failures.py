@@ -10,16 +10,20 @@ import pytest
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classification
-from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.experiments.failures import PUSHERS, WORST, Failures, failures
+from arithscope.experiments.common.samples import split_prompts
+from arithscope.experiments.failures import LISTED_HEURISTICS, WORST, Failures, failures
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import legal_prompts
+from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Silent
+from tests.contexts import context
 from tests.experiments.bags import Match, made_up, together
+from tests.families import small
 from tests.heuristics import brute
 
 LIMIT, MOST = 60, 20
-SIZES = SampleSizes(discovery=5, evaluation=5, first_mlp=1, probe=None, failures=30)
+SIZES = SampleSizes(discovery=5, evaluation=5, first_mlp=1, probe=1, failures=30)
+SETTINGS = Settings(custom_sizes=SIZES)
 TOP = [(1, n) for n in range(5)] + [(2, n) for n in range(3)]
 RULES = ["op1 in [0, 10]", "op2 mod 3 = 1", "result ~ .1.", "op1 = op2"]
 
@@ -35,8 +39,8 @@ def known() -> tuple[Accuracy, ActivationMaps, Classification, Failures]:
         field = random.standard_normal((len(TOP), MOST + 1, MOST + 1)).astype(np.float16)
         values = random.standard_normal((len(TOP), LIMIT)).astype(np.float32)
         prompts = legal_prompts(operator, MOST, LIMIT)
-        pushes = (field[:6, prompts.op1, prompts.op2].astype(float) * values[:6, prompts.answer]).sum(0)
-        right = pushes > np.quantile(pushes, 0.3)
+        attribution = (field[:6, prompts.op1, prompts.op2].astype(float) * values[:6, prompts.answer]).sum(0)
+        right = attribution > np.quantile(attribution, 0.3)
         wrong = (prompts.answer + 1 + random.integers(0, 5, len(prompts))) % LIMIT
         frames.append(
             pd.DataFrame(
@@ -56,10 +60,10 @@ def known() -> tuple[Accuracy, ActivationMaps, Classification, Failures]:
     accuracy = Accuracy(pd.concat(frames, ignore_index=True), pd.DataFrame())
     classify = together(*bags)
     patterns = ActivationMaps(classify.neurons, np.concatenate(fields), np.concatenate(logits))
-    return accuracy, patterns, classify, failures(accuracy, patterns, classify, SIZES, 0, Silent())
+    return accuracy, patterns, classify, failures(context(small("llama"), SETTINGS, accuracy, patterns, classify))
 
 
-def pushed(patterns: ActivationMaps, row: dict[str, Any], neuron: int, number: int) -> float:
+def attributed(patterns: ActivationMaps, row: dict[str, Any], neuron: int, number: int) -> float:
     at = patterns.place(row["operator"], *TOP[neuron])
     return float(patterns.activations[at, row["op1"], row["op2"]]) * float(patterns.logits[at, number])
 
@@ -79,14 +83,14 @@ def test_features_by_enumeration(known: Any) -> None:
             }
             assert row[f"{criterion}_associated_neurons"] == len(associated)
             for name, some in (("contribution", neurons), ("associated_contribution", associated)):
-                want = sum(pushed(patterns, row, i, row["answer"]) for i in some)
+                want = sum(attributed(patterns, row, i, row["answer"]) for i in some)
                 assert row[f"{criterion}_{name}"] == pytest.approx(want, abs=1e-6)
 
 
 def test_the_sample(known: Any) -> None:
     """As many wrong as right prompts; right ones that were used for nothing else."""
     accuracy, _, _, found = known
-    for operator, split in splits(accuracy, SIZES, 0).items():
+    for operator, split in split_prompts(accuracy, SIZES, 0).items():
         rows = found.prompts[found.prompts.operator == operator]
         assert rows.correct.sum() == (~rows.correct).sum() == 30
         used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
@@ -95,11 +99,11 @@ def test_the_sample(known: Any) -> None:
         assert not rows.duplicated(["op1", "op2"]).any()
 
 
-def test_differences_and_model(known: Any) -> None:
+def test_differences_and_regression(known: Any) -> None:
     """Raw contributions decide what is right here, and the number of neurons does not."""
     found = known[-1]
     gaps = found.differences.set_index(["operator", "criterion", "feature"])
-    model = found.model.set_index(["operator", "criterion", "term"])
+    regression = found.regression.set_index(["operator", "criterion", "term"])
     for operator in "+-":
         rows = found.prompts[found.prompts.operator == operator]
         for criterion in CRITERIA:
@@ -110,12 +114,12 @@ def test_differences_and_model(known: Any) -> None:
                 assert row.value == pytest.approx(row.correct - row.incorrect)
         told = gaps.loc[(operator, RAW, "contribution")]
         assert told.low > 0
-        assert model.loc[(operator, RAW, "auc")].value > 0.98
-        assert model.loc[(operator, RAW, "contribution")].low > 1
+        assert regression.loc[(operator, RAW, "auc")].value > 0.98
+        assert regression.loc[(operator, RAW, "contribution")].low > 1
         few = gaps.loc[(operator, RAW, "associated_neurons")]
         assert few.low <= 0 <= few.high
-        assert model.loc[(operator, CALIBRATED, "auc")].value < 1
-    assert found.summary()["+"]["raw_auc"]["value"] == model.loc[("+", RAW, "auc")].value
+        assert regression.loc[(operator, CALIBRATED, "auc")].value < 1
+    assert found.summary()["+"]["raw_auc"]["value"] == regression.loc[("+", RAW, "auc")].value
 
 
 def test_the_worst_prompts(known: Any) -> None:
@@ -131,12 +135,12 @@ def test_the_worst_prompts(known: Any) -> None:
             by_rule: dict[str, float] = {}
             for layer, n, text in zip(m.layer, m.neuron, m.heuristic, strict=True):  # one calibrated match each
                 i = TOP.index((layer, n))
-                gap = pushed(patterns, row, i, row["predicted"]) - pushed(patterns, row, i, row["answer"])
+                gap = attributed(patterns, row, i, row["predicted"]) - attributed(patterns, row, i, row["answer"])
                 by_rule[text] = by_rule.get(text, 0.0) + gap
-            assert row["pushed"] == pytest.approx(sum(by_rule.values()), abs=1e-6)
-            most = sorted((t for t in by_rule if by_rule[t] > 0), key=lambda t: -by_rule[t])[:PUSHERS]
+            assert row["logit_difference"] == pytest.approx(sum(by_rule.values()), abs=1e-6)
+            most = sorted((t for t in by_rule if by_rule[t] > 0), key=lambda t: -by_rule[t])[:LISTED_HEURISTICS]
             assert list(row["heuristics"]) == most
-            assert list(row["pushes"]) == pytest.approx([by_rule[t] for t in most])
+            assert list(row["logit_differences"]) == pytest.approx([by_rule[t] for t in most])
 
 
 def test_a_model_that_is_always_right_has_no_failures(known: Any) -> None:
@@ -148,7 +152,7 @@ def test_a_model_that_is_always_right_has_no_failures(known: Any) -> None:
         def note(self, text: str) -> None:
             noted.append(text)
 
-    found = failures(right, patterns, classify, SIZES, 0, Noting())
+    found = failures(context(small("llama"), SETTINGS, right, patterns, classify, progress=Noting()))
     assert found.prompts.empty
     assert found.worst.empty
     assert len(noted) == 2

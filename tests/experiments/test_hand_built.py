@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arithscope.experiments.common.samples import splits
+from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.localize import MLP, component_name
 from arithscope.experiments.neurons import neuron_name
-from arithscope.pipeline.runner import chosen_stages, run
+from arithscope.pipeline.registry import chosen_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import Prompts
 from arithscope.settings import Settings
@@ -74,9 +75,9 @@ def test_the_answer_appears_behind_the_adding_layer(results: dict[str, Any]) -> 
 def test_the_heads_roles(results: dict[str, Any]) -> None:
     heads = results["heads"]
     roles = heads.roles.set_index(["layer", "head"])
-    assert roles.loc[OP1_HEAD].role == roles.loc[OP1_HEAD].reads == "op1"
-    assert roles.loc[OP2_HEAD].role == roles.loc[OP2_HEAD].reads == "op2"
-    assert (roles.share > 0.95).all()
+    assert roles.loc[OP1_HEAD].attends_to == roles.loc[OP1_HEAD].reads == "op1"
+    assert roles.loc[OP2_HEAD].attends_to == roles.loc[OP2_HEAD].reads == "op2"
+    assert (roles.attention > 0.95).all()
     assert (roles.acts_at == "last").all()
     assert roles.shared.all()
     # Each copies the token's own number, so cutting that position off changes nothing.
@@ -87,7 +88,7 @@ def test_the_heads_roles(results: dict[str, Any]) -> None:
 def test_the_first_mlp_is_not_needed(results: dict[str, Any]) -> None:
     mlp0 = results["mlp0"]
     assert ADDING_LAYER != 0
-    assert mlp0.enough == {"+": 0.0}
+    assert mlp0.smallest_share == {"+": 0.0}
     assert mlp0.summary()["+"]["faithfulness"]["value"] == pytest.approx(1, abs=1e-2)
     assert mlp0.tuning.shape == (copy_and_add().sizes.neurons, MAX_OPERAND + 1)
 
@@ -101,7 +102,7 @@ def test_neurons_of_the_prompts_own_pairs_come_first(results: dict[str, Any]) ->
     """Patching takes away the neuron of the prompt's pair and brings that of the counterfactual's; no other matters."""
     neurons = results["neurons"]
     assert neurons.first_layer == ADDING_LAYER
-    split = splits(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
+    split = split_prompts(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
     known = pairs(split.discovery) | pairs(split.counterfactuals)
     for rank in ("mean", "mean+std"):
         for measure in ("probability", "log_ratio"):
@@ -127,14 +128,14 @@ def test_few_neurons_know_few_sums(results: dict[str, Any]) -> None:
 
 
 def test_discovery_and_evaluation_are_disjoint(results: dict[str, Any]) -> None:
-    split = splits(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
+    split = split_prompts(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
     pairs = [set(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
     assert not pairs[0] & pairs[1]
     assert [len(p) for p in pairs] == [SETTINGS.sizes.discovery, SETTINGS.sizes.evaluation]
     assert np.all(split.counterfactuals.answer != split.discovery.answer)
     used = results["localize"].prompts
     assert used.op1.tolist() == split.discovery.op1.tolist()
-    assert used.other_answer.tolist() == split.counterfactuals.answer.tolist()
+    assert used.counterfactual_answer.tolist() == split.counterfactuals.answer.tolist()
 
 
 def test_every_operator_has_a_summary(results: dict[str, Any]) -> None:
@@ -153,9 +154,9 @@ def test_the_same_numbers_in_small_batches(
     }.items():
         monkeypatch.setattr(f"arithscope.{module}.rows_that_fit", lambda *args, rows=rows, **options: rows)
     monkeypatch.setattr("arithscope.experiments.probe._layers_together", lambda *args: [range(2), range(2, LAYERS)])
-    run(copy_and_add(), SETTINGS, tmp_path / "run", None, Silent())
+    run_stages(copy_and_add(), SETTINGS, tmp_path / "run", None, Silent())
     for stage in chosen_stages(None):
-        ours = RunFolder(tmp_path / "run").read(stage.name, stage.result).summary()
+        ours = RunFolder(tmp_path / "run").read(stage.result).summary()
         assert _close(ours, results[stage.name].summary())
 
 

@@ -10,36 +10,41 @@ import pytest
 from scipy.stats import binomtest
 
 from arithscope.experiments import knockout as module
-from arithscope.experiments.accuracy import Accuracy, accuracy, as_prompts
-from arithscope.experiments.classify import CRITERIA, RAW
+from arithscope.experiments.accuracy import Accuracy, as_prompts, measure_accuracy
+from arithscope.experiments.classify import CRITERIA, RAW, Classification
 from arithscope.experiments.common.association import association
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.knockout import ABLATED, GROUPS, Knockout, knockout
 from arithscope.heuristics.kinds import parse
 from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, legal_prompts
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes, Settings
+from tests.contexts import context
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.bags import together as both
 from tests.hand_built import ADDING_LAYER, MAX_OPERAND, OPERANDS, copy_and_add
 
-SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=None, knockout=12)
+SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=1, knockout=12)
+SETTINGS = Settings(custom_sizes=SIZES)
 
 
-def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]], positions: list[int]) -> bool:
+def knocked_out(known: Accuracy, classification: Classification, model: Model | None = None) -> Knockout:
+    return knockout(context(model or copy_and_add(), SETTINGS, known, classification))
+
+
+def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]]) -> bool:
     """One prompt through the whole model."""
-    z = plain.logits(model, prompt, plain.ablated(model, neurons, positions))
+    z = plain.logits(model, prompt, plain.ablated(model, neurons, [model.positions.last]))
     return int(z.argmax()) == int(model.answers(prompt))
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
-@pytest.mark.parametrize("where", ["last", "all"])
-def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_equal_one_prompt_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many neurons of the last layers match rules that hold for some prompts; several tests share a pass."""
     model = load(name)
-    known = accuracy(model, legal_prompts("+", 25, model.limit))
+    known = measure_accuracy(model, legal_prompts("+", 25, model.limit))
     top = [(layer, n) for layer in (3, 4, 5) for n in range(512)]
     texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
     matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
@@ -47,21 +52,19 @@ def test_batches_equal_one_prompt_at_a_time(name: str, where: str, monkeypatch: 
     looked: list[tuple[Any, Any]] = []
     original = module._run
 
-    def watched(model: Any, planned: Any, *others: Any) -> Any:
-        found = original(model, planned, *others)
-        for (_, tests), rights in zip(planned, found, strict=True):
-            looked.extend(zip(tests, rights, strict=True))
+    def watched(ctx: Any, planned: Any, advance: Any) -> Any:
+        found = original(ctx, planned, advance)
+        looked.extend(zip((test for _, tests in planned for test in tests), found, strict=True))
         return found
 
     monkeypatch.setattr(module, "_run", watched)
-    found = knockout(model, known, classify, SIZES, 0, where, Silent())
-    positions = list(range(model.positions.last if where == "last" else model.positions.op1, model.encoder.length))
+    found = knocked_out(known, classify, model)
     assert len(looked) == 6
     changed = 0
-    for test, right in looked[:: 1 if where == "last" else 5]:
+    for test, right in looked:
         for variant, ablated in enumerate(test.ablated):
             neurons = [top[i] for i in np.flatnonzero(ablated)]
-            want = [still_right(model, test.prompts[[i]], neurons, positions) for i in range(len(test.prompts))]
+            want = [still_right(model, test.prompts[[i]], neurons) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
     assert changed > 5  # the test can fail
@@ -106,13 +109,13 @@ def adder_bag(rules: list[str]) -> Any:
 
 def known_sums() -> Accuracy:
     model = copy_and_add()
-    return accuracy(model, legal_prompts("+", MAX_OPERAND, model.limit))
+    return measure_accuracy(model, legal_prompts("+", MAX_OPERAND, model.limit))
 
 
 def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
     """Without the neurons of all pairs that satisfy a rule no such sum is known; all others are."""
     rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]", "op1 = op2"]
-    found = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
+    found = knocked_out(known_sums(), adder_bag(rules))
     left = found.accuracy.set_index(["criterion", "heuristic", "ablated", "group"]).sort_index()
     for criterion in CRITERIA:
         for text in rules:
@@ -135,8 +138,8 @@ def test_prompts_are_held_out_and_satisfy_their_rule(monkeypatch: pytest.MonkeyP
         return original(model, planned, *others)
 
     monkeypatch.setattr(module, "_run", watched)
-    knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"]), SIZES, 0, "last", Silent())
-    split = splits(known, SIZES, 0)["+"]
+    knocked_out(known, adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"]))
+    split = split_prompts(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
     assert len(seen) == 4
     for test in seen:
@@ -160,9 +163,9 @@ def test_rules_with_few_neurons_or_prompts_are_not_tested() -> None:
         *((*n, "result in {0, 1}", 0.9, True) for n in top),
         *((*n, "result in [0, 60]", 0.9, True) for n in top),
     ]
-    found = knockout(copy_and_add(), known_sums(), made_up("+", top, matches), SIZES, 0, "last", Silent())
+    found = knocked_out(known_sums(), made_up("+", top, matches))
     assert set(zip(found.accuracy.criterion, found.accuracy.heuristic, strict=True)) == {("raw", "op1 in [0, 20]")}
-    none = knockout(copy_and_add(), known_sums(), made_up("+", top, []), SIZES, 0, "last", Silent())
+    none = knocked_out(known_sums(), made_up("+", top, []))
     assert none.accuracy.empty
     assert none.summary() == {}
 
@@ -171,7 +174,7 @@ def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
     """All but twenty neurons match: there are not as many unmatched ones, while random ones may be the same."""
     top = [(ADDING_LAYER, n) for n in range(100)]
     classify = made_up("+", top, [(*n, "op1 in [0, 10]", 0.9, True) for n in top[20:]])
-    found = knockout(copy_and_add(), known_sums(), classify, SIZES, 0, "last", Silent())
+    found = knocked_out(known_sums(), classify)
     gaps = found.differences[found.differences.criterion == RAW].set_index("difference")
     assert np.isnan(gaps.value["unmatched"])
     assert gaps.n["unmatched"] == 0
@@ -182,11 +185,11 @@ def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
 def test_operators_may_differ_in_what_they_have() -> None:
     """One has raw matches only: its calibrated numbers are missing, and the average is over the other."""
     model = copy_and_add()
-    known = accuracy(model, legal_prompts("+-", MAX_OPERAND, model.limit))  # a − 0 is right
+    known = measure_accuracy(model, legal_prompts("+-", MAX_OPERAND, model.limit))  # a − 0 is right
     right = Accuracy(known.prompts.assign(correct=True), known.table)
     top = [(ADDING_LAYER, n) for n in range(100)]
     bags = [made_up(o, top, [(*n, "op1 in [0, 10]", 0.9, o == "+") for n in top]) for o in "+-"]
-    found = knockout(model, right, both(*bags), SIZES, 0, "last", Silent()).summary()
+    found = knocked_out(right, both(*bags), model).summary()
     assert "calibrated_difference" in found["+"]
     assert "calibrated_difference" not in found["-"]
     assert found["mean"]["calibrated_difference"]["value"] == found["+"]["calibrated_difference"]["value"]
@@ -195,17 +198,17 @@ def test_operators_may_differ_in_what_they_have() -> None:
 def test_all_sets_of_a_pass_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers with one heuristic in a pass and a few rows in a batch."""
     rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]"]
-    whole = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
+    whole = knocked_out(known_sums(), adder_bag(rules))
     monkeypatch.setattr(module, "MASK_BYTES", 1)
     monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 5)
-    parts = knockout(copy_and_add(), known_sums(), adder_bag(rules), SIZES, 0, "last", Silent())
+    parts = knocked_out(known_sums(), adder_bag(rules))
     pd.testing.assert_frame_equal(whole.accuracy, parts.accuracy)
 
 
 def test_operators_without_held_out_prompts_are_left_out() -> None:
     known = known_sums()
     few = Accuracy(known.prompts.assign(correct=np.arange(len(known.prompts)) < 2), known.table)
-    of = adder_bag(["op1 in [0, 10]"])
+    bag = adder_bag(["op1 in [0, 10]"])
     assert len(as_prompts(few.prompts[few.prompts.correct])) == 2
-    assert knockout(copy_and_add(), few, of, SIZES, 0, "last", Silent()).accuracy.empty
-    assert association(of, "+", RAW).classified.any()
+    assert knocked_out(few, bag).accuracy.empty
+    assert association(bag, "+", RAW).classified.any()

@@ -6,15 +6,25 @@ import torch
 from torch import nn
 
 from arithscope.experiments.common import linear_probes
-from arithscope.experiments.common.linear_probes import BATCH, EPOCHS, LEARNING_RATE, Examples, initial, steps, train
-from arithscope.experiments.common.samples import SampleSizes, probe_split
+from arithscope.experiments.common.linear_probes import (
+    BATCH,
+    EPOCHS,
+    LEARNING_RATE,
+    Examples,
+    initial_probes,
+    train,
+    training_steps,
+)
+from arithscope.experiments.common.samples import probe_split
 from arithscope.experiments.probe import probe, read_states
 from arithscope.prompts import operand_grid, random_source, sample
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes
+from tests.contexts import context
 from tests.experiments.plain import pretended
 from tests.families import small
 
 WIDTH, ANSWERS, PROMPTS, TRAINING = 6, 5, 150, 100
+ALL = SampleSizes(1, 1, 1, 100_000)  # more prompts for probes than there are
 
 
 def some_examples() -> Examples:
@@ -31,15 +41,15 @@ def some_examples() -> Examples:
 def test_trained_together_equals_trained_alone_with_the_library() -> None:
     """Each layer's probe as an nn.Linear with cross-entropy and Adam, on the same batches."""
     examples = some_examples()
-    start = initial([0, 1, 2], WIDTH, ANSWERS, 7, "last")
+    start = initial_probes([0, 1, 2], WIDTH, ANSWERS, 7, "last")
     calls: list[int] = []
     found = train(start, examples, TRAINING, 7, "last", calls.append)
-    assert sum(calls) == 3 * steps(TRAINING)
+    assert sum(calls) == 3 * training_steps(TRAINING)
     for layer in range(3):
         linear = nn.Linear(WIDTH, ANSWERS)
         with torch.no_grad():
-            linear.weight.copy_(initial([layer], WIDTH, ANSWERS, 7, "last").matrix[0].T)
-            linear.bias.copy_(initial([layer], WIDTH, ANSWERS, 7, "last").bias[0, 0])
+            linear.weight.copy_(initial_probes([layer], WIDTH, ANSWERS, 7, "last").matrix[0].T)
+            linear.bias.copy_(initial_probes([layer], WIDTH, ANSWERS, 7, "last").bias[0, 0])
         optimizer = torch.optim.Adam(linear.parameters(), lr=LEARNING_RATE)
         for epoch in range(EPOCHS):
             order = random_source(7, "probe order", "last", epoch).permutation(TRAINING)
@@ -52,13 +62,13 @@ def test_trained_together_equals_trained_alone_with_the_library() -> None:
                 optimizer.step()
         assert torch.allclose(found.matrix[layer], linear.weight.detach().T, atol=1e-5)
         assert torch.allclose(found.bias[layer, 0], linear.bias.detach(), atol=1e-5)
-        right = found.right(examples, torch.arange(TRAINING, PROMPTS))[layer]
+        right = found.correct(examples, torch.arange(TRAINING, PROMPTS))[layer]
         states, answers = examples[torch.arange(TRAINING, PROMPTS)]
         assert torch.equal(right, linear(states[layer]).argmax(-1) == answers)
 
 
 def test_it_does_not_change_where_it_started() -> None:
-    start = initial([0], WIDTH, ANSWERS, 0, "op1")
+    start = initial_probes([0], WIDTH, ANSWERS, 0, "op1")
     before = start.matrix.clone()
     train(start, Examples(torch.randn(1, 4, WIDTH), torch.arange(4), torch.arange(4)), 4, 0, "op1", lambda n: None)
     assert torch.equal(start.matrix, before)
@@ -67,8 +77,8 @@ def test_it_does_not_change_where_it_started() -> None:
 def test_it_learns_what_can_be_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_probes, "LEARNING_RATE", 0.05)
     examples = some_examples()
-    found = train(initial([0, 1, 2], WIDTH, ANSWERS, 0, "last"), examples, TRAINING, 0, "last", lambda n: None)
-    accuracy = found.right(examples, torch.arange(TRAINING, PROMPTS)).float().mean(1)
+    found = train(initial_probes([0, 1, 2], WIDTH, ANSWERS, 0, "last"), examples, TRAINING, 0, "last", lambda n: None)
+    accuracy = found.correct(examples, torch.arange(TRAINING, PROMPTS)).float().mean(1)
     assert accuracy[2] > 0.95
     assert accuracy[0] < accuracy[1] <= accuracy[2]
 
@@ -98,18 +108,18 @@ def test_states_and_answers_belong_together(position: str, prefix: str) -> None:
 
 def test_the_split_is_80_to_20_without_overlap() -> None:
     accuracy = pretended(small("llama", "sdpa"), "+-", 9)
-    prompts, training = probe_split(accuracy, SampleSizes(1, 1, 1, None), 0)
+    prompts, training = probe_split(context(small("llama", "sdpa"), None, accuracy, custom_sizes=ALL))
     assert len(prompts) == len(accuracy.correct())
     assert training == int(0.8 * len(prompts))
     rows = set(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True))
     assert len(rows) == len(prompts)
-    fewer, _ = probe_split(accuracy, SampleSizes(1, 1, 1, 30), 0)
+    fewer, _ = probe_split(context(small("llama", "sdpa"), None, accuracy, custom_sizes=SampleSizes(1, 1, 1, 30)))
     assert len(fewer) == 30
 
 
 def test_derived_layers_and_chance() -> None:
     model = small("llama", "sdpa")
-    found = probe(model, pretended(model, "+-", 9), SampleSizes(1, 1, 1, None), 0, Silent())
+    found = probe(context(model, None, pretended(model, "+-", 9), custom_sizes=ALL))
     last = found.table[(found.table.operator == "all") & (found.table.position == "last")].value.to_numpy()
     assert last[found.best_layer] == last.max()
     assert last[found.first_answer_layer] >= last.max() / 2

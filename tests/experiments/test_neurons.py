@@ -12,16 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.experiments.common.attribution import BEST_METHOD, attributed_effects
-from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.experiments.neurons import EXACT, RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons, share_of
+from arithscope.experiments.common.samples import split_prompts
+from arithscope.experiments.neurons import RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons
 from arithscope.experiments.probe import Probe
 from arithscope.prompts import random_source
-from arithscope.stats.measures import EFFECTS
-from arithscope.utils.progress import Silent
+from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, SampleSizes, Settings
+from arithscope.stats.effects import EFFECTS
+from arithscope.stats.rankings import share_of
+from tests.contexts import context
 from tests.experiments import plain
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=None)
+SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=1)
+SETTINGS = Settings(effect="log_ratio", custom_sizes=SIZES)
 FIRST = 1
 # One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
 MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
@@ -34,9 +37,8 @@ def first_answer_layer(layer: int) -> Probe:
 
 def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> NeuronEffects:
     model = small(family, attention, prefix=prefix)
-    accuracy = plain.pretended(model, operators, 9)
-    preselected_by = "log_ratio" if method == "screen" else None
-    return neurons(model, accuracy, first_answer_layer(FIRST), SIZES, 0, method, preselected_by, Silent())
+    earlier = plain.pretended(model, operators, 9), first_answer_layer(FIRST)
+    return neurons(context(model, SETTINGS, *earlier, neurons=method))
 
 
 @models
@@ -50,7 +52,7 @@ def test_exact_effects(family: str, attention: str, prefix: str) -> None:
     table = result.effects.set_index(["operator", "measure", "layer", "neuron"]).sort_index()
     accuracy = plain.pretended(model, "+-", 9)
     largest = 0.0
-    for operator, split in splits(accuracy, SIZES, 0).items():
+    for operator, split in split_prompts(accuracy, SIZES, 0).items():
         for layer in range(FIRST, s.layers):
             for neuron in range(layer, s.neurons, 7):
                 module, last = plain.mlp_module(model, layer), model.positions.last
@@ -68,14 +70,14 @@ def test_exact_effects(family: str, attention: str, prefix: str) -> None:
     assert largest > 1e-2  # there was something to compare
 
 
-def test_agreement_with_the_screens() -> None:
+def test_agreement_of_the_attribution_methods() -> None:
     result = found("llama", "exact", "+-")
     assert len(result.agreement) == 2 * 3 * len(EFFECTS)
-    estimated = {screen: found("llama", screen, "+-") for screen in ("atp", "ig", "relp")}
+    estimated = {method: found("llama", method, "+-") for method in ("atp", "ig", "relp")}
     layers = result.effects.layer.unique()
     for row in result.agreement.to_dict("records"):
         key = row["operator"], row["measure"]
-        ours, theirs = (r.ranking(*key) for r in (result, estimated[row["screen"]]))
+        ours, theirs = (r.ranking(*key) for r in (result, estimated[row["method"]]))
         ranks = [r.set_index(["layer", "neuron"]).value.rank() for r in (ours, theirs)]
         assert row["rank_correlation"] == pytest.approx(ranks[0].corr(ranks[1]))
         for percent in RECALLED:
@@ -91,13 +93,13 @@ def test_agreement_with_the_screens() -> None:
     best = best.sort_values("value").iloc[-1]
     assert summary["strongest_neuron"]["component"] == f"L{best.layer}N{best.neuron}"
     assert summary["strongest_neuron"]["value"] == best.value
-    by_probability = result.agreement[result.agreement.measure == "probability"].set_index(["operator", "screen"])
+    by_probability = result.agreement[result.agreement.measure == "probability"].set_index(["operator", "method"])
     assert summary["ig_rank_correlation"] == by_probability.rank_correlation["+", "ig"]
 
 
-def test_a_screen_alone_estimates_everything() -> None:
+def test_an_attribution_method_alone_estimates_everything() -> None:
     model, result = small("llama", "sdpa"), found("llama", "relp")
-    split = splits(plain.pretended(model, "+", 9), SIZES, 0)["+"]
+    split = split_prompts(plain.pretended(model, "+", 9), SIZES, 0)["+"]
     layers = range(FIRST, model.sizes.layers)
     want = attributed_effects(model, split.discovery, split.counterfactuals, layers, "relp", advance=lambda n: None)
     table = result.effects.set_index(["measure", "layer", "neuron"]).value.unstack(["layer", "neuron"])
@@ -107,9 +109,9 @@ def test_a_screen_alone_estimates_everything() -> None:
     assert result.summary()["+"]["measured_exactly"] == 0
 
 
-def test_a_screen_picks_neurons_to_measure_exactly() -> None:
+def test_attribution_selects_neurons_to_patch_exactly() -> None:
     """The best tenth of each layer as in an exact run, the others as estimated; and the former rank first."""
-    exact, estimated, result = (found("llama", method) for method in ("exact", BEST_METHOD, "screen"))
+    exact, estimated, result = (found("llama", method) for method in (EXACT, BEST_METHOD, ATTRIBUTION_THEN_EXACT))
     keys = ["measure", "layer", "neuron"]
     assert not result.effects.duplicated(keys).any()
     assert len(result.effects) == len(exact.effects)
@@ -137,16 +139,18 @@ def rank_of(value: float, values: list[float]) -> float:
     return sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2
 
 
-@pytest.mark.parametrize("method", ["exact", "relp", "screen"])
+@pytest.mark.parametrize("method", [EXACT, "relp", ATTRIBUTION_THEN_EXACT])
 def test_halves_of_the_prompts_against_python(method: str) -> None:
     """The effects of each neuron prompt by prompt, of the kind that the result has of it, and ranks counted one by one."""
     model, result = small("llama", "sdpa"), found("llama", method, "+-")
     layers = range(FIRST, model.sizes.layers)
     everything = np.tile(np.arange(model.sizes.neurons), (len(layers), 1))
-    for operator, split in splits(plain.pretended(model, "+-", 9), SIZES, 0).items():
+    for operator, split in split_prompts(plain.pretended(model, "+-", 9), SIZES, 0).items():
         arguments = model, split.discovery, split.counterfactuals, layers
         exact = neuron_effects(*arguments, everything, model.positions.last, advance=lambda n: None)
-        guessed = attributed_effects(*arguments, BEST_METHOD if method == "screen" else "relp", advance=lambda n: None)
+        guessed = attributed_effects(
+            *arguments, BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else "relp", advance=lambda n: None
+        )
         random = random_source(0, "split half", operator)
         orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
         for i, measure in enumerate(EFFECTS):
@@ -170,9 +174,9 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
                     for half in halves
                 ]
                 recalls.append(len(best[0] & best[1]) / len(best[0]))
-            [row] = result.halves[(result.halves.operator == operator) & (result.halves.measure == measure)].to_dict(
-                "records"
-            )
+            [row] = result.split_half[
+                (result.split_half.operator == operator) & (result.split_half.measure == measure)
+            ].to_dict("records")
             assert row["rank_correlation"] == pytest.approx(np.mean(correlations), abs=1e-4)
             assert row["recall_5"] == pytest.approx(np.mean(recalls))
             if measure == "probability":
@@ -184,10 +188,10 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
 def test_one_prompt_has_no_halves() -> None:
     model = small("llama", "sdpa")
     sizes = replace(SIZES, discovery=1)
-    accuracy = plain.pretended(model, "+", 9)
-    result = neurons(model, accuracy, first_answer_layer(FIRST), sizes, 0, "atp", None, Silent())
-    assert len(result.halves) == len(EFFECTS)
-    assert result.halves.rank_correlation.isna().all()
+    earlier = plain.pretended(model, "+", 9), first_answer_layer(FIRST)
+    result = neurons(context(model, SETTINGS, *earlier, neurons="atp", custom_sizes=sizes))
+    assert len(result.split_half) == len(EFFECTS)
+    assert result.split_half.rank_correlation.isna().all()
     assert np.isnan(result.summary()["+"]["split_half"])
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from arithscope.experiments.overlap import Overlap, overlap
 from arithscope.experiments.topk import TopK
+from tests.contexts import context
+from tests.families import small
 
 Sets = dict[str, set[tuple[int, int]]]
 
@@ -25,7 +27,7 @@ some = st.sets(st.tuples(st.integers(2, 4), st.integers(0, 8)), max_size=12)
 
 @given(st.dictionaries(st.sampled_from("+-*/"), some, min_size=1))
 def test_against_sets(sets: Sets) -> None:
-    found = overlap(top_neurons(sets))
+    found = overlap(context(small("llama"), None, top_neurons(sets)))
     pairs = {frozenset((row.operator, row.other)): row for row in found.table.itertuples()}
     assert len(pairs) == len(found.table) == len(sets) * (len(sets) - 1) // 2
     for pair, row in pairs.items():
@@ -41,9 +43,9 @@ def test_against_sets(sets: Sets) -> None:
 
 def test_summary() -> None:
     sets: Sets = {"+": {(2, 1), (2, 2)}, "-": {(2, 1)}, "*": {(3, 1)}}
-    found = overlap(top_neurons(sets))
+    found = overlap(context(small("llama"), None, top_neurons(sets)))
     summary = {o: entries["mean_iou"] for o, entries in found.summary().items()}
     assert summary == pytest.approx({"+": 0.25, "-": 0.25, "*": 0.0, "mean": 1 / 6})
-    assert len(found.of("+")) == 2
-    assert overlap(top_neurons({"+": {(2, 1)}})).summary() == {}
+    assert len(found.pairs_with("+")) == 2
+    assert overlap(context(small("llama"), None, top_neurons({"+": {(2, 1)}}))).summary() == {}
     assert isinstance(found, Overlap)

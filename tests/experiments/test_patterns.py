@@ -1,4 +1,4 @@
-"""Patterns and value vectors against plain hooks; direct and indirect neurons told apart."""
+"""Activation maps and value vectors against plain hooks; direct and indirect neurons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from arithscope.experiments.patterns import TOP_TOKENS, patterns
 from arithscope.experiments.topk import TopK
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts
-from arithscope.utils.progress import Silent
+from tests.contexts import context
 from tests.experiments import plain
 from tests.families import small
 
@@ -29,7 +29,7 @@ CHOSEN = [("+", 0, 3), ("+", 0, 1), ("+", 2, 7), ("-", 1, 0), ("-", 2, 7), ("/",
 @pytest.mark.parametrize(("family", "attention", "prefix"), [("llama", "sdpa", ""), ("gpt2", "sdpa", "7+5=12=")])
 def test_against_plain_hooks(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
-    found = patterns(model, top_neurons(CHOSEN), 12, Silent())
+    found = patterns(context(model, None, top_neurons(CHOSEN), max_operand=12))
     assert found.activations.shape == (len(CHOSEN), 13, 13)
     assert found.activations.dtype == np.float16
     assert [tuple(row) for row in found.neurons[["operator", "layer", "neuron"]].to_numpy()] == CHOSEN
@@ -56,11 +56,12 @@ def test_against_plain_hooks(family: str, attention: str, prefix: str) -> None:
         correlation = np.corrcoef(fired, found.logits[i][prompts.answer])[0, 1]
         assert found.neurons.alignment[i] == pytest.approx(correlation, abs=1e-6)
         row = found.neurons.iloc[i]
-        assert row.direct == ((row.result > max(row.op1, row.op2)) and row.alignment > 0)
+        op1, op2, result = (row[f"variance_explained_{name}"] for name in ("op1", "op2", "result"))
+        assert row.direct == (result > max(op1, op2) and row.alignment > 0)
 
 
 def test_the_operators_rows() -> None:
-    found = patterns(small("llama", "sdpa"), top_neurons(CHOSEN), 5, Silent())
+    found = patterns(context(small("llama", "sdpa"), None, top_neurons(CHOSEN), max_operand=5))
     assert found.operators == ["+", "-", "/"]
     assert [found.rows(o) for o in found.operators] == [slice(0, 3), slice(3, 5), slice(5, 6)]
     assert found.summary()["+"]["neurons"] == 3

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arithscope.experiments.classify import RAW
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.classify import RAW, Classification
 from arithscope.experiments.common.association import association
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.prompt_knockout import (
     DRAWS,
     OWN,
@@ -18,22 +19,29 @@ from arithscope.experiments.prompt_knockout import (
     UNASSOCIATED,
     WAYS,
     AblationScores,
+    PromptKnockout,
     ablated_by_prompt,
-    chosen_first,
-    counts,
+    first_by_rank,
     prompt_knockout,
+    sizes_to_try,
 )
 from arithscope.models.load import load
 from arithscope.prompts import legal_prompts, random_source, sample
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes, Settings
+from tests.contexts import context
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.test_knockout import adder_bag, known_sums
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.heuristics import brute
 
-SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=None, prompt_knockout=30)
+SIZES = SampleSizes(discovery=20, evaluation=20, first_mlp=1, probe=1, prompt_knockout=30)
+SETTINGS = Settings(custom_sizes=SIZES)
 RULES = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]", "op1 = op2"]
+
+
+def knocked_out(known: Accuracy, classification: Classification) -> PromptKnockout:
+    return prompt_knockout(context(copy_and_add(), SETTINGS, known, classification))
 
 
 def random_bag(layers: range, neurons: int) -> tuple[list[tuple[int, int]], list[Match]]:
@@ -48,33 +56,29 @@ def random_bag(layers: range, neurons: int) -> tuple[list[tuple[int, int]], list
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
-@pytest.mark.parametrize("where", ["last", "all"])
-def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_equals_its_own_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(name)
     top, matches = random_bag(range(3, 6), 512)
-    of = association(made_up("+", top, matches), "+", RAW)
+    bag = association(made_up("+", top, matches), "+", RAW)
     prompts = sample(legal_prompts("+", 40, 1000), 5, random_source(0, "test"))
     seen: list[Any] = []
-    original = chosen_first
+    original = first_by_rank
 
     def watched(*arguments: Any) -> Any:
         seen.append(original(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr("arithscope.experiments.prompt_knockout.chosen_first", watched)
-    ways = [
-        AblationScores(*ablated_by_prompt(model, of, prompts, *way, 0, where, advance=lambda n: None)) for way in WAYS
-    ]
-    positions = list(range(model.positions.last if where == "last" else model.positions.op1, model.encoder.length))
+    monkeypatch.setattr("arithscope.experiments.prompt_knockout.first_by_rank", watched)
+    ways = [AblationScores(*ablated_by_prompt(model, bag, prompts, *way, 0, advance=lambda n: None)) for way in WAYS]
     assert len(seen) == len(ways) == 1 + 2 * DRAWS
     different = set()
     for way, chosen in list(zip(ways, seen, strict=True))[:: DRAWS + 1]:
         for size in (3, 8, 12):
             for i in range(len(prompts)):
                 neurons = [top[row] for row in np.flatnonzero(chosen[size, i])]
-                z = plain.logits(model, prompts[[i]], plain.ablated(model, neurons, positions))
+                z = plain.logits(model, prompts[[i]], plain.ablated(model, neurons, [model.positions.last]))
                 answer = int(model.answers(prompts[[i]]))
-                assert bool(way.right[size, i]) == (int(z.argmax()) == answer)
+                assert bool(way.correct[size, i]) == (int(z.argmax()) == answer)
                 assert way.p_answer[size, i] == pytest.approx(float(z.softmax(-1)[answer]), abs=2e-5)
                 assert way.removed[size, i] == len(neurons)
                 different.add(round(float(way.p_answer[size, i]), 3))
@@ -84,13 +88,13 @@ def test_each_row_equals_its_own_pass(name: str, where: str, monkeypatch: pytest
 def test_the_best_scoring_associated_neurons_are_chosen() -> None:
     """By sorting the neurons of each layer, prompt by prompt."""
     top, matches = random_bag(range(2), 40)
-    of = association(made_up("+", top, matches), "+", RAW)
+    bag = association(made_up("+", top, matches), "+", RAW)
     prompts = sample(legal_prompts("+", 40, 1000), 6, random_source(0, "test"))
-    scores = of.best_scores(prompts)
-    ranks = of.ranks(np.where(scores > 0, scores, np.nan))
-    sizes = counts(of)
+    scores = bag.best_scores(prompts)
+    ranks = bag.ranks(np.where(scores > 0, scores, np.nan))
+    sizes = sizes_to_try(bag)
     assert sizes == [0, 1, 2, 3, 5, 7, 10, 15, 25, 40]
-    chosen = chosen_first(of, ranks, ranks, sizes)
+    chosen = first_by_rank(bag, ranks, ranks, sizes)
     for i, (a, b) in enumerate(zip(prompts.op1.tolist(), prompts.op2.tolist(), strict=True)):
         for layer in range(2):
             best: dict[int, float] = {}
@@ -102,11 +106,11 @@ def test_the_best_scoring_associated_neurons_are_chosen() -> None:
                 mine = {top[row][1] for row in np.flatnonzero(chosen[s, i]) if top[row][0] == layer}
                 assert mine == set(order[:size])
     # A control takes as many of each layer as there are, in the order of its own ranks.
-    wish = np.random.default_rng(0).random(scores.shape)
-    control = chosen_first(of, of.ranks(np.where(scores == 0, wish, np.nan)), ranks, sizes)
+    preference = np.random.default_rng(0).random(scores.shape)
+    control = first_by_rank(bag, bag.ranks(np.where(scores == 0, preference, np.nan)), ranks, sizes)
     assert not (control & (scores > 0).T[None]).any()
     for layer in range(2):
-        here = of.layers == layer
+        here = bag.layers == layer
         available = (scores == 0)[here].sum(0)
         assert (control[..., here].sum(-1) == np.minimum(chosen[..., here].sum(-1), available)).all()
 
@@ -121,8 +125,7 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
             (layer, pair, f"op1 ~ {a:03d}", 0.7 + 0.01 * (b == 5), True),
             (layer, pair, f"op2 ~ {b:03d}", 0.8, True),
         ]
-    model, known = copy_and_add(), known_sums()
-    found = prompt_knockout(model, known, made_up("+", top, matches), SIZES, 0, "last", Silent())
+    found = knocked_out(known_sums(), made_up("+", top, matches))
     curve = found.curve[(found.curve.measure == "accuracy") & (found.curve.criterion == RAW)]
     curve = curve.set_index(["ablated", "size"])
     assert curve.loc[(OWN, 0)].value == 1
@@ -140,7 +143,7 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
 
 def test_where_nothing_is_unassociated_there_is_no_difference() -> None:
     """Every neuron matches a rule that holds for all prompts, so that no other is left for the control."""
-    found = prompt_knockout(copy_and_add(), known_sums(), adder_bag(["result in [0, 60]"]), SIZES, 0, "last", Silent())
+    found = knocked_out(known_sums(), adder_bag(["result in [0, 60]"]))
     curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "ablated", "size"])
     assert (curve.xs(UNASSOCIATED, level="ablated").removed == 0).all()
     assert (curve.xs(UNASSOCIATED, level="ablated").value == 1).all()
@@ -157,13 +160,13 @@ def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     known, seen = known_sums(), []
     original = ablated_by_prompt
 
-    def watched(model: Any, of: Any, prompts: Any, *others: Any, **options: Any) -> Any:
+    def watched(model: Any, bag: Any, prompts: Any, *others: Any, **options: Any) -> Any:
         seen.append(prompts)
-        return original(model, of, prompts, *others, **options)
+        return original(model, bag, prompts, *others, **options)
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.ablated_by_prompt", watched)
-    prompt_knockout(copy_and_add(), known, adder_bag(["op1 in [0, 10]"]), SIZES, 0, "last", Silent())
-    split = splits(known, SIZES, 0)["+"]
+    knocked_out(known, adder_bag(["op1 in [0, 10]"]))
+    split = split_prompts(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
     for prompts in seen:
         assert len(prompts) == 30
@@ -171,8 +174,8 @@ def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_batches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, of = known_sums(), adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"])
-    whole = prompt_knockout(copy_and_add(), known, of, SIZES, 0, "last", Silent())
+    known, bag = known_sums(), adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"])
+    whole = knocked_out(known, bag)
     monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 7)
-    parts = prompt_knockout(copy_and_add(), known, of, SIZES, 0, "last", Silent())
+    parts = knocked_out(known, bag)
     assert whole.curve.value.tolist() == pytest.approx(parts.curve.value.tolist(), abs=1e-5)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arithscope.experiments.common.result import NeuronRows, Result, summary_numbers
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 from tests.markup import tags, words
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_there_is_not_found(place: tuple[str, int, int]) -> None:
 @pytest.fixture(scope="module")
 def results(small_run: Any) -> dict[str, Result]:
     folder = RunFolder(small_run)
-    return {stage.name: folder.read(stage.name, stage.result) for stage in STAGES if not stage.asked}
+    return {stage.name: folder.read(stage.result) for stage in all_stages() if not stage.on_request}
 
 
 def test_results_say_what_they_are_in_a_few_words(results: dict[str, Result]) -> None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.experiments.accuracy import in_half
-from arithscope.experiments.common.headline import ROWS
-from arithscope.experiments.common.samples import PRESETS
-from arithscope.experiments.stability import Repeat, Stability, stability
+from arithscope.experiments.common.headline import HEADLINE_NUMBERS
+from arithscope.experiments.stability import Repeat, Stability, compare_repeats
 from arithscope.figures.stability import repeated_numbers
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.report.findings.stability import repeated
+from arithscope.settings import PRESETS
 from tests.figures.test_figures import drawn
 
 NONE: dict[str, Any] = {"raw": {}, "calibrated": {}}
@@ -48,7 +48,7 @@ def matches(*rows: tuple[int, str]) -> pd.DataFrame:
 def found() -> Stability:
     """A run, its halves, of which the second knows next to nothing, and two seeds."""
     heads = {"+": {(0, 0), (0, 1)}}
-    return stability(
+    return compare_repeats(
         [
             Repeat(
                 "all",
@@ -161,7 +161,7 @@ def test_recorded_tables(found: Stability) -> None:
 
 
 def test_each_row_has_a_name_of_its_own() -> None:
-    assert len({row.short for row in ROWS}) == len(ROWS)
+    assert len({row.short for row in HEADLINE_NUMBERS}) == len(HEADLINE_NUMBERS)
 
 
 @given(st.integers(1, 12), st.sampled_from(["+", "-*", "+-*/"]), st.integers(0, 3))
@@ -180,6 +180,6 @@ def test_halves_are_disjoint_and_together_all(max_operand: int, operators: str, 
 def test_halved_sizes() -> None:
     whole = PRESETS["paper"]
     half = whole.halved()
-    assert (half.discovery, half.neurons, half.knockout, half.probe) == (50, 25, 50, None)
+    assert (half.discovery, half.neurons, half.knockout, half.probe) == (50, 25, 50, 8000)
     assert (half.draws, half.permutations) == (whole.draws, whole.permutations)
     assert PRESETS["quick"].halved().probe == 2000

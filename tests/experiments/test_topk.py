@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,32 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.experiments.circuit import Circuit, circuit
-from arithscope.experiments.common.ablation import Judging
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.localize import localize
 from arithscope.experiments.means import means
-from arithscope.experiments.neurons import neurons
+from arithscope.experiments.neurons import NeuronEffects, neurons
 from arithscope.experiments.topk import TopK, neuron_counts, topk
 from arithscope.models.model import Model
 from arithscope.prompts import operand_grid
-from arithscope.utils.progress import Silent
+from arithscope.settings import SampleSizes, Settings
+from tests.contexts import compute, context
 from tests.experiments import plain
 from tests.experiments.test_neurons import FIRST, first_answer_layer, models
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=1, probe=None, draws=2)
+SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=1, probe=1, draws=2)
+SETTINGS = Settings(max_operand=2, custom_sizes=SIZES)
 
 
 def everything(
     model: Model, operators: str, rank: str, fixed: dict[str, int] | None
 ) -> tuple[TopK, Circuit, dict[str, Any]]:
-    accuracy = plain.pretended(model, operators, 5)
-    average = means(model, 2, Silent())
-    where = localize(model, accuracy, SIZES, 0, Silent())
-    judging = Judging()
-    heads = circuit(model, accuracy, average, where, SIZES, 0, "probability", judging, Silent())
-    effects = neurons(model, accuracy, first_answer_layer(FIRST), SIZES, 0, "exact", None, Silent())
-    found = topk(model, accuracy, average, heads, effects, SIZES, 0, "log_ratio", rank, fixed, judging, Silent())
+    ctx = context(model, SETTINGS, plain.pretended(model, operators, 5), first_answer_layer(FIRST))
+    results = compute(ctx, means, localize, circuit, neurons)
+    found = topk(replace(ctx, settings=replace(SETTINGS, effect="log_ratio", rank=rank, topk=fixed)))
+    effects, heads = results[NeuronEffects], results[Circuit]
     rankings = {o: effects.ranking(o, "log_ratio", rank) for o in operators}
     return found, heads, rankings
 
@@ -46,7 +45,7 @@ def test_faithfulness_of_few_neurons(family: str, attention: str, prefix: str) -
     model = small(family, attention, prefix=prefix)
     found, heads, rankings = everything(model, "+", "mean", None)
     ranking, s = rankings["+"], model.sizes
-    prompts = splits(plain.pretended(model, "+", 5), SIZES, 0)["+"].evaluation
+    prompts = split_prompts(plain.pretended(model, "+", 5), SIZES, 0)["+"].evaluation
     slow = plain.means(model, operand_grid("+-*/", 2))
     curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
     at = [model.positions.last]

@@ -7,17 +7,17 @@ import pytest
 
 import arithscope
 from arithscope.results.run import Run
-from tests.explorer.served import serving
+from tests.explorer.client import serving
 
 
 @pytest.fixture(scope="module")
 def run(small_run: Path) -> Run:
-    """What the explorer serves as tiny-llama."""
+    """The run that the explorer serves as tiny-llama."""
     return arithscope.open(small_run)
 
 
 @pytest.fixture(scope="module")
 def address(small_run: Path, small_training_run: Path) -> Iterator[str]:
-    """Of an explorer over tiny-llama and tiny-pythia."""
-    with serving([small_run, small_training_run]) as found:
-        yield found
+    """Address of an explorer that serves tiny-llama and tiny-pythia."""
+    with serving([small_run, small_training_run]) as url:
+        yield url

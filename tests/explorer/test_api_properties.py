@@ -1,7 +1,7 @@
-"""Whatever is sent to the explorer: never a 5xx, and every refusal is a sentence.
+"""Generated requests: the explorer never replies with a 5xx, and every refusal is one sentence.
 
-Requests are made from the server's own description of itself, so that every operation is covered, also one that is added
-later: values it allows, values just beyond what it allows, and values from hostile hands.
+Requests are generated from the server's OpenAPI description, so that operations added later are covered too: valid values,
+values just out of bounds, and hostile ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arithscope.explorer.server import make_app
-from tests.explorer.served import Answer, ask
+from tests.explorer.client import Reply, send
 from tests.fuzz.effort import fuzz, twice
 
-DESCRIPTION = make_app([], None).app.openapi()
+DESCRIPTION = make_app([], None).openapi()
 OPERATIONS = [(method, path) for path, methods in DESCRIPTION["paths"].items() for method in methods]
 HOSTILE = [
     *("", ".", "..", "../../etc/passwd", "/etc/passwd", "tiny-llama/..", "\x00", "%00", "%2e%2e%2f", "\u202e", "𝟙+𝟙"),
@@ -40,22 +40,25 @@ TEXTS = {
     "kind": ["range of op1", "identical"],
     "checkpoint": ["step-00000", "step-01000", "final"],
     "search": ["mod", "op1"],
+    "stage": ["accuracy", "classify", "patterns"],
+    "table": ["table", "neurons", "matches", "prompts"],
+    "sort": ["neurons", "effect", "layer", "heuristic", "value", "tokens", "by_layer"],
 }
-LAYERS = [5, 4, 3]  # both runs look at neurons of the last one at least
+LAYERS = [5, 4, 3]  # both runs have top neurons in layer 5
 anything = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30), st.integers().map(str), st.floats().map(str))
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
     if "$ref" not in schema:
         return schema
-    found: Any = DESCRIPTION
+    node: Any = DESCRIPTION
     for part in schema["$ref"].removeprefix("#/").split("/"):
-        found = found[part]
-    return dict(found)
+        node = node[part]
+    return dict(node)
 
 
 def allowed(name: str, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that fit a schema, rather those that lead somewhere."""
+    """Values that fit a schema, mostly those that exist in a run."""
     schema = resolved(schema)
     if "anyOf" in schema:
         return st.one_of(*(allowed(name, one) for one in schema["anyOf"] if one.get("type") != "null"))
@@ -74,9 +77,9 @@ def allowed(name: str, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             return st.tuples(*(allowed(name, item) for item in items)).map(list)
         return st.one_of(st.just([]), st.lists(allowed(name, schema["items"]), max_size=4))
     if schema["type"] == "object":
-        return st.fixed_dictionaries({key: allowed(key, of) for key, of in schema["properties"].items()})
-    sensible = st.sampled_from(TEXTS.get(name.removesuffix("s"), ["x"]))
-    return st.one_of(sensible, sensible, sensible, st.text(max_size=20))
+        return st.fixed_dictionaries({key: allowed(key, inner) for key, inner in schema["properties"].items()})
+    existing = st.sampled_from(TEXTS.get(name.removesuffix("s"), ["x"]))
+    return st.one_of(existing, existing, existing, st.text(max_size=20))
 
 
 def written(value: Any) -> str:
@@ -85,13 +88,13 @@ def written(value: Any) -> str:
 
 @st.composite
 def requests(draw: st.DrawFn, method: str, path: str) -> tuple[str, bytes]:
-    """A path with its query, and a body. Mostly what is allowed, so that requests get far; now and then anything."""
+    """A path with its query, and a body. Mostly valid, so that requests get far; sometimes anything."""
     operation = DESCRIPTION["paths"][path][method]
     query: list[tuple[str, str]] = []
     for parameter in operation.get("parameters", []):
         name, is_path = parameter["name"], parameter["in"] == "path"
-        spoilt = draw(st.integers(0, 9)) == 9  # small numbers are drawn more often
-        value = draw(anything if spoilt else allowed(name, parameter["schema"]).map(written))
+        arbitrary = draw(st.integers(0, 9)) == 9  # small numbers are drawn more often
+        value = draw(anything if arbitrary else allowed(name, parameter["schema"]).map(written))
         value = value.encode("utf-8", "surrogatepass").decode("latin-1")
         if is_path:
             path = path.replace(f"{{{name}}}", quote(value, safe="", encoding="latin-1"))
@@ -112,27 +115,27 @@ def requests(draw: st.DrawFn, method: str, path: str) -> tuple[str, bytes]:
     return f"{path}?{urlencode(query, encoding='latin-1')}", body
 
 
-def check(found: Answer) -> None:
-    assert found.status < 500
-    if found.status >= 400:
-        assert found.sentence
+def check(reply: Reply) -> None:
+    assert reply.status < 500
+    if reply.status >= 400:
+        assert reply.error
     else:
-        assert found.status == 200
+        assert reply.status == 200
 
 
 @twice
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_operation_withstands_anything(address: str, method: str, path: str, full: bool) -> None:
-    def accepts(asked: tuple[str, bytes]) -> bool:
-        found = ask(address, asked[0], method.upper(), asked[1], content_type="application/json")
-        check(found)
-        return found.status == 200
+def test_every_operation_withstands_any_request(address: str, method: str, path: str, full: bool) -> None:
+    def accepts(request: tuple[str, bytes]) -> bool:
+        reply = send(address, request[0], method.upper(), request[1], content_type="application/json")
+        check(reply)
+        return reply.status == 200
 
     operation = DESCRIPTION["paths"][path][method]
     if not operation.get("parameters") and "requestBody" not in operation:
-        assert accepts((path, b""))  # there is nothing to vary
+        assert accepts((path, b""))  # nothing to vary
         return
-    # If every request were refused, little would have been tried.
+    # If every request were refused, little would have been tested.
     assert fuzz("requests", requests(method, path), accepts, full).accepted
 
 
@@ -141,7 +144,7 @@ def test_every_operation_withstands_anything(address: str, method: str, path: st
     st.one_of(st.binary(max_size=40), st.sampled_from(HOSTILE).map(str.encode)),
     st.sampled_from(["/", "/static/", "/api/"]),
 )
-def test_paths_lead_nowhere_else(address: str, tail: bytes, start: str) -> None:
-    found = ask(address, start + quote(tail, safe="/"))
-    check(found)
-    assert b"root:" not in found.body
+def test_no_path_leads_outside(address: str, tail: bytes, start: str) -> None:
+    reply = send(address, start + quote(tail, safe="/"))
+    check(reply)
+    assert b"root:" not in reply.body

@@ -1,4 +1,4 @@
-"""The explorer driven in a real browser, at the width of a desk and of a phone, compared with the run behind it."""
+"""The explorer in a real browser, at desktop and at phone width, compared with the run itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import arithscope
+from arithscope.heuristics.kinds import kind_name
 from arithscope.results.run import Run
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 
@@ -25,7 +26,7 @@ def page(request: pytest.FixtureRequest, browser: Browser, address: str) -> Iter
 
 
 def at(page: Page, view: str, **values: str | int) -> None:
-    """Follow a link to a view, as if it had been pasted."""
+    """Open a view by its address."""
     base = page.url.split("#")[0]
     page.goto("about:blank")
     page.goto(f"{base}#/{view}?{urlencode(values)}")
@@ -33,12 +34,12 @@ def at(page: Page, view: str, **values: str | int) -> None:
 
 
 def settings(page: Page) -> dict[str, list[str]]:
-    """What the address holds."""
+    """The settings in the address."""
     return parse_qs(page.url.split("?", 1)[1])
 
 
 def outlined(page: Page, canvas: int = 0) -> int:
-    """How many pixels of a heat map have the colour of outlines."""
+    """Number of pixels of a heat map in the colour of outlines."""
     count = """(canvas) => {
         const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
         copy.drawImage(canvas, 0, 0);
@@ -47,37 +48,37 @@ def outlined(page: Page, canvas: int = 0) -> int:
         for (let i = 0; i < data.length; i += 4) n += [data[i], data[i + 1], data[i + 2]].join() === "255,45,149";
         return n;
     }"""
-    return int(page.locator(".plate canvas").nth(canvas).evaluate(count))
+    return int(page.locator(".map-frame canvas").nth(canvas).evaluate(count))
 
 
 def until(page: Page, holds: Callable[[], bool]) -> None:
-    """Wait for what is drawn a moment later."""
+    """Wait until a condition holds."""
     for _ in range(100):
         if holds():
             return
         page.wait_for_timeout(100)
-    raise AssertionError("it did not come true")
+    raise AssertionError("the condition never held")
 
 
 def point(page: Page, op1: int, op2: int, size: int, canvas: int = 0) -> None:
     """Move the mouse over a cell of a heat map."""
-    found = page.locator(".plate canvas").nth(canvas)
-    found.scroll_into_view_if_needed()
-    box = found.bounding_box()
+    target = page.locator(".map-frame canvas").nth(canvas)
+    target.scroll_into_view_if_needed()
+    box = target.bounding_box()
     assert box is not None
     x = box["x"] + box["width"] * (op1 + 0.5) / size
     y = box["y"] + box["height"] * (1 - (op2 + 0.5) / size)
     page.mouse.move(x, y)
 
 
-def test_it_opens_with_a_prompt_explained(page: Page, run: Run) -> None:
+def test_it_opens_with_an_explained_prompt(page: Page, run: Run) -> None:
     expect(page.locator(".equation").first).to_contain_text("=")
     shown = page.locator("input[name=prompt]").input_value()
     explained = run.explain(shown)
     expect(page.locator(".verdict strong")).to_have_text(str(explained.answer.number))
     expect(page.locator(".waterfall tr:last-child .figure")).to_have_text(f"{explained.logit:.3f}")
     correct = run.accuracy.prompts[run.accuracy.prompts.operator == explained.operator].correct.sum()
-    expect(page.locator(".key-line")).to_contain_text(f"right ({correct:,})")
+    expect(page.locator(".key-line")).to_contain_text(re.compile(rf"(?<!in)correct \({correct:,}\)"))
 
 
 def test_a_prompt_is_typed_clicked_and_chosen_with_keys(page: Page, run: Run) -> None:
@@ -91,7 +92,7 @@ def test_a_prompt_is_typed_clicked_and_chosen_with_keys(page: Page, run: Run) ->
     page.mouse.down()
     page.mouse.up()
     expect(page.locator(".verdict .equation")).to_contain_text("30 + 7 = ")
-    page.locator(".plate canvas").first.focus()
+    page.locator(".map-frame canvas").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
@@ -100,7 +101,7 @@ def test_a_prompt_is_typed_clicked_and_chosen_with_keys(page: Page, run: Run) ->
 
 
 def prompt_that_needs_its_neurons(run: Run) -> tuple[str, str]:
-    """A prompt that the model gets right, but not without its associated neurons, and by which criterion."""
+    """A prompt that the model answers correctly only with its associated neurons, and the criterion for these."""
     for criterion in ("calibrated", "raw"):
         for row in run.accuracy.prompts[run.accuracy.prompts.correct].sample(200, random_state=1).itertuples():
             prompt = f"{row.op1}{row.operator}{row.op2}"
@@ -109,42 +110,42 @@ def prompt_that_needs_its_neurons(run: Run) -> tuple[str, str]:
     raise AssertionError("no answer of this run depends on its heuristics")
 
 
-def test_silenced_neurons_change_the_answer(page: Page, run: Run) -> None:
+def test_ablated_neurons_change_the_answer(page: Page, run: Run) -> None:
     prompt, criterion = prompt_that_needs_its_neurons(run)
     at(page, "prompt", run="tiny-llama", prompt=prompt, criterion=criterion)
     explained = run.explain(prompt, criterion)
     expect(page.locator(".verdict strong")).to_have_text(str(explained.right))
-    page.get_by_role("button", name="Silence all associated neurons").click()
+    page.get_by_role("button", name="Ablate all associated neurons").click()
     new = explained.ablated.answer
     expect(page.locator("#new-answer")).to_have_text(str(new.number) if new.number is not None else f'"{new.token}"')
-    expect(page.locator(".live")).to_contain_text(f"instead of {explained.right}")
-    expect(page.locator(".live h2")).to_have_text(re.compile(f"Without {len(explained.neurons)} neurons?"))
-    assert settings(page)["off"] == ["all"]
+    expect(page.locator(".ablation")).to_contain_text(f"instead of {explained.right}")
+    expect(page.locator(".ablation h2")).to_have_text(re.compile(f"With {len(explained.neurons)} neurons? ablated"))
+    assert settings(page)["ablate"] == ["all"]
     page.reload()
     expect(page.locator("#new-answer")).not_to_have_text(str(explained.right))
     page.get_by_role("button", name="Restore all").click()
     expect(page.locator("#new-answer")).to_have_count(0)
-    assert "off" not in settings(page)
+    assert "ablate" not in settings(page)
 
 
-def test_one_neuron_and_one_heuristic_can_be_switched_off(page: Page, run: Run) -> None:
+def test_one_neuron_and_one_heuristic_can_be_ablated(page: Page, run: Run) -> None:
     at(page, "prompt", run="tiny-llama", prompt="25+11", criterion="raw")
     explained = run.explain("25+11", "raw")
     first = explained.neurons.iloc[0]
     page.get_by_role("checkbox", name=f"Neuron L{first.layer}N{first.neuron}", exact=True).uncheck()
-    expect(page.locator(".live h2")).to_have_text("Without 1 neuron")
+    expect(page.locator(".ablation h2")).to_have_text("With 1 neuron ablated")
     without = arithscope.ask(run.model, "25+11", [(int(first.layer), int(first.neuron))]).iloc[0]
     expect(page.locator("#new-answer")).to_have_text(str(without.predicted))
     page.get_by_role("button", name="Restore all").click()
     rule = explained.heuristics.iloc[0]
     page.get_by_role("checkbox", name=f"Neurons of {rule.heuristic}", exact=True).uncheck()
-    expect(page.locator(".live h2")).to_have_text(re.compile(f"Without {rule.neurons} neurons?"))
-    assert settings(page)["without"] == [rule.heuristic]
-    page.get_by_role("button", name="Silence all associated neurons").click()
-    expect(page.locator(".live h2")).to_have_text(f"Without {len(explained.neurons)} neurons")
+    expect(page.locator(".ablation h2")).to_have_text(re.compile(f"With {rule.neurons} neurons? ablated"))
+    assert settings(page)["ablate_heuristic"] == [rule.heuristic]
+    page.get_by_role("button", name="Ablate all associated neurons").click()
+    expect(page.locator(".ablation h2")).to_have_text(f"With {len(explained.neurons)} neurons ablated")
     assert page.locator("input.toggle:checked").count() == 0
     page.get_by_role("checkbox", name=f"Neuron L{first.layer}N{first.neuron}", exact=True).check()
-    expect(page.locator(".live h2")).to_have_text(f"Without {len(explained.neurons) - 1} neurons")
+    expect(page.locator(".ablation h2")).to_have_text(f"With {len(explained.neurons) - 1} neurons ablated")
 
 
 def test_neurons_are_filtered_sorted_and_opened(page: Page, run: Run) -> None:
@@ -156,7 +157,7 @@ def test_neurons_are_filtered_sorted_and_opened(page: Page, run: Run) -> None:
     m = run.classify.matches
     kinds = m[(m.operator == "+") & (m.layer == 5) & m.calibrated]
     kind, on = kinds[["kind", "on"]].value_counts().index[0]
-    name = f"{kind} of {on}" if kind in ("range", "modulo", "pattern") else kind
+    name = kind_name(kind, on)
     page.get_by_label("Kind of heuristic").select_option(name)
     own = kinds[(kinds.kind == kind) & (kinds.on == on)].drop_duplicates("neuron")
     expect(page.locator("table.rows caption")).to_contain_text(f"{len(own)} neurons")
@@ -171,21 +172,21 @@ def test_neurons_are_filtered_sorted_and_opened(page: Page, run: Run) -> None:
     assert rows.locator("a").all_inner_texts() == before
     rows.first.get_by_role("link").click()
     expect(page.locator("h1")).to_have_text(f"{before[0]}, operator +")
-    expect(page.locator(".plate canvas")).to_have_count(3)
+    expect(page.locator(".map-frame canvas")).to_have_count(3)
     page.go_back()
     expect(page.locator("table.rows caption")).to_contain_text(f"{len(own)} neurons")
 
 
-def test_a_neurons_maps_tell_values_and_outline_heuristics(page: Page, run: Run) -> None:
+def test_maps_of_a_neuron_show_values_and_outline_heuristics(page: Page, run: Run) -> None:
     matches = run.classify.matches
     wide = matches[(matches.operator == "+") & (matches.kind == "range") & (matches["size"] > 100)]
     row = wide.iloc[0]
     at(page, "neuron", run="tiny-llama", operator="+", layer=int(row.layer), neuron=int(row.neuron))
-    pattern = run.neuron(int(row.layer), int(row.neuron), "+").pattern
-    assert pattern is not None
+    own_map = run.neuron(int(row.layer), int(row.neuron), "+").pattern
+    assert own_map is not None
     point(page, 12, 30, 41)
     readouts = page.locator(".readout")
-    for i, values in enumerate((pattern.activations[12, 30], pattern.logits[42], pattern.push[12, 30])):
+    for i, values in enumerate((own_map.activations[12, 30], own_map.logits[42], own_map.push[12, 30])):
         expect(readouts.nth(i)).to_contain_text("12 + 30 = 42: ")
         text = readouts.nth(i).inner_text().split(": ")[1].replace("−", "-").replace(",", "")
         assert float(text) == pytest.approx(float(values), rel=6e-3, abs=1e-4)
@@ -202,7 +203,7 @@ def test_a_neurons_maps_tell_values_and_outline_heuristics(page: Page, run: Run)
     assert settings(page)["heuristic"] == [row.heuristic]
 
 
-def test_a_deep_link_shows_the_same_again(page: Page, run: Run) -> None:
+def test_a_deep_link_restores_the_view(page: Page, run: Run) -> None:
     matches = run.classify.matches
     row = matches[(matches.operator == "-") & (matches.kind == "range") & (matches["size"] > 100)].iloc[0]
     values = {"run": "tiny-llama", "operator": "-", "layer": int(row.layer), "neuron": int(row.neuron)}
@@ -210,10 +211,10 @@ def test_a_deep_link_shows_the_same_again(page: Page, run: Run) -> None:
     until(page, lambda: outlined(page) > 20)
     expect(page.get_by_role("button", name="30 × 30")).to_have_attribute("aria-pressed", "true")
     expect(page.locator(f'tr[data-heuristic="{row.heuristic}"]')).to_have_attribute("aria-selected", "true")
-    picture = page.locator(".plate canvas").first.evaluate("(canvas) => canvas.toDataURL()")
+    picture = page.locator(".map-frame canvas").first.evaluate("(canvas) => canvas.toDataURL()")
     page.reload()
-    expect(page.locator(".plate canvas")).to_have_count(3)
-    until(page, lambda: page.locator(".plate canvas").first.evaluate("(canvas) => canvas.toDataURL()") == picture)
+    expect(page.locator(".map-frame canvas")).to_have_count(3)
+    until(page, lambda: page.locator(".map-frame canvas").first.evaluate("(canvas) => canvas.toDataURL()") == picture)
 
 
 def test_heuristics(page: Page, run: Run) -> None:
@@ -224,15 +225,15 @@ def test_heuristics(page: Page, run: Run) -> None:
     page.get_by_role("button", name="knocked out").click()
     tested = run.knockout.accuracy.query("criterion == 'raw'").groupby(["operator", "heuristic"]).ngroups
     expect(page.locator(".results caption")).to_contain_text(f"{tested:,} heuristics")
-    first = page.locator(".results tbody .rule").first
+    first = page.locator(".results tbody .heuristic").first
     name = first.inner_text()
     first.click()
     expect(page.locator(".detail h2")).to_contain_text(name)
-    own = run.knockout.accuracy.query("criterion == 'raw' and heuristic == @name and silenced == 'own'")
+    own = run.knockout.accuracy.query("criterion == 'raw' and heuristic == @name and ablated == 'own'")
     associated = own[own.group == "associated"].iloc[0].value
     cell = page.locator(".detail tbody tr").first.locator("td").first.inner_text()
     assert float(cell.split(" ")[0]) == pytest.approx(associated, abs=0.005)
-    page.locator(".detail").get_by_role("link", name=re.compile("neurons match it")).click()
+    page.locator(".detail").get_by_role("link", name=re.compile("matching neurons?")).click()
     expect(page.locator(".filter-note code")).to_have_text(name)
 
 
@@ -245,7 +246,7 @@ def test_the_circuit_and_its_heads(page: Page, run: Run) -> None:
     layer, head = kept[-1]
     page.locator(f'.diagram [data-head="L{layer}H{head}"]').focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name=f"L{layer}H{head}: attention")).to_be_visible()
+    expect(page.get_by_role("heading", name=f"L{layer}H{head}: attention pattern")).to_be_visible()
     roles = run.heads.roles.reset_index(drop=True)
     roles = roles[(roles.operator == "-") & (roles.layer == layer) & (roles["head"] == head)]
     share = run.heads.patterns[int(roles.index[0])][-1, -2]
@@ -263,25 +264,25 @@ def test_training_steps_through_checkpoints(page: Page) -> None:
     for name in ("step-01000", "step-00000"):
         page.get_by_role("button", name="← earlier").click()
         expect(page.locator(".stepper output")).to_have_text(name)
-        expect(page.locator(".stepper .plate canvas")).to_have_attribute("aria-label", re.compile(f"at {name}"))
+        expect(page.locator(".stepper .map-frame canvas")).to_have_attribute("aria-label", re.compile(f"at {name}"))
     assert settings(page)["checkpoint"] == ["0"]
     page.reload()
     expect(page.locator(".stepper output")).to_have_text("step-00000")
 
 
-def test_runs_side_by_side(page: Page, run: Run) -> None:
+def test_comparison_of_runs(page: Page, run: Run) -> None:
     page.get_by_role("link", name="Compare", exact=True).click()
     expect(page.locator("thead th")).to_have_text(["experiment", "measure", "tiny-llama", "tiny-pythia"])
     page.get_by_role("group", name="Operator").get_by_role("button", name="+").click()
-    page.get_by_label("Numbers of").select_option("accuracy")
+    page.get_by_label("Experiment").select_option("accuracy")
     value = run.folder.summary["accuracy"]["+"]["accuracy"]["value"]
     expect(page.locator("tbody tr").first.locator("td").nth(1)).to_contain_text(f"{value:.3g}")
     page.locator("#run").select_option("tiny-pythia")
     expect(page).to_have_title(re.compile("Compare · tiny-pythia"))
 
 
-def test_mistakes_are_told_in_a_sentence(browser: Browser, address: str) -> None:  # noqa: F811
-    """A refused request is an error on the console too, so that page is not watched."""
+def test_errors_are_shown_as_one_sentence(browser: Browser, address: str) -> None:  # noqa: F811
+    """Refused requests log errors on the console, so this page is not watched."""
     page = browser.new_page()
     page.goto(f"{address}#/prompt?prompt=99%2B1")
     expect(page.get_by_role("alert")).to_contain_text("beyond 40")

@@ -1,4 +1,4 @@
-"""Starting and stopping the explorer, and what is said when it cannot be started."""
+"""Starting and stopping the explorer, and errors at start."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from arithscope.results.run import Run
 from tests.test_cli import complaint
 
 
-def test_it_listens_until_it_is_stopped(small_run: Path) -> None:
-    """As a process of its own: it says where it is, answers there, and ends quietly at Ctrl-C."""
+def test_it_serves_until_interrupted(small_run: Path) -> None:
+    """As a separate process: prints its address, answers there, and exits cleanly on Ctrl-C."""
     command = [sys.executable, "-m", "arithscope", "explore", str(small_run), "--no-browser", "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
@@ -41,7 +41,7 @@ def test_it_listens_until_it_is_stopped(small_run: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-def test_the_browser_is_opened_where_it_listens(
+def test_the_browser_opens_its_address(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, shown: str
 ) -> None:
     class Timer:
@@ -62,7 +62,7 @@ def test_the_browser_is_opened_where_it_listens(
     assert address in capsys.readouterr().out
 
 
-def test_another_port_is_taken_if_the_first_is_not_free(
+def test_another_port_is_taken_if_the_first_is_in_use(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
@@ -73,11 +73,11 @@ def test_another_port_is_taken_if_the_first_is_not_free(
         monkeypatch.setattr(serving_module, "FIRST_PORT", port)
         serve([Run(small_run)], "127.0.0.1", None, browser=False)
         assert f":{port}/" not in capsys.readouterr().out
-        said = complaint(capsys, "explore", small_run, "--no-browser", "--port", str(port))
-        assert f"cannot listen on port {port} of 127.0.0.1 (Address already in use)" in said
+        message = complaint(capsys, "explore", small_run, "--no-browser", "--port", str(port))
+        assert f"cannot listen on port {port} of 127.0.0.1 (Address already in use)" in message
 
 
-def test_mistakes(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no run at" in complaint(capsys, "explore", tmp_path / "nowhere")
     assert "name one run only" in complaint(capsys, "explore", small_run, small_run, "--model", "tiny-llama")
     assert "choose another --port" in complaint(capsys, "explore", small_run, "--no-browser", "--port", "99999")
@@ -89,6 +89,6 @@ def test_mistakes(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_missing_packages_are_named(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == "fastapi" else found(name, *a))
+    find_spec = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == "fastapi" else find_spec(name, *a))
     assert "pip install 'arithscope[explore]'" in complaint(capsys, "explore", small_run)

@@ -1,4 +1,4 @@
-"""The page's colours can be read: contrast as the Web Content Accessibility Guidelines define it, in light and dark."""
+"""Text contrast in the light and the dark scheme, as defined by the Web Content Accessibility Guidelines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from arithscope.explorer.server import static_files
 
-LEAST = 4.5  # of text (level AA)
+MIN_CONTRAST = 4.5  # of text (level AA)
 TEXT = ("ink", "muted", "accent", "good", "bad", "plus", "minus", "times", "divide", "operator")
 
 
 def palettes() -> dict[str, dict[str, str]]:
-    """The colours of both schemes; the dark one changes those of the light one."""
+    """Colours of both schemes; the dark one overrides some of the light one."""
     css = static_files()["style.css"].decode()
     light, dark = (
         dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)
@@ -33,20 +33,20 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_contrast_is_measured_as_defined() -> None:
+def test_contrast_of_known_colours() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 @pytest.mark.parametrize(("scheme", "text"), list(product(("light", "dark"), TEXT)))
-def test_text_can_be_read(scheme: str, text: str) -> None:
+def test_text_contrast(scheme: str, text: str) -> None:
     colours = palettes()[scheme]
-    for ground in ("panel", "paper"):
-        assert contrast(colours[text], colours[ground]) >= LEAST, ground
+    for background in ("panel", "background"):
+        assert contrast(colours[text], colours[background]) >= MIN_CONTRAST, background
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_buttons_can_be_read(scheme: str) -> None:
+def test_button_contrast(scheme: str) -> None:
     colours = palettes()[scheme]
-    assert contrast(colours["accent-ink"], colours["accent"]) >= LEAST
-    assert contrast(colours["ink"], colours["nothing"]) >= LEAST
+    assert contrast(colours["accent-ink"], colours["accent"]) >= MIN_CONTRAST
+    assert contrast(colours["ink"], colours["empty"]) >= MIN_CONTRAST

@@ -68,11 +68,11 @@ def big_heads(n: int) -> Heads:
             "layer": i // 8,
             "head": i % 8,
             "shared": i < 3,
-            "role": positions[i % 10],
+            "attends_to": positions[i % 10],
             "share": 0.5,
             "acts_at": ["last", "op2"][i % 2],
             "reads": positions[(i + 3) % 10],
-            "reads_share": 0.4,
+            "reads_attention": 0.4,
         }
         for o in "+-"
         for i in range(n)

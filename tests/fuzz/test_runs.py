@@ -78,9 +78,9 @@ def look(folder: Path) -> None:
     page(RunFolder(folder), {})
     run_registry = RunRegistry([run])
     for served in run_registry.runs.values():
-        views.described(served)
+        views.run_info(served)
         if "accuracy" in run.stages:
-            dict(served.squares)
+            dict(served.predictions)
 
 
 def looked_at(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Matching once more, slow and obvious: Python sets, one neuron and one heuristic at a time, each rule written out anew."""
+"""Matching, slow and obvious: Python sets, one neuron and one heuristic at a time, each rule written out again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def legal(operator: str, max_operand: int, limit: int) -> list[Prompt]:
 
 
 def rule(text: str) -> Callable[[int, int, int], bool]:
-    """What the text of a heuristic says of op1, op2 and the result, read as a person would."""
+    """The rule that a heuristic's text states about op1, op2 and the result."""
     if text == "op1 = op2":
         return lambda a, b, r: a == b
     if text.startswith("op1, op2 "):
@@ -77,8 +77,8 @@ def tail(total: int, k: int, x: int) -> Fraction:
 
 
 def smallest_accounting_set(results: Sequence[int], everything: Sequence[int]) -> tuple[int, ...] | None:
-    """The smallest set of results that at least 95 % of a list have; of equally small ones the one that most have, then the
-    one with smaller results. By trying all sets of up to four."""
+    """The smallest set that contains at least 95 % of the results, by trying all sets of up to four; of equally small ones
+    that which contains most, then that with smaller results."""
     for size in range(1, 5):
         rows_within = []
         for chosen in combinations(sorted(set(everything)), size):

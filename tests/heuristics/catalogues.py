@@ -1,4 +1,4 @@
-"""Catalogues of all operators that several tests match against, and patterns to match."""
+"""Catalogues of all operators, and activation maps to match with them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.prompts import OPERATORS
 from tests.heuristics import brute
 
-MAX_OPERAND = 23  # uneven, so that ranges and patterns are cut off
-LIMITS = {
-    "+": 43,
-    "-": 130,
-    "*": 130,
-    "/": 130,
-}  # some sums and products are illegal, and some products have three digits
+MAX_OPERAND = 23  # cuts off ranges and digit patterns
+LIMITS = {"+": 43, "-": 130, "*": 130, "/": 130}  # some sums and products are illegal; some have three digits
 CATALOGUES = {o: catalogue(o, MAX_OPERAND, limit, both_operands=True) for o, limit in LIMITS.items()}
-SMALL = catalogue("/", 11, 1000)  # results 0…11, so that all sets of up to four can be tried
+SMALL = catalogue("/", 11, 1000)  # results 0…11: few enough to try all sets of up to four
 operators = pytest.mark.parametrize("operator", OPERATORS)
 
 
@@ -26,7 +21,7 @@ def pairs_of(sets: Catalogue) -> list[brute.Prompt]:
     return list(zip(sets.prompts.op1.tolist(), sets.prompts.op2.tolist(), strict=True))
 
 
-def patterns(sets: Catalogue) -> NDArray[np.float16]:
+def activation_maps(sets: Catalogue) -> NDArray[np.float16]:
     """Random; a few values only, so that nearly all prompts are tied; mostly zero; all the same; a rule with noise."""
     random = np.random.default_rng(0)
     size = (MAX_OPERAND + 1, MAX_OPERAND + 1)

@@ -1,4 +1,4 @@
-"""Patterns with a known truth: noise, and noise with a rule in it."""
+"""Activation maps with known rules: noise, and noise with a planted rule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import Catalogue
-from arithscope.heuristics.classification import Classification, NeuronBatch, classify
-from arithscope.heuristics.kinds import Heuristic, Identical, MultiResult
+from arithscope.heuristics.kinds import Identical, MultiResult, Rule
+from arithscope.heuristics.neuron_matching import NeuronBatch, NeuronMatches, calibrated_matches
 from arithscope.models.load import LoadOptions, load
 from arithscope.prompts import Prompts, operand_grid
 
@@ -18,18 +18,18 @@ LIMIT = 1000
 FEWEST = 30  # prompts of a planted heuristic
 
 
-def classified(neurons: NeuronBatch, sets: Catalogue, draws: int) -> Classification:
-    return classify(neurons, sets, draws, 0, [f"n{i}" for i in range(len(neurons))], lambda n: None)
+def classified(neurons: NeuronBatch, sets: Catalogue, draws: int) -> NeuronMatches:
+    return calibrated_matches(neurons, sets, draws, 0, [f"n{i}" for i in range(len(neurons))], lambda n: None)
 
 
-def shares(found: Classification, n: int) -> tuple[float, float]:
-    """Of neurons classified by the raw score, and after calibration."""
+def shares(found: NeuronMatches, n: int) -> tuple[float, float]:
+    """Shares of neurons with a raw and with a calibrated match."""
     return found.matches.row.nunique() / n, found.matches[found.matches.calibrated].row.nunique() / n
 
 
 @cache
 def real_value_vectors() -> NDArray[np.float32]:
-    """Logits of the numbers, [neurons, numbers], of the upper layers of tiny-llama, in random order."""
+    """Value vectors of tiny-llama's upper layers through the logit lens, [neurons, numbers], shuffled."""
     model = load("tiny-llama", options=LoadOptions(device="cpu"))
     with torch.no_grad():
         lens = [model.logit_lens(model.value_vectors(layer)) for layer in range(2, model.sizes.layers)]
@@ -38,39 +38,36 @@ def real_value_vectors() -> NDArray[np.float32]:
 
 
 def noise(n: int, max_operand: int, logits: NDArray[np.float32] | None, seed: int = 0) -> NeuronBatch:
-    """Random activations, with value vectors that favour no number, or with the given ones."""
+    """Random activations, with the given value vectors or constant ones."""
     random = np.random.default_rng(seed)
     activations = random.standard_normal((n, max_operand + 1, max_operand + 1), dtype=np.float32).astype(np.float16)
     return NeuronBatch(activations, np.ones((n, LIMIT), dtype=np.float32) if logits is None else logits[:n])
 
 
-def candidates(sets: Catalogue, of_each: int, random: np.random.Generator) -> list[Heuristic]:
-    """Some heuristics, with enough prompts, of each kind and about each number, those of several results among them."""
+def candidates(sets: Catalogue, of_each: int, random: np.random.Generator) -> list[Rule]:
+    """Random heuristics of each kind and number with enough prompts, including multi-result ones."""
     enough = [
         h
-        for side in (sets.indirect, sets.direct)
-        for h, k in zip(side.heuristics, side.sizes.tolist(), strict=True)
+        for group in sets.groups
+        for h, k in zip(group.heuristics, group.sizes.tolist(), strict=True)
         if FEWEST <= k <= len(sets) / 2
     ]
-    groups: dict[tuple[str, str], list[Heuristic]] = {}
+    groups: dict[tuple[str, str], list[Rule]] = {}
     for h in enough:
         groups.setdefault((h.kind, h.on), []).append(h)
     chosen = [group[i] for group in groups.values() for i in random.integers(0, len(group), of_each)]
     if sets.operator == "/":
         answers, sizes = np.unique(sets.prompts.answer, return_counts=True)
         while sum(isinstance(h, MultiResult) for h in chosen) < of_each:
-            some = random.choice(len(answers), random.integers(2, 5), replace=False)
-            # Each must have a fair share of the prompts: the smallest set that accounts for 95 % of them leaves out the rest.
-            if FEWEST <= sizes[some].sum() <= len(sets) / 2 and sizes[some].min() >= 0.1 * sizes[some].sum():
-                chosen.append(MultiResult(tuple(answers[some].tolist())))
+            picks = random.choice(len(answers), random.integers(2, 5), replace=False)
+            # A result with few prompts would be left out of the smallest set that accounts for 95 %.
+            if FEWEST <= sizes[picks].sum() <= len(sets) / 2 and sizes[picks].min() >= 0.1 * sizes[picks].sum():
+                chosen.append(MultiResult(tuple(answers[picks].tolist())))
     return chosen
 
 
-def planted(
-    sets: Catalogue, heuristics: list[Heuristic], max_operand: int, strength: float, seed: int = 0
-) -> NeuronBatch:
-    """Noise of deviation 1, raised by `strength` where a heuristic holds. Of a direct heuristic the value vector, noise too,
-    is raised likewise for the results it is about."""
+def planted(sets: Catalogue, heuristics: list[Rule], max_operand: int, strength: float, seed: int = 0) -> NeuronBatch:
+    """Unit noise, raised by `strength` where a heuristic holds; for a direct one the value vector too, on its results."""
     random = np.random.default_rng(seed)
     everything: Prompts = operand_grid(sets.operator, max_operand)
     size = max_operand + 1
@@ -87,7 +84,7 @@ def planted(
 def recall(
     sets: Catalogue, max_operand: int, strength: float, of_each: int, draws: int, seed: int = 0
 ) -> dict[str, float]:
-    """The share of planted heuristics that are found, after calibration, beside as much noise: of all, and by kind."""
+    """Share of planted heuristics with a calibrated match, among as many noise neurons: of all, and by kind."""
     heuristics = candidates(sets, of_each, np.random.default_rng(seed))
     signal = planted(sets, heuristics, max_operand, strength, seed)
     other = noise(len(heuristics), max_operand, real_value_vectors(), seed + 1)

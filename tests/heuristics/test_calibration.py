@@ -1,4 +1,4 @@
-"""Can matches be trusted? Noise must not be classified, planted rules must be found."""
+"""Calibration: noise must not be classified, planted rules must be found."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from arithscope.heuristics.calibration import (
-    LEVEL,
-    chance_of,
-    direct,
+    FDR_LEVEL,
+    direct_overlaps,
     false_discovery_rate,
     gathered_products,
     indirect_null,
     neg_log10_p,
+    p_values,
     rolled_products,
 )
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.classification import NeuronBatch
-from arithscope.heuristics.kinds import Heuristic, parse
-from arithscope.heuristics.matching import order
-from arithscope.heuristics.multi_result import multi_results, ranks_by_result
-from arithscope.heuristics.one_operand import DRAWS, permutations, remaining, takes_both
+from arithscope.heuristics.kinds import Rule, parse
+from arithscope.heuristics.multi_result import find_result_sets, ranks_by_result
+from arithscope.heuristics.neuron_matching import NeuronBatch
+from arithscope.heuristics.one_operand import DRAWS, needs_both_operands, one_operand_overlaps, one_operand_permutations
+from arithscope.heuristics.overlaps import top_prompts
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
-from arithscope.prompts import OPERATORS
+from arithscope.prompts import OPERATORS, random_source
 from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
 operators = pytest.mark.parametrize("operator", OPERATORS)
-# The full square takes minutes. With operands up to 100 all is the same but smaller.
-squares = pytest.mark.parametrize("max_operand", [100, pytest.param(300, marks=pytest.mark.slow)])
+# The full operand grid takes minutes; operands up to 100 test the same.
+grids = pytest.mark.parametrize("max_operand", [100, pytest.param(300, marks=pytest.mark.slow)])
 PERMUTATIONS = 8
 
 
-@squares
+@grids
 @operators
 @pytest.mark.parametrize("value_vectors", ["none", "real"])
 def test_noise_is_not_classified(operator: str, max_operand: int, value_vectors: str) -> None:
@@ -46,13 +46,13 @@ def test_noise_is_not_classified(operator: str, max_operand: int, value_vectors:
     raw, calibrated = shares(found, len(neurons))
     assert calibrated <= 0.05
     if operator == "*":
-        assert raw > 0.95  # what the raw score alone says of noise: most products are even
-    # p is what it claims to be: uniform, or larger.
+        assert raw > 0.95  # most products are even
+    # p is uniform under the null, or larger.
     for level in (0.01, 0.05, 0.2):
         assert (found.neurons.p <= level).mean() <= level + 3 * np.sqrt(level / 500)
 
 
-@squares
+@grids
 @operators
 def test_planted_rules_are_found(operator: str, max_operand: int) -> None:
     found = recall(catalogue(operator, max_operand, LIMIT), max_operand, strength=5, of_each=20, draws=PERMUTATIONS)
@@ -63,10 +63,10 @@ def test_planted_rules_are_found(operator: str, max_operand: int) -> None:
 def test_false_discovery_rate_is_the_step_up_procedure(p: list[float]) -> None:
     """A neuron's rate is at most LEVEL exactly if Benjamini and Hochberg reject it."""
     ordered = sorted(p)
-    passed = [i for i, x in enumerate(ordered, 1) if x <= LEVEL * i / len(p)]
+    passed = [i for i, x in enumerate(ordered, 1) if x <= FDR_LEVEL * i / len(p)]
     rejected = [x <= ordered[max(passed) - 1] if passed else False for x in p]
     rate = false_discovery_rate(np.array(p), np.array(p))
-    assert ((rate <= LEVEL * (1 + 1e-12)) == rejected).all()
+    assert ((rate <= FDR_LEVEL * (1 + 1e-12)) == rejected).all()
     assert (rate >= np.array(p) * (1 - 1e-12)).all()
     assert (rate <= 1).all()
 
@@ -80,20 +80,20 @@ def test_a_worse_heuristic_of_a_neuron_has_a_worse_rate() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_p_below_that_of_every_neuron() -> None:
-    """t = p itself has no neuron below it; of the others 0.5 · 2/1 and 0.9 · 2/2 the smaller is meant."""
+    """No neuron is below t = p itself; the smaller of 0.5 · 2/1 and 0.9 · 2/2 counts."""
     assert false_discovery_rate(np.array([0.01, 0.95]), np.array([0.9, 0.5])) == pytest.approx([0.9, 0.95])
 
 
 def test_chance_counts_and_then_bounds() -> None:
     null = np.arange(1.0, 100.0)
-    p = chance_of(np.array([0.0, 50.0, 99.0, 99.5, 2000.0]), null, tries=20)
+    p = p_values(np.array([0.0, 50.0, 99.0, 99.5, 2000.0]), null, tries=20)
     assert p == pytest.approx([1.0, 51 / 100, 2 / 100, 20 * 10**-99.5, 0.0])
-    assert chance_of(np.array([1.5]), np.array([1.0]), tries=1000)[0] == 0.5
-    assert chance_of(np.array([5.0]), null[:3], tries=20)[0] == pytest.approx(20e-5)
+    assert p_values(np.array([1.5]), np.array([1.0]), tries=1000)[0] == 0.5
+    assert p_values(np.array([5.0]), null[:3], tries=20)[0] == pytest.approx(20e-5)
 
 
 @given(st.integers(1, 400), st.floats(1e-6, 1 - 1e-6), st.floats(0, 1))
-def test_beyond_bounds_the_binomial_tail(k: int, share: float, above: float) -> None:
+def test_neg_log10_p_bounds_the_binomial_tail(k: int, share: float, above: float) -> None:
     mean = share * k
     x = min(k, int(np.ceil(mean + above * (k - mean))))
     [found] = neg_log10_p(torch.tensor([x]), torch.tensor([k]), torch.tensor([mean], dtype=torch.float64)).tolist()
@@ -114,13 +114,13 @@ def test_beyond_bounds_the_binomial_tail(k: int, share: float, above: float) -> 
 
 
 @operators
-def test_expectations_come_from_the_other_orders(operator: str) -> None:
-    """Every permutation once more by hand, with plain sorting and counting."""
+def test_expected_overlaps_come_from_the_other_rankings(operator: str) -> None:
+    """Redoes every permutation with plain sorting and counting."""
     sets, draws = catalogue(operator, 20, 1000), 5
     random = np.random.default_rng(3)
     both = torch.from_numpy(random.standard_normal((2, 2, len(sets)))).float()
     shifts = random.integers(1, len(sets), (2, draws))
-    found = direct(*both, sets, shifts, rows=5)  # of the second of two neurons
+    found = direct_overlaps(*both, sets, shifts, rows=5)  # of the second of two neurons
     activations, logits = both[:, 1]
     assert found.null.shape == (2, draws)
     members = np.stack([h.holds(sets.prompts) for h in sets.direct.heuristics])
@@ -143,9 +143,9 @@ def test_expectations_come_from_the_other_orders(operator: str) -> None:
 
 
 def test_one_operand_or_two() -> None:
-    """`op1 in …` seen as a range of results takes op1 only; a true range of results takes both."""
+    """A map of op1 alone that matches a range of results needs op1 only; a true range of results needs both."""
     sets, random = catalogue("+", 60, LIMIT), np.random.default_rng(0)
-    permuted = permutations(sets, 0)
+    permuted = one_operand_permutations(sets, 0)
     assert permuted.shape == (2, DRAWS, len(sets))
     for kind, kept in enumerate((sets.prompts.op2, sets.prompts.op1)):
         for draw in permuted[kind].numpy():
@@ -155,9 +155,9 @@ def test_one_operand_or_two() -> None:
     members = rule.holds(sets.prompts)
     size = torch.tensor([members.sum()])
 
-    def takes_two(pattern: NDArray[np.float64], heuristic: Heuristic) -> bool:
+    def takes_two(pattern: NDArray[np.float64], heuristic: Rule) -> bool:
         noisy = torch.from_numpy(pattern + 0.1 * random.standard_normal(len(sets))).float()
-        left = remaining(noisy, torch.ones(len(sets)), [heuristic], int(size), sets, permuted)
+        left = one_operand_overlaps(noisy, torch.ones(len(sets)), [heuristic], int(size), sets, permuted)
         by_hand = np.array(
             [
                 [members[np.argsort(-noisy[p].numpy(), kind="stable")[: members.sum()]].sum() for p in kind]
@@ -165,61 +165,61 @@ def test_one_operand_or_two() -> None:
             ]
         )
         assert left[:, 0].numpy() == pytest.approx(by_hand.mean(1))
-        overlap = torch.tensor([members[order(noisy[None])[0, : members.sum()].numpy()].sum()])
-        return bool(takes_both(overlap, size, left)[0])
+        overlap = torch.tensor([members[top_prompts(noisy[None])[0, : members.sum()].numpy()].sum()])
+        return bool(needs_both_operands(overlap, size, left)[0])
 
     assert all(takes_two(members, rule) for _ in range(5))
     for one in (sets.prompts.op1, sets.prompts.op2):
         assert not any(takes_two(one / 30 - 1, rule) for _ in range(30))
 
 
-def test_what_remains_of_several_results() -> None:
+def test_what_remains_of_a_multi_result_heuristic() -> None:
     sets = catalogue("/", 40, LIMIT)
     rule = parse("result in {1, 3}")
     members = torch.from_numpy(rule.holds(sets.prompts))
     odd = parse("result mod 2 = 1")
     largest = int(odd.holds(sets.prompts).sum())
-    permuted = permutations(sets, 0)
+    permuted = one_operand_permutations(sets, 0)
     size = torch.tensor([int(members.sum())])
     pattern = 1.0 + members
     for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
-        left = remaining(pattern, weights, [rule, odd], largest, sets, permuted)
-        top_rows = order((pattern[permuted] * weights).flatten(0, 1), int(size))
+        left = one_operand_overlaps(pattern, weights, [rule, odd], largest, sets, permuted)
+        top_rows = top_prompts((pattern[permuted] * weights).flatten(0, 1), int(size))
         assert left[:, 0].tolist() == pytest.approx(members[top_rows].view(2, -1).sum(1).div(DRAWS).tolist())
     assert size < largest < len(sets)
-    assert bool(takes_both(size, size, left[:, :1])[0])
+    assert bool(needs_both_operands(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()
 
 
 @pytest.mark.filterwarnings("error")
 @given(st.integers(1, 3), st.integers(1, 9), st.data())
-def test_products_with_activations_that_are_moved_round(neurons: int, prompts: int, data: st.DataObject) -> None:
-    """Both ways are what torch's roll gives."""
+def test_rolled_products(neurons: int, prompts: int, data: st.DataObject) -> None:
+    """Both implementations agree with torch.roll."""
     generator = torch.Generator().manual_seed(0)
     activations, logits = (torch.randn(neurons, prompts, generator=generator) for _ in range(2))
     pair = st.tuples(st.integers(0, neurons - 1), st.integers(0, prompts - 1))
     which = data.draw(st.lists(pair, min_size=1, max_size=6))
     expected = torch.stack([activations[i].roll(shift) * logits[i] for i, shift in which])
-    for way in (rolled_products, gathered_products):
-        assert torch.equal(way(activations, logits, which), expected)
+    for products in (rolled_products, gathered_products):
+        assert torch.equal(products(activations, logits, which), expected)
 
 
-def test_beyond_by_hand() -> None:
+def test_neg_log10_p_by_hand() -> None:
     """8 of 10 where 2 are expected: 8·log 4 + 2·log ¼, in powers of ten; nothing for what is expected, or less."""
     overlap, size = torch.tensor([8, 10, 2, 1, 10]), torch.tensor([10, 10, 10, 10, 10])
     found = neg_log10_p(overlap, size, torch.tensor([2.0, 2.0, 2.0, 2.0, 12.0])).tolist()
     assert found == pytest.approx([6 * np.log10(4), 10 * np.log10(5), 0, 0, 0])
-    # What is expected of all others may be nothing at all, or everything.
+    # An expectation of 0.
     assert neg_log10_p(torch.tensor([1]), torch.tensor([1]), torch.tensor([0.0])).tolist() == pytest.approx([300])
 
 
 @operators
 def test_the_null_of_indirect_heuristics_by_hand(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Orders one by one, forwards and backwards, with plain counting; the same whatever the number at a time."""
+    """Rankings one by one, forwards and backwards, with plain counting; the number held in memory does not matter."""
     monkeypatch.setattr("arithscope.heuristics.calibration.INDIRECT_DRAWS", 7)
     sets = catalogue(operator, 12, LIMIT, both_operands=True)
     members = np.stack([h.holds(sets.prompts) for h in sets.indirect.heuristics])
-    random, want = np.random.default_rng(5), []
+    random, want = random_source(5, "indirect null", operator), []
     for _ in range(7):
         ranked = random.permutation(len(sets))
         counts = [max(m[ranked[: m.sum()]].sum(), m[ranked[::-1][: m.sum()]].sum()) for m in members]
@@ -227,12 +227,12 @@ def test_the_null_of_indirect_heuristics_by_hand(operator: str, monkeypatch: pyt
             max(neg_log10_p_hypergeom_table(len(sets), int(m.sum()))[x] for m, x in zip(members, counts, strict=True))
         )
     for rows in (3, 7, 100):
-        found = indirect_null(sets, np.random.default_rng(5), rows)
+        found = indirect_null(sets, 5, rows)
         assert found.tolist() == pytest.approx(want)
 
 
-def test_several_results_are_calibrated_like_the_rest() -> None:
-    """The sets of a neuron's own order and of every permutation, each counted in all orders of that neuron, by hand."""
+def test_calibration_of_multi_result_heuristics() -> None:
+    """Counts the sets of a neuron's own ranking and of every permutation in all rankings of that neuron, by hand."""
     sets, draws = catalogue("/", 11, LIMIT), 4
     random = np.random.default_rng(4)
     answers = sets.answers.numpy()
@@ -240,17 +240,17 @@ def test_several_results_are_calibrated_like_the_rest() -> None:
     activations = torch.from_numpy(liked + random.standard_normal((3, len(sets)))).float()
     logits = torch.from_numpy(liked + random.standard_normal((3, len(sets)))).float()
     shifts = random.integers(1, len(sets), (3, draws))
-    found = direct(activations, logits, sets, shifts, rows=4)
-    assert found.several is not None
-    several, own = found.several
+    found = direct_overlaps(activations, logits, sets, shifts, rows=4)
+    assert found.result_sets is not None
+    several, own = found.result_sets
     for neuron in range(3):
         moved = [activations[neuron].roll(int(s)) * logits[neuron] for s in (0, *shifts[neuron])]
-        ordered = order(torch.stack(moved))
-        every = multi_results(ordered, ranks_by_result(ordered, sets), sets)
+        ordered = top_prompts(torch.stack(moved))
+        every = find_result_sets(ordered, ranks_by_result(ordered, sets), sets)
         results = answers[ordered.numpy()]
-        catalogued = direct(activations[[neuron]], logits[[neuron]], sets, shifts[[neuron]], rows=1)
+        catalogued = direct_overlaps(activations[[neuron]], logits[[neuron]], sets, shifts[[neuron]], rows=1)
         for i in range(draws + 1):
-            assert bool(every.found[i])
+            assert bool(every.exists[i])
             chosen, k = every.heuristic(i, sets).results, int(every.size[i])
             counts = np.isin(results[:, :k], chosen).sum(1)
             expected = (counts.sum() - counts[i] + k * k / len(sets) + 0.5) / (draws + 1)
@@ -264,14 +264,14 @@ def test_several_results_are_calibrated_like_the_rest() -> None:
         assert torch.equal(catalogued.null[0], found.null[neuron])
 
 
-def test_without_a_set_of_several_results() -> None:
-    """0/1 and 1/1: all results together are no set, so permutations show what the catalogue's heuristics show."""
+def test_without_a_multi_result_heuristic() -> None:
+    """0/1 and 1/1: all results together are not a set, so the null comes from the catalogue alone."""
     sets = catalogue("/", 1, LIMIT)
     assert len(sets) == 2
-    found = direct(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2), sets, np.array([[1, 1]]), rows=8)
-    assert found.several is not None
-    assert not found.several[0].found.any()
-    # One of two in its own order, and in the others the other one: at most half a prompt and chance are expected of it.
+    found = direct_overlaps(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2), sets, np.array([[1, 1]]), rows=8)
+    assert found.result_sets is not None
+    assert not found.result_sets[0].exists.any()
+    # One of two in its own ranking, the other one in the others: chance and half a prompt are expected.
     assert (found.null < 0.5).all()
     neurons = NeuronBatch(np.ones((1, 2, 2), dtype=np.float16), np.ones((1, 2), dtype=np.float32))
     tables = classified(neurons, sets, 2)
@@ -288,12 +288,12 @@ def test_without_a_set_of_several_results() -> None:
     assert {name: str(table[name].dtype) for name in kinds} == kinds
 
 
-def test_takes_both_by_hand() -> None:
-    """Clearly beyond either: with less than one chance in a thousand, half a prompt counted in over DRAWS permutations."""
+def test_needs_both_operands_by_hand() -> None:
+    """p below 0.001 against either operand alone, with half a prompt added over DRAWS permutations."""
     size = torch.tensor([20])
 
     def both(overlap: int, *left: float) -> bool:
-        return bool(takes_both(torch.tensor([overlap]), size, torch.tensor(left)[:, None])[0])
+        return bool(needs_both_operands(torch.tensor([overlap]), size, torch.tensor(left)[:, None])[0])
 
     def enough(left: float) -> int:
         """The smallest overlap whose Chernoff bound is 0.001, from the formula."""
@@ -312,4 +312,4 @@ def test_takes_both_by_hand() -> None:
         assert not both(least - 1, 0.0, left)
     # 3 of 3 where 0.3 are expected: one chance in a thousand, exactly.
     three, left = torch.tensor([3]), torch.full((2, 1), 0.175, dtype=torch.float64)
-    assert takes_both(three, three, left).tolist() == [True]
+    assert needs_both_operands(three, three, left).tolist() == [True]

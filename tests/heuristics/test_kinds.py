@@ -1,4 +1,4 @@
-"""Heuristics as values: what they hold for, and their text."""
+"""Heuristics: which prompts they hold for, and their text."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.errors import UserError
+from arithscope.heuristics.enumeration import all_heuristics
 from arithscope.heuristics.kinds import (
     BOTH,
-    PLACES,
+    TARGETS,
     VARIABLES,
     DigitPattern,
-    Heuristic,
     Identical,
     Modulo,
     MultiResult,
     Range,
+    Rule,
     kind_name,
     parse,
 )
-from arithscope.heuristics.vocabulary import vocabulary
 from arithscope.prompts import OPERATORS, Prompts
 from tests.heuristics import brute
 
 numbers = st.integers(0, 1200)
 templates = st.text("0123456789.", min_size=3, max_size=3).filter(lambda t: t != "...")
 heuristics = st.one_of(
-    st.builds(lambda on, ends: Range(on, *sorted(ends)), st.sampled_from(PLACES), st.tuples(numbers, numbers)),
-    st.builds(lambda on, n, m: Modulo(on, n, m % n), st.sampled_from(PLACES), st.integers(2, 20), st.integers(0, 19)),
+    st.builds(lambda on, ends: Range(on, *sorted(ends)), st.sampled_from(TARGETS), st.tuples(numbers, numbers)),
+    st.builds(lambda on, n, m: Modulo(on, n, m % n), st.sampled_from(TARGETS), st.integers(2, 20), st.integers(0, 19)),
     st.builds(DigitPattern, st.sampled_from(VARIABLES), templates),
     st.just(Identical()),
     st.builds(MultiResult, st.sets(numbers, min_size=2, max_size=4).map(tuple)),
@@ -37,7 +37,7 @@ heuristics = st.one_of(
 
 
 @given(heuristics)
-def test_text_goes_both_ways(heuristic: Heuristic) -> None:
+def test_text_goes_both_ways(heuristic: Rule) -> None:
     assert parse(str(heuristic)) == heuristic
     assert str(parse(str(heuristic))) == str(heuristic)
 
@@ -77,7 +77,7 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 @given(heuristics, st.sampled_from(range(4)), st.lists(st.tuples(numbers, st.integers(1, 1200)), min_size=1))
-def test_holds_for_what_the_text_says(heuristic: Heuristic, operator: int, pairs: list[tuple[int, int]]) -> None:
+def test_holds_for_what_the_text_says(heuristic: Rule, operator: int, pairs: list[tuple[int, int]]) -> None:
     a, b = (np.array(x) for x in zip(*pairs, strict=True))
     prompts = Prompts(a, np.full(len(a), operator), b)
     prompts = prompts[(prompts.answer >= 0) & (prompts.answer < 1000)]
@@ -86,8 +86,10 @@ def test_holds_for_what_the_text_says(heuristic: Heuristic, operator: int, pairs
     assert heuristic.holds(prompts).tolist() == [brute.rule(str(heuristic))(*row) for row in rows]
 
 
-def test_the_vocabulary_is_the_papers() -> None:
-    texts = {o: [str(h) for h in vocabulary(o, 300, {"+": 600, "-": 300, "*": 999, "/": 300}[o])] for o in OPERATORS}
+def test_all_heuristics_are_the_papers() -> None:
+    texts = {
+        o: [str(h) for h in all_heuristics(o, 300, {"+": 600, "-": 300, "*": 999, "/": 300}[o])] for o in OPERATORS
+    }
     for o in OPERATORS:
         assert len(set(texts[o])) == len(texts[o])
         assert "op1 = op2" in texts[o]
@@ -106,17 +108,17 @@ def test_the_vocabulary_is_the_papers() -> None:
     assert sum(t.startswith("result in [") for t in texts["/"]) == 150 + 30 + 10
     assert "result in [4, 6]" in texts["/"]
     assert "op1 in [30, 60]" in texts["/"]
-    more = [str(h) for h in vocabulary("+", 300, 600, both_operands=True)]
+    more = [str(h) for h in all_heuristics("+", 300, 600, both_operands=True)]
     assert set(more) - set(texts["+"]) == {
         t.replace("op1 ", "op1, op2 ", 1) for t in texts["+"] if "op1 in" in t or "op1 mod" in t
     }
 
 
 def test_ranges_by_hand() -> None:
-    """Up to 40: those of operands, and those of the results of a division; none of both operands at once unless asked for."""
-    operand = ((10, 10), (30, 10), (50, 16), (100, 33))  # lengths, and how far it is from one to the next
+    """Ranges of operands and of quotients up to 40; none about both operands by default."""
+    operand = ((10, 10), (30, 10), (50, 16), (100, 33))  # lengths and steps
     of_each = {"op1": operand, "op2": operand, "result": ((2, 2), (10, 10), (100, 33))}
-    found = vocabulary("/", 40, 40)
+    found = all_heuristics("/", 40, 40)
     assert [str(h) for h in found if h.kind == "range"] == [
         f"{on} in [{low}, {low + length}]"
         for on, lengths in of_each.items()
@@ -133,7 +135,7 @@ def test_names_of_kinds() -> None:
     assert [kind_name(h.kind, h.on) for h in (Identical(), MultiResult((1, 2)))] == ["identical", "multi-result"]
 
 
-def test_what_is_no_heuristic() -> None:
+def test_invalid_heuristics_are_refused() -> None:
     with pytest.raises(ValueError, match="op1, op2, result or both operands, not 'op3'"):
         Range("op3", 1, 2)
     with pytest.raises(ValueError, match="not 'op3'"):

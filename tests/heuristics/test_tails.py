@@ -31,7 +31,7 @@ def test_every_overlap_exactly(sizes: tuple[int, int]) -> None:
 
 
 def test_large_sets() -> None:
-    """Half of the square and more; evidence in the ten thousands."""
+    """Half of the operand grid and more; statistics in the ten thousands."""
     for total, k in ((90_300, 45_150), (90_601, 12), (45_451, 45_000), (5_792, 4_400)):
         table = neg_log10_p_hypergeom_table(total, k)
         chance = k * k // total

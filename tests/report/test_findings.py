@@ -33,7 +33,7 @@ from arithscope.report.formatting import (
     span,
     verdict,
 )
-from arithscope.stats.measures import Mean
+from arithscope.stats.intervals import Mean
 
 NAN = float("nan")
 NOWHERE = pd.DataFrame()
@@ -229,8 +229,24 @@ def failed(neurons: Mean, push: Mean, area: Mean) -> Failures:
     table = summary_table({"*": {f"calibrated_{name}": value for name, value in named.items()}})
     worst = pd.DataFrame(
         [
-            {"operator": "*", "op1": 7, "op2": 8, "answer": 56, "predicted": 54, "p_answer": 0.2, "pushed": 1.5},
-            {"operator": "*", "op1": 9, "op2": 9, "answer": 81, "predicted": 72, "p_answer": 0.1, "pushed": -1.0},
+            {
+                "operator": "*",
+                "op1": 7,
+                "op2": 8,
+                "answer": 56,
+                "predicted": 54,
+                "p_answer": 0.2,
+                "logit_difference": 1.5,
+            },
+            {
+                "operator": "*",
+                "op1": 9,
+                "op2": 9,
+                "answer": 81,
+                "predicted": 72,
+                "p_answer": 0.1,
+                "logit_difference": -1.0,
+            },
         ]
     )
     return Failures(NOWHERE, NOWHERE, NOWHERE, worst, table)

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser
 
-from arithscope.experiments.common.headline import ROWS
+from arithscope.experiments.common.headline import HEADLINE_NUMBERS
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.gallery import PLATES
 from arithscope.pipeline.registry import STAGES
@@ -166,7 +166,7 @@ def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
     summary = json.loads((made / "summary.json").read_text())
     by_name = {cells[0].strip(): cells[1:] for cells in Document(made / "report.html").rows if cells}
     compared = 0
-    for row in ROWS:
+    for row in HEADLINE_NUMBERS:
         entries = summary.get(row.experiment, {})
         for column, operator in enumerate(("+", AVERAGE)):
             entry = entries.get(operator, {}).get(row.measure)
@@ -185,7 +185,7 @@ def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
 
 
 def test_the_authors_numbers_belong_to_rows() -> None:
-    assert AUTHORS.keys() <= {(row.experiment, row.measure) for row in ROWS}
+    assert AUTHORS.keys() <= {(row.experiment, row.measure) for row in HEADLINE_NUMBERS}
 
 
 def test_the_appendix_names_every_file(made: Path) -> None:

@@ -17,7 +17,7 @@ from arithscope.experiments.common.attribution import BEST
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.results.neuron import NeuronFinder
-from arithscope.stats.measures import EFFECTS
+from arithscope.stats.effects import EFFECTS
 from tests.experiments.bags import made_up
 from tests.heuristics.brute import answer
 from tests.markup import parsed, tags, words

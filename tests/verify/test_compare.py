@@ -83,7 +83,7 @@ def test_whole_tables() -> None:
 
 
 def test_lists_in_tables_and_plain_values() -> None:
-    lists = pd.DataFrame({"tokens": [[1, 2], []], "pushes": [[0.5], [1.0, 2.0]]})
+    lists = pd.DataFrame({"tokens": [[1, 2], []], "logit_differences": [[0.5], [1.0, 2.0]]})
     for changed, agree in (
         (lists.assign(pushes=[[0.5 + 1e-15], [1.0, 2.0]]), True),
         (lists.assign(pushes=[[0.6], [1.0, 2.0]]), False),

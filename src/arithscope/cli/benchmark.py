@@ -32,7 +32,7 @@ from arithscope.models.model import Model, Site
 from arithscope.models.transformer_lens import Lens, NoLens
 from arithscope.pipeline.runner import device_name
 from arithscope.prompts import OPERATORS, counterfactuals, legal_prompts, random_source, sample
-from arithscope.stats.measures import effect
+from arithscope.stats.effects import effect
 from arithscope.utils.progress import Progress
 
 PROMPTS, SECONDS = 50, 45.0

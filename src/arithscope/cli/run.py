@@ -87,7 +87,7 @@ def run(
     from arithscope.pipeline import runner
     from arithscope.pipeline.checkpoints import follow_training
     from arithscope.pipeline.ray_executor import open_executor
-    from arithscope.pipeline.repeats import wants_repeats, repeat_study
+    from arithscope.pipeline.repeats import repeat_study, wants_repeats
     from arithscope.report.figure_workers import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.warnings import result_warnings

@@ -17,7 +17,7 @@ from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, operator_indices, random_source
-from arithscope.stats.measures import Mean, bootstrap_mean
+from arithscope.stats.intervals import Mean, bootstrap_mean
 from arithscope.utils.progress import Progress, Silent
 
 

@@ -1,6 +1,9 @@
-"""What the bag of heuristics can do alone: each operator's circuit, its MLPs reduced to neurons that match a heuristic.
+"""The bag of heuristics alone: each operator's circuit with its MLPs reduced to neurons that match a heuristic (Section 5).
 
-At an earlier checkpoint of training also: how much of the final bag is there already, and what that part can do alone.
+1. From the first answer layer on, keep only heuristic neurons at the last position and mean-ablate the others.
+2. Compare with all top neurons, and with as many random top neurons of each layer.
+3. At an earlier checkpoint of a training, also: the share of the final model's pairs of neuron and heuristic that are matches
+   already, and the circuit that keeps only the neurons of such pairs (mutual neurons).
 """
 
 from __future__ import annotations
@@ -14,114 +17,121 @@ import pandas as pd
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
-from arithscope.experiments.common.ablation import MEASURES, Asked, Judging, baselines, circuit_scores, scores_by_prompts
-from arithscope.experiments.common.association import Association, as_many, association
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.ablation import MEASURES, Task, baselines, circuit_scores, scores_of_tasks
+from arithscope.experiments.common.association import association, matched_random_neurons
+from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.common.samples import splits
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.heuristics.kinds import Bools
-from arithscope.models.model import Model
 from arithscope.prompts import random_source
-from arithscope.stats.measures import bootstrap_mean
-from arithscope.utils.executor import LOCAL, Executor
-from arithscope.utils.progress import Progress
+from arithscope.stats.intervals import bootstrap_mean
 
 TOP, RANDOM, MUTUAL = "top", "random", "mutual"
-PAIR = ["layer", "neuron", "heuristic"]
+CURVE = (
+    schema.OPERATOR,
+    schema.text(
+        "neurons",
+        "neurons kept: all `top` neurons; those with a match (`raw`) or a calibrated one (`calibrated`); as many top neurons "
+        "per layer as the latter (`random`); at a checkpoint, those that share a pair with the final model "
+        "(`raw_mutual`, `calibrated_mutual`)",
+        key=True,
+    ),
+    schema.number("kept", "number of neurons kept in all layers"),
+    schema.MEASURE,
+    *schema.MEAN_COLUMNS,
+)
+PRESENT = (schema.OPERATOR, schema.CRITERION, *schema.MEAN_COLUMNS)
 
 
 @dataclass(frozen=True, repr=False)
 class Bag(Result):
-    """curve: faithfulness, accuracy and mean probability of the answer when each MLP from the first answer layer on keeps only
-    some of its neurons at the last position: all top neurons (`top`); those with a match (`raw`) or a calibrated one
-    (`calibrated`); of each layer as many top neurons as the latter, drawn at random (`random`); and, at a checkpoint, those
-    that share a match with the final one (`raw_mutual`, `calibrated_mutual`). kept: how many neurons that is, in all layers
-    together. present: the share of the final checkpoint's pairs of neuron and heuristic that are matches here too."""
+    """Circuits reduced to heuristic neurons."""
 
-    curve: pd.DataFrame  # operator, neurons, kept, measure, value, low, high, n
-    present: pd.DataFrame  # operator, criterion, value, low, high, n
+    curve: pd.DataFrame = schema.table("Measures of each reduced circuit.", *CURVE)
+    present: pd.DataFrame = schema.table(
+        "At a checkpoint, share of the final model's pairs of neuron and heuristic that are matches already.", *PRESENT
+    )
 
     def summary(self) -> dict[str, Any]:
         rows = self.curve[self.curve.measure != "p_answer"]
         named = rows.assign(measure=rows.neurons + "_" + rows.measure)
-        there = self.present.assign(measure=self.present.criterion + "_present")
-        return by_operator(with_average(pd.concat([named, there])))
+        present = self.present.assign(measure=self.present.criterion + "_present")
+        return by_operator(with_average(pd.concat([named, present])))
 
 
-def bag(
-    model: Model,
-    accuracy: Accuracy,
-    means: MeanActivations,
-    circuit: Circuit,
-    classify: Classification,
-    final: Classification | None,
-    sizes: SampleSizes,
-    seed: int,
-    judging: Judging,
-    progress: Progress,
-    executor: Executor = LOCAL,
-) -> Bag:
-    """Judge each operator's reduced circuits on its evaluation prompts; `final` is the last checkpoint's classification."""
-    s, last = model.sizes, model.positions.last
-    samples = {o: split.evaluation for o, split in splits(accuracy, sizes, seed).items() if o in classify.operators}
-    sources = {operator: random_source(seed, "bag", operator) for operator in samples}
-    kept: dict[str, dict[str, Bools]] = {}
-    asked: list[Asked] = []
+@dataclass(frozen=True)
+class FinalClassification:
+    """The final model's classification, given to an earlier checkpoint of its training."""
+
+    classification: Classification
+
+
+@stage(
+    needs=(Accuracy, MeanActivations, Circuit, Classification),
+    given=(FinalClassification,),
+    reads=("sizes", "seed"),
+    memory=replay_memory,
+    paper="5",
+)
+def bag(ctx: Context) -> Bag:
+    """Faithfulness of each operator's circuit when its later MLPs keep heuristic neurons only."""
+    s, classification, given = ctx.model.sizes, ctx.results[Classification], ctx.results.get(FinalClassification)
+    final = None if given is None else given.classification
+    samples = {o: split.evaluation for o, split in splits(ctx).items() if o in classification.operators}
+    sources = {operator: random_source(ctx.settings.seed, "bag", operator) for operator in samples}
+    kept = {o: kept_neurons(classification, final, o, sources[o]) for o in samples}
+    tasks: list[Task] = []
     for operator, prompts in samples.items():
-        of = association(classify, operator, CALIBRATED)
-        kept[operator] = kept_neurons(of, classify, final, sources[operator])
-        masks = of.masks(np.stack(list(kept[operator].values())), s.neurons)
-        heads = circuit.keeps(operator, s.layers, s.heads).numpy()
-        asked.append(((means, heads, {layer: m.numpy() for layer, m in masks.items()}, last, judging), prompts))
-    curves, present = [], []
-    with progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
-        scores = scores_by_prompts(executor, circuit_scores, model, asked, advance)
-        scales = baselines(executor, model, means, list(samples.values()), judging)
-    for operator, scored, scale in zip(samples, scores, scales, strict=True):
-        measured = scale.measure(scored, sources[operator])
-        curves += [
-            {"operator": operator, "neurons": name, "kept": int(some.sum()), "measure": m, **asdict(means_of[m])}
-            for (name, some), means_of in zip(kept[operator].items(), measured, strict=True)
+        top = association(classification, operator, CALIBRATED)
+        masks = top.masks(np.stack(list(kept[operator].values())), s.neurons)
+        neurons = {layer: mask.numpy() for layer, mask in masks.items()}
+        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads).numpy()
+        tasks.append(((ctx.results[MeanActivations], heads, neurons, ctx.model.positions.last), prompts))
+    with ctx.progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
+        scores = scores_of_tasks(ctx, circuit_scores, tasks, advance)
+        ends = baselines(ctx, samples)
+    curve: list[dict[str, Any]] = []
+    present: list[dict[str, Any]] = []
+    for operator, values in zip(samples, scores, strict=True):
+        measured = ends[operator].measure(values, sources[operator])
+        curve += [
+            {"operator": operator, "neurons": name, "kept": int(chosen.sum()), "measure": m, **asdict(means[m])}
+            for (name, chosen), means in zip(kept[operator].items(), measured, strict=True)
             for m in MEASURES
         ]
-        if final is not None:
-            present += [
-                {"operator": operator, **row} for row in present_rows(classify, final, operator, sources[operator])
-            ]
+        for criterion in CRITERIA if final is not None else ():
+            here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
+            share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
+            present.append({"operator": operator, "criterion": criterion, **asdict(share)})
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    table = pd.DataFrame(curve, columns=[column.name for column in CURVE])
     return Bag(
-        pd.DataFrame(curves, columns=["operator", "neurons", "kept", "measure", *MEAN]),
+        ctx.confirmed("curve", table, smallest_span=spans),
         pd.DataFrame(present, columns=["operator", "criterion", *MEAN]),
     )
 
 
 def kept_neurons(
-    of: Association, classify: Classification, final: Classification | None, random: np.random.Generator
+    classification: Classification, final: Classification | None, operator: str, random: np.random.Generator
 ) -> dict[str, Bools]:
-    """Which of an operator's top neurons each circuit keeps."""
-    every = np.ones(len(of), dtype=np.bool_)
-    kept = {TOP: every, **{c: association(classify, of.operator, c).classified for c in CRITERIA}}
-    kept[RANDOM] = as_many(of, kept[CALIBRATED], every, random)
+    """Which of an operator's top neurons each reduced circuit keeps."""
+    top = association(classification, operator, CALIBRATED)
+    every = np.ones(len(top), dtype=np.bool_)
+    kept = {TOP: every, **{c: association(classification, operator, c).classified for c in CRITERIA}}
+    kept[RANDOM] = matched_random_neurons(top, kept[CALIBRATED], every, random)
     if final is not None:
         for criterion in CRITERIA:
-            here, there = (pairs(c, of.operator, criterion) for c in (classify, final))
+            here, there = (matched_pairs(c, operator, criterion) for c in (classification, final))
             mutual = {(layer, neuron) for layer, neuron, _ in here & there}
-            named = zip(of.layers.tolist(), of.neurons.tolist(), strict=True)
-            kept[f"{criterion}_{MUTUAL}"] = np.array([neuron in mutual for neuron in named], dtype=np.bool_)
+            names = zip(top.layers.tolist(), top.neurons.tolist(), strict=True)
+            kept[f"{criterion}_{MUTUAL}"] = np.array([neuron in mutual for neuron in names], dtype=np.bool_)
     return kept
 
 
-def pairs(classify: Classification, operator: str, criterion: str) -> set[tuple[int, int, str]]:
-    """Every match of an operator: layer, neuron, heuristic."""
-    matches = classify.matched(operator, criterion)
-    return set(zip(*(matches[name].tolist() for name in PAIR), strict=True))
-
-
-def present_rows(
-    classify: Classification, final: Classification, operator: str, random: np.random.Generator
-) -> list[dict[str, Any]]:
-    rows = []
-    for criterion in CRITERIA:
-        here = pairs(classify, operator, criterion)
-        already = [pair in here for pair in sorted(pairs(final, operator, criterion))]
-        rows.append({"criterion": criterion, **asdict(bootstrap_mean(already, random))})
-    return rows
+def matched_pairs(classification: Classification, operator: str, criterion: str) -> set[tuple[int, int, str]]:
+    """Every match of an operator as (layer, neuron, heuristic)."""
+    matches = classification.matched(operator, criterion)
+    return set(zip(*(matches[name].tolist() for name in ("layer", "neuron", "heuristic")), strict=True))

@@ -1,4 +1,11 @@
-"""Which heuristics the top neurons implement, which matches can be trusted, and how much of the patterns they explain."""
+"""Classification: which heuristics the top neurons implement, and which matches can be trusted (Section 4.1, Appendices E, F).
+
+1. Match every top neuron with every heuristic of its operator: a score of at least 0.6 is a (raw) match.
+2. Calibrate: p against permuted activations, then the false-discovery rate over the operator's neurons. Matches with a rate of
+   at most 0.05 are calibrated.
+3. For calibrated matches about the result or both operands: the score that remains if activations depend on one operand only.
+4. Coverage: the share of each activation map's variance that the neuron's heuristics explain together.
+"""
 
 from __future__ import annotations
 
@@ -13,129 +20,257 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result, by_operator, of_neuron, summary_table
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import ActivationMaps
+from arithscope.experiments.patterns import ActivationMaps, as_slice
+from arithscope.heuristics.calibration import FDR_LEVEL, false_discovery_rate, indirect_null
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Matched, NeuronBatch, calibrate, match, null_of_indirect, tries
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
-from arithscope.heuristics.one_operand import permutations, remaining, takes_both
+from arithscope.heuristics.neuron_matching import NeuronBatch, UncalibratedMatches, calibrate, match_neurons, tries
+from arithscope.heuristics.one_operand import needs_both_operands, one_operand_overlaps, one_operand_permutations
+from arithscope.heuristics.overlaps import CPU_ELEMENTS, GPU_ELEMENTS, is_match
 from arithscope.heuristics.variance import Coverage
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, random_source
-from arithscope.stats.measures import Mean, bootstrap_mean
-from arithscope.utils.executor import LOCAL, Executor, split_evenly
-from arithscope.utils.progress import Advance, Progress
+from arithscope.settings import Settings
+from arithscope.stats.intervals import Mean, bootstrap_mean
+from arithscope.utils.executor import split_evenly
+from arithscope.utils.progress import Advance
 from arithscope.utils.threads import workers
 
 RAW, CALIBRATED = CRITERIA = ("raw", "calibrated")
-ANY = "any"  # kind of heuristic
+ANY = "any"  # stands for all kinds of heuristics
 ALL_LAYERS = -1
 NEURONS_IN_UNIT = 256
+VERIFIED_NEURONS = 32  # neurons of each operator that `verify` matches again
+ONE_OPERAND = ["op1_only", "op2_only", "two_operands"]
+_NEURON = ["operator", "layer", "neuron"]
+_COVERAGE = [f"coverage_{criterion}" for criterion in CRITERIA]
+_EXAMINED = ["row", "heuristic", "on", "direct", "sign", "size", "overlap", "calibrated"]
 
-# Operator, largest operand, limit, and whether heuristics about both operands are tried.
-Vocabulary = tuple[str, int, int, bool]
-Columns = dict[str, Any]  # of a table, as arrays, or lists of texts
+Vocabulary = tuple[
+    str, int, int, bool
+]  # operator, largest operand, limit, and whether to try heuristics about both operands
+Columns = dict[str, Any]  # of a table: arrays, or lists of texts
+
+_MATCH = (
+    schema.OPERATOR,
+    schema.LAYER,
+    schema.NEURON,
+    schema.text("heuristic", "the heuristic, as in `op1 in [0, 10]`", key=True),
+    schema.text("kind", "its kind: `range`, `modulo`, `pattern`, `identical` or `multi-result`"),
+    schema.text("on", "what it is about: `op1`, `op2`, `op1, op2` or `result`"),
+    schema.truth(
+        "direct", "whether it is about the result, so that activations are weighted by the value vector's logits"
+    ),
+    schema.number("sign", "1 if the neuron fires on its prompts; −1 if the negative activation matches"),
+    schema.number("size", "number k of legal prompts for which it holds"),
+    schema.number("overlap", "how many of them are among the neuron's top k"),
+    schema.number("neg_log10_p_hypergeom", "−log₁₀ of the hypergeometric tail probability of the overlap"),
+    schema.number("expected", "score that the value vector alone brings; for operand heuristics, chance"),
+    schema.number("neg_log10_p", "−log₁₀ of the tail probability of the overlap, given the expected score"),
+    schema.number("score", "overlap / k; a match from 0.6 on"),
+    schema.number("chance", "k / number of legal prompts"),
+    schema.number("corrected", "(score − chance) / (1 − chance)"),
+    schema.number("p", "p against the permutation null, over all heuristics tried"),
+    schema.number("fdr", "false-discovery rate among the operator's neurons"),
+    schema.truth("calibrated", "score ≥ 0.6 and fdr ≤ 0.05"),
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Classification(Result):
-    """matches: every neuron and heuristic with a score of at least 0.6, with its calibration. `op1_only` and `op2_only` are the
-    mean scores that remain if activations depend on one operand only, and `two_operands` says whether the score goes clearly
-    beyond both; they are there for calibrated matches about the result or both operands. best: for each neuron and kind the
-    heuristic furthest beyond expectation, match or not. neurons: all top neurons, classified or not. coverage: the share of the
-    pattern's variance that the matched heuristics explain together, all of them (raw) or the calibrated ones.
-    shares: of neurons with a match, by operator, layer (−1: all), and kind of heuristic."""
+    """Matches of top neurons with heuristics, and shares of neurons that have one."""
 
-    matches: pd.DataFrame  # operator, layer, neuron, heuristic, kind, on, direct, sign, size, score, chance, …
-    best: pd.DataFrame  # the same columns
-    neurons: pd.DataFrame  # operator, layer, neuron, raw, calibrated, coverage_raw, coverage_calibrated, …
-    shares: pd.DataFrame  # operator, layer, kind, on, criterion, value, low, high, n
-    table: pd.DataFrame  # operator, measure, value, low, high, n
+    matches: pd.DataFrame = schema.table(
+        "Every neuron and heuristic with a score of at least 0.6.",
+        *_MATCH,
+        schema.number("op1_only", "mean score left if activations depend on op1 only (calibrated, two-operand rules)"),
+        schema.number("op2_only", "mean score left if activations depend on op2 only"),
+        schema.number("two_operands", "1 if the score is clearly beyond both, 0 if not, NaN if not tested"),
+    )
+    best: pd.DataFrame = schema.table(
+        "For each neuron and kind of heuristic, the heuristic with the largest `neg_log10_p`, match or not.", *_MATCH
+    )
+    neurons: pd.DataFrame = schema.table(
+        "All top neurons, classified or not.",
+        schema.OPERATOR,
+        schema.LAYER,
+        schema.NEURON,
+        schema.number("p", "smallest p among its best heuristics"),
+        schema.number("fdr", "false-discovery rate among the operator's neurons"),
+        schema.number("coverage_raw", "share of the map's variance that all its matches explain together"),
+        schema.number("coverage_calibrated", "the same for calibrated matches"),
+        schema.truth("raw", "whether it has a match"),
+        schema.truth("calibrated", "whether it has a calibrated match"),
+        schema.truth("two_operands", "whether it has a match that clearly needs both operands"),
+    )
+    shares: pd.DataFrame = schema.table(
+        "Share of top neurons with at least one match.",
+        schema.OPERATOR,
+        schema.integer("layer", "layer, from 0; −1 for all layers", key=True),
+        schema.text("kind", "kind of heuristic, or `any`", key=True),
+        schema.text("on", "what the heuristic is about, or `any`", key=True),
+        schema.CRITERION,
+        *schema.MEAN_COLUMNS,
+    )
+    table: pd.DataFrame = schema.table(
+        "Shares of classified neurons and mean coverage, by operator.", *schema.SUMMARY_TABLE
+    )
 
     @property
     def operators(self) -> list[str]:
         return [str(o) for o in self.neurons.operator.unique()]
 
     def matched(self, operator: str | None, criterion: str) -> pd.DataFrame:
-        """An operator's matches, or those of all operators: all of them (raw) or the calibrated ones."""
-        found = self.matches if operator is None else self.matches[self.matches.operator == operator]
-        return found if criterion == RAW else found[found.calibrated]
+        """Matches of an operator, or of all: every match (`raw`) or the calibrated ones."""
+        matches = self.matches if operator is None else self.matches[self.matches.operator == operator]
+        return matches if criterion == RAW else matches[matches.calibrated]
 
     def of_neuron(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
-        """A neuron's matches, those first that are furthest beyond what its value vector alone brings."""
-        return of_neuron(self.matches, operator, layer, neuron).sort_values(
-            "neg_log10_p", ascending=False, kind="stable"
-        )
+        """Matches of a neuron, in order of falling `neg_log10_p`."""
+        matches = of_neuron(self.matches, operator, layer, neuron)
+        return matches.sort_values("neg_log10_p", ascending=False, kind="stable")
 
     def summary(self) -> dict[str, Any]:
         return by_operator(self.table)
 
 
-def classify(
-    model: Model,
-    patterns: ActivationMaps,
-    both_operands: bool,
-    null_draws: int,
-    seed: int,
-    progress: Progress,
-    executor: Executor = LOCAL,
-) -> Classification:
-    """Match every neuron, calibrate operator by operator, look at one operand at a time, and add up what is explained. The
-    subject only says where that is computed."""
-    who = patterns.neurons[["operator", "layer", "neuron"]].reset_index(drop=True)
-    names = [neuron_name(*x) for x in zip(who.layer, who.neuron, strict=True)]
-    words = {o: (o, patterns.max_operand, patterns.limit, both_operands) for o in patterns.operators}
-    some = [(o, rows) for o in words for rows in _blocks(patterns.rows(o))]
-    arrays = [tuple(np.asarray(x[rows]) for x in (patterns.activations, patterns.logits)) for _, rows in some]
-    with progress.task("classify", 2 * len(who)) as advance:
-        asked = [(words[o], null_draws, seed, names[rows], *x) for (o, rows), x in zip(some, arrays, strict=True)]
-        found = executor.map(matched, model, asked, advance)
-        nulls = executor.map(null_and_tries, model, [(words[o], seed) for o in words], advance)
-        tables = {}
-        for o, (null, *tried) in zip(words, nulls, strict=True):
-            together = _together([part for (of, _), part in zip(some, found, strict=True) if of == o])
-            tables[o] = calibrate(together, null, (tried[0], tried[1]))
-        own = [_of_rows(tables[o].matches, rows, patterns.rows(o)) for o, rows in some]
-        closer = [(words[o], seed, columns_of(t), *x) for (o, _), t, x in zip(some, own, arrays, strict=True)]
-        looked = iter(executor.map(looked_closer, model, closer, advance))
-    results: dict[str, list[pd.DataFrame]] = {"matches": [], "best": [], "neurons": []}
-    for o, table in tables.items():
-        left, coverage = zip(*(next(looked) for of, _ in some if of == o), strict=True)
-        more = pd.DataFrame(np.concatenate(left), columns=["op1_only", "op2_only", "two_operands"])
-        matches = table.matches.join(more)
-        covered = pd.DataFrame(np.concatenate(coverage), columns=[f"coverage_{c}" for c in CRITERIA])
-        described = table.neurons.join(covered).assign(**_flags(matches, len(covered)))
-        mine = who.iloc[patterns.rows(o)]
-        for name, frame in (("matches", matches), ("best", table.best), ("neurons", described)):
-            known = mine.iloc[frame.row.to_numpy()].reset_index(drop=True)
-            results[name].append(known.join(frame.drop(columns="row").reset_index(drop=True)))
-    matches, best, described = (pd.concat(frames, ignore_index=True) for frames in results.values())
-    return Classification(matches, best, described, shares(described, matches, seed), summary_table(described, seed))
+def _classify_memory(model: Model, settings: Settings) -> int:
+    """Sort keys, orders and counts; activation maps are mapped from disk."""
+    if model.device.type == "cuda":
+        return 80 * GPU_ELEMENTS
+    return 2**29 + 40 * CPU_ELEMENTS * torch.get_num_threads()
 
 
-def _blocks(rows: slice) -> Iterator[slice]:
-    """The rows of an operator, some at a time."""
-    for block in split_evenly(rows.stop - rows.start, NEURONS_IN_UNIT):
-        yield slice(rows.start + block.start, rows.start + block.stop)
+@stage(
+    needs=(ActivationMaps,), reads=("both_operands", "sizes", "seed"), memory=_classify_memory, paper="4.1, App. E, F"
+)
+def classify(ctx: Context) -> Classification:
+    """Match every top neuron with every heuristic, and calibrate the matches."""
+    top = ctx.results[ActivationMaps].neurons[_NEURON].reset_index(drop=True)
+    parts = [part for operator in ctx.results[ActivationMaps].operators for part in _parts(ctx, operator)]
+    with ctx.progress.task("classify", 2 * len(top)) as advance:
+        matches, best = _match(ctx, top, parts, advance)
+        p = best.p.groupby(_rows(top, best)).min().to_numpy()
+        neurons = _with_fdr(top.assign(p=p), top.operator, p)
+        matches, best = (
+            table.assign(calibrated=is_match(table.overlap, table["size"]) & (table.fdr <= FDR_LEVEL))
+            for table in (_with_fdr(matches, top.operator, p), _with_fdr(best, top.operator, p))
+        )
+        matches, coverage = _examine(ctx, top, matches, parts, advance)
+    row, seed = _rows(top, matches), ctx.settings.seed
+    chosen = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
+    neurons = neurons.assign(**coverage, **{name: top.index.isin(rows) for name, rows in chosen.items()})
+    return Classification(matches, best, neurons, _shares(neurons, matches, seed), _summary(neurons, seed))
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Neurons of a unit of work, with their rows among the top neurons."""
+
+    vocabulary: Vocabulary
+    rows: NDArray[np.int64]
+    activations: NDArray[np.float16]
+    logits: NDArray[np.float32]
+
+
+def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
+    maps = ctx.results[ActivationMaps]
+    every = maps.rows(operator)
+    rows = every.start + ctx.sample(every.stop - every.start, VERIFIED_NEURONS, "classify", operator)
+    for chunk in split_evenly(len(rows), NEURONS_IN_UNIT):
+        at = as_slice(rows[chunk])
+        vocabulary = operator, maps.max_operand, maps.limit, ctx.settings.both_operands
+        yield _Part(vocabulary, rows[chunk], np.asarray(maps.activations[at]), np.asarray(maps.logits[at]))
+
+
+def _match(
+    ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Advance
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Matches, and the best heuristics of each neuron, with p."""
+    seed, draws = ctx.settings.seed, ctx.settings.sizes.permutations
+    names = np.array([neuron_name(*x) for x in zip(top.layer, top.neuron, strict=True)], dtype=object)
+    units = [(x.vocabulary, draws, seed, names[x.rows].tolist(), x.activations, x.logits) for x in parts]
+    found = ctx.map(match_unit, units, advance)
+    vocabularies = list(dict.fromkeys(part.vocabulary for part in parts))
+    nulls = ctx.map(indirect_null_unit, [(vocabulary, seed) for vocabulary in vocabularies], advance)
+    tables: dict[str, list[pd.DataFrame]] = {"matches": [], "best": []}
+    sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
+    for vocabulary, (indirect_null, *tried) in zip(vocabularies, nulls, strict=True):
+        own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
+        matches, best = (
+            pd.concat([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own], ignore_index=True)
+            for i in (0, 1)
+        )
+        null = np.concatenate([x[2] for _, x in own])
+        if len(null) < (top.operator == vocabulary[0]).sum():
+            sampled_null[vocabulary[0]] = null.shape
+        with_p = calibrate(UncalibratedMatches(matches, best, null), indirect_null, (tried[0], tried[1]))
+        for name, each in tables.items():
+            each.append(getattr(with_p, name).drop(columns=["fdr", "calibrated"]))  # these need all neurons
+    matches, best = (
+        ctx.confirmed(name, _with_names(top, pd.concat(each, ignore_index=True)), sampled_null=sampled_null)
+        for name, each in tables.items()
+    )
+    return matches, best
+
+
+def _examine(
+    ctx: Context, top: pd.DataFrame, matches: pd.DataFrame, parts: Sequence[_Part], advance: Advance
+) -> tuple[pd.DataFrame, dict[str, NDArray[np.float64]]]:
+    """Matches with one-operand scores, and the coverage of every neuron, by name of its column."""
+    row, units, chosen = _rows(top, matches), [], []
+    for part in parts:
+        chosen.append(np.flatnonzero(np.isin(row, part.rows)))
+        own = matches.iloc[chosen[-1]].assign(row=np.searchsorted(part.rows, row[chosen[-1]]))
+        units.append((part.vocabulary, ctx.settings.seed, columns_of(own[_EXAMINED]), part.activations, part.logits))
+    one_operand, coverage = (np.concatenate(x) for x in zip(*ctx.map(examine_unit, units, advance), strict=True))
+    keys = matches.iloc[np.concatenate(chosen)][[*_NEURON, "heuristic"]]
+    scored = ctx.confirmed("matches", keys.assign(**dict(zip(ONE_OPERAND, one_operand.T, strict=True))))
+    neurons = top.iloc[np.concatenate([part.rows for part in parts])]
+    covered = ctx.confirmed("neurons", neurons.assign(**dict(zip(_COVERAGE, coverage.T, strict=True))))
+    matches = matches.assign(**{name: scored[name].to_numpy() for name in ONE_OPERAND})
+    return matches, {name: covered[name].to_numpy() for name in _COVERAGE}
+
+
+def _rows(top: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
+    """Row among the top neurons of the neuron in each row of a table."""
+    places, wanted = (pd.MultiIndex.from_frame(each[_NEURON]) for each in (top, table))
+    return places.get_indexer(wanted)
+
+
+def _with_names(top: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """A table with operator, layer and neuron instead of `row`."""
+    return top.iloc[table.row.to_numpy()].reset_index(drop=True).join(table.drop(columns="row"))
+
+
+def _with_fdr(table: pd.DataFrame, operator: pd.Series[Any], p: NDArray[np.float64]) -> pd.DataFrame:
+    """Add false-discovery rates, given the operator and p of every top neuron."""
+    fdr = np.empty(len(table))
+    for each in operator.unique():
+        own = (table.operator == each).to_numpy()
+        fdr[own] = false_discovery_rate(table.p.to_numpy()[own], p[operator == each])
+    return table.assign(fdr=fdr)
 
 
 @lru_cache(maxsize=len(OPERATORS))
-def _sets(words: Vocabulary, device: torch.device) -> Catalogue:
-    """Kept, as several units of an operator need them."""
-    return catalogue(*words, device)
+def _catalogue(vocabulary: Vocabulary, device: torch.device) -> Catalogue:
+    """Cached, because several units of an operator need it."""
+    return catalogue(*vocabulary, device)
 
 
 @lru_cache(maxsize=len(OPERATORS))
-def _closer_look(words: Vocabulary, seed: int, device: torch.device) -> tuple[Coverage, Tensor]:
-    """What is looked at more closely with, kept for the same reason."""
-    sets = _sets(words, device)
-    return Coverage(sets), permutations(sets, seed)
+def _coverage_and_permutations(vocabulary: Vocabulary, seed: int, device: torch.device) -> tuple[Coverage, Tensor]:
+    sets = _catalogue(vocabulary, device)
+    return Coverage(sets), one_operand_permutations(sets, seed)
 
 
-def matched(
+def match_unit(
     model: Model,
-    words: Vocabulary,
+    vocabulary: Vocabulary,
     draws: int,
     seed: int,
     names: Sequence[str],
@@ -144,34 +279,24 @@ def matched(
     *,
     advance: Advance,
 ) -> tuple[Columns, Columns, NDArray[np.float64]]:
-    """A unit: some neurons of an operator against all of its heuristics; the fields of `Matched`."""
-    sets = _sets(words, model.device)
+    """Unit of work: match some neurons with all heuristics. Returns matches, best heuristics and the direct null."""
     with workers() as pool:
-        found = match(NeuronBatch(activations, logits), sets, draws, seed, names, pool, advance)
-    return columns_of(found.matches), columns_of(found.best), found.null
+        batch, sets = NeuronBatch(activations, logits), _catalogue(vocabulary, model.device)
+        matched = match_neurons(batch, sets, draws, seed, names, pool, advance)
+    return columns_of(matched.matches), columns_of(matched.best), matched.null
 
 
-def null_and_tries(
-    model: Model, words: Vocabulary, seed: int, *, advance: Advance
+def indirect_null_unit(
+    model: Model, vocabulary: Vocabulary, seed: int, *, advance: Advance
 ) -> tuple[NDArray[np.float64], int, int]:
-    """A unit: what an operator's matches are compared with."""
-    sets = _sets(words, model.device)
-    return null_of_indirect(sets, seed), *tries(sets)
+    """Unit of work: permutation null of an operator's indirect heuristics, and numbers of indirect and direct heuristics."""
+    sets = _catalogue(vocabulary, model.device)
+    return indirect_null(sets, seed), *tries(sets)
 
 
 def columns_of(table: pd.DataFrame) -> Columns:
+    """A table as plain data, which units of work can take and return."""
     return {str(n): x.to_numpy() if x.dtype.kind in "biuf" else [str(v) for v in x] for n, x in table.items()}
-
-
-def _together(parts: Sequence[tuple[Columns, Columns, NDArray[np.float64]]]) -> Matched:
-    """The neurons of all units of an operator."""
-    matches, best, nulls = zip(*parts, strict=True)
-    first = np.cumsum([0, *map(len, nulls[:-1])])
-    tables = []
-    for some in (matches, best):
-        moved = [_frame({**x, "row": x["row"] + start}) for x, start in zip(some, first, strict=True)]
-        tables.append(pd.concat(moved, ignore_index=True))
-    return Matched(tables[0], tables[1], np.concatenate(nulls))
 
 
 def _frame(columns: Columns) -> pd.DataFrame:
@@ -179,21 +304,9 @@ def _frame(columns: Columns) -> pd.DataFrame:
     return pd.DataFrame({**columns, **texts})
 
 
-def _of_rows(matches: pd.DataFrame, rows: slice, of_operator: slice) -> pd.DataFrame:
-    """The matches of a unit's neurons, numbered from its first one."""
-    row = matches.row.to_numpy() + of_operator.start
-    return matches[(row >= rows.start) & (row < rows.stop)].assign(row=lambda t: t.row + of_operator.start - rows.start)
-
-
-def _flags(matches: pd.DataFrame, rows: int) -> dict[str, NDArray[np.bool_]]:
-    """Which neurons have a match, a calibrated one, and a calibrated one that takes both operands."""
-    chosen = {RAW: matches, CALIBRATED: matches[matches.calibrated], "two_operands": matches[matches.two_operands == 1]}
-    return {name: np.isin(np.arange(rows), some.row) for name, some in chosen.items()}
-
-
-def looked_closer(
+def examine_unit(
     model: Model,
-    words: Vocabulary,
+    vocabulary: Vocabulary,
     seed: int,
     columns: Columns,
     activations: NDArray[np.float16],
@@ -201,71 +314,67 @@ def looked_closer(
     *,
     advance: Advance,
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """A unit: what is left of some neurons' matches if one operand counts (op1_only, op2_only, two_operands), and each neuron's
-    coverage."""
-    sets, neurons, matches = _sets(words, model.device), NeuronBatch(activations, logits), _frame(columns)
-    cover, permuted = _closer_look(words, seed, model.device)
+    """Unit of work: one-operand scores of some neurons' matches, and coverage of their activation maps.
+
+    Returns:
+        [matches, (op1_only, op2_only, two_operands)] and [neurons, criteria].
+    """
+    sets, neurons, matches = _catalogue(vocabulary, model.device), NeuronBatch(activations, logits), _frame(columns)
+    cover, permuted = _coverage_and_permutations(vocabulary, seed, model.device)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))
-    of_two = calibrated & matches.on.isin([RESULT, BOTH]).to_numpy()
+    tested = calibrated & matches.on.isin([RESULT, BOTH]).to_numpy()
     size, overlap = (torch.tensor(matches[name].to_numpy()) for name in ("size", "overlap"))
-    left = np.full((len(matches), 3), np.nan, dtype=np.float32)  # op1_only, op2_only, two_operands
+    one_operand = np.full((len(matches), len(ONE_OPERAND)), np.nan, dtype=np.float32)
     coverage = np.empty((len(neurons), len(CRITERIA)))
-    own_matches = {int(str(row)): np.asarray(places) for row, places in matches.groupby("row").indices.items()}
+    by_row = {int(str(row)): np.asarray(places) for row, places in matches.groupby("row").indices.items()}
 
-    def look(row: int) -> None:
-        own = own_matches.get(row, np.empty(0, dtype=np.int64))
+    def examine(row: int) -> None:
+        own = by_row.get(row, np.empty(0, dtype=np.int64))
         [pattern], [on_answer] = neurons.on_prompts(range(row, row + 1), sets)
         every = np.ones(len(own), dtype=np.bool_)
         coverage[row] = cover(pattern.cpu().numpy(), [heuristics[i] for i in own], every, calibrated[own])
-        for is_direct, which in {(bool(direct[i]), int(sign[i])) for i in own[of_two[own]]}:
-            some = own[of_two[own] & (direct[own] == is_direct) & (sign[own] == which)]
-            weights = on_answer if is_direct else torch.full_like(on_answer, which)
-            of_some, largest = [heuristics[i] for i in some], int(size[some].max())
-            means = remaining(pattern, weights, of_some, largest, sets, permuted).cpu()
-            left[some, 1::-1] = (means / size[some]).T.numpy()
-            left[some, 2] = takes_both(overlap[some], size[some], means).numpy()
+        for is_direct, own_sign in {(bool(direct[i]), int(sign[i])) for i in own[tested[own]]}:
+            some = own[tested[own] & (direct[own] == is_direct) & (sign[own] == own_sign)]
+            weights = on_answer if is_direct else torch.full_like(on_answer, own_sign)
+            rules, largest = [heuristics[i] for i in some], int(size[some].max())
+            overlaps = one_operand_overlaps(pattern, weights, rules, largest, sets, permuted).cpu()
+            one_operand[some, 1::-1] = (overlaps / size[some]).T.numpy()
+            one_operand[some, 2] = needs_both_operands(overlap[some], size[some], overlaps).numpy()
         advance(1)
 
     with workers() as pool:
-        list(pool.map(look, range(len(neurons))))
-    return left, coverage
+        list(pool.map(examine, range(len(neurons))))
+    return one_operand, coverage
 
 
-def shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """The share of neurons with at least one match, by operator, layer and kind, of both criteria."""
+def _shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Share of neurons with at least one match, by operator, layer, kind of heuristic and criterion."""
     kinds = [(ANY, ANY), *sorted(set(zip(matches.kind, matches.on, strict=True)))]
     rows = []
-    for operator, of_operator in neurons.groupby("operator", sort=False):
-        found, layers = matches[matches.operator == operator], of_operator.layer.to_numpy()
-        who, whose = (pd.MultiIndex.from_frame(x[["layer", "neuron"]]) for x in (of_operator, found))
-        place, has = who.get_indexer(whose), {}
+    for operator, own in neurons.groupby("operator", sort=False):
+        found, layers = matches[matches.operator == operator], own.layer.to_numpy()
+        place, has_match = _rows(own, found), {}
         for kind, on in kinds:
             of_kind = ((found.kind == kind) & (found.on == on)).to_numpy() | (kind == ANY)
             for criterion, chosen in ((RAW, of_kind), (CALIBRATED, of_kind & found.calibrated.to_numpy())):
-                has[kind, on, criterion] = np.isin(np.arange(len(who)), place[chosen])
-        for layer in (ALL_LAYERS, *sorted(of_operator.layer.unique())):
-            mine = (layers == layer) | (layer == ALL_LAYERS)
-            for (kind, on, criterion), those in has.items():
+                has_match[kind, on, criterion] = np.isin(np.arange(len(own)), place[chosen])
+        for layer in (ALL_LAYERS, *sorted(own.layer.unique())):
+            here = (layers == layer) | (layer == ALL_LAYERS)
+            for (kind, on, criterion), matched in has_match.items():
                 random = random_source(seed, "shares", str(operator), int(layer), kind, on, criterion)
-                share = asdict(bootstrap_mean(those[mine], random))
-                named = {"operator": operator, "layer": layer, "kind": kind, "on": on, "criterion": criterion}
-                rows.append({**named, **share})
+                share = asdict(bootstrap_mean(matched[here], random))
+                key = {"operator": operator, "layer": layer, "kind": kind, "on": on, "criterion": criterion}
+                rows.append({**key, **share})
     return pd.DataFrame(rows)
 
 
-def summary_table(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
-    columns = {
-        "raw_share": "raw",
-        "calibrated_share": "calibrated",
-        "coverage_raw": "coverage_raw",
-        "coverage_calibrated": "coverage_calibrated",
-        "two_operand_share": "two_operands",
-    }
+def _summary(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
+    shares = {f"{criterion}_share": criterion for criterion in CRITERIA}
+    columns = {**shares, **{name: name for name in _COVERAGE}, "two_operand_share": "two_operands"}
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in neurons.groupby("operator", sort=False):
-        measured[str(operator)] = {
-            name: bootstrap_mean(rows[column].astype(np.float64), random_source(seed, "classify", name, str(operator)))
-            for name, column in columns.items()
-        }
+        for name, column in columns.items():
+            random = random_source(seed, "classify", name, str(operator))
+            measured.setdefault(str(operator), {})[name] = bootstrap_mean(rows[column].astype(np.float64), random)
     return summary_table(measured)

@@ -1,8 +1,9 @@
-"""Why the bag of heuristics fails on some prompts: too few heuristics, or too weak a push for the right answer?
+"""Why the bag of heuristics fails on some prompts: too few heuristics, or too weak a push for the right answer? (Section 4.3)
 
-Prompts that the model gets right and prompts that it gets wrong are compared in (i) how many heuristic neurons are
-associated with them and (ii) how much heuristic neurons add to the right answer's logit: activation × the value vector's
-logit of the answer, summed. (Logits are those of the lens, up to the final norm's scale.)
+1. Draw held-out correct prompts and as many incorrect ones.
+2. Count the heuristic neurons associated with each prompt (i), and sum the direct logit attribution of heuristic neurons to the
+   right answer: activation × value vector's logit of the answer (ii).
+3. Compare correct with incorrect prompts in both, and fit a logistic regression of correctness on both.
 """
 
 from __future__ import annotations
@@ -17,156 +18,192 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.association import association
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
-from arithscope.experiments.common.samples import SampleSizes, splits
+from arithscope.experiments.common.samples import splits
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import random_source, sample
-from arithscope.stats.measures import bootstrap_mean, difference, logistic
-from arithscope.utils.progress import Progress
+from arithscope.stats.classifiers import logistic
+from arithscope.stats.intervals import bootstrap_mean, difference
 
 HYPOTHESES = ("associated_neurons", "contribution")
 FEATURES = (*HYPOTHESES, "associated_contribution")
 AUC = "auc"
-WORST = 10  # prompts that are looked at one by one
-PUSHERS = 5  # heuristics that are named for each of them
+WORST = 10  # prompts that are listed one by one
+LISTED_HEURISTICS = 5  # for each of them
+_FEATURES = {f"{criterion}_{feature}": (criterion, feature) for criterion in CRITERIA for feature in FEATURES}
+_PROMPT = (
+    schema.OPERATOR,
+    schema.integer("op1", "first operand", key=True),
+    schema.integer("op2", "second operand", key=True),
+    schema.number("answer", "the right answer"),
+    schema.number("predicted", "number that the model answers"),
+)
+_P_ANSWER = schema.number("p_answer", "probability of the right answer")
+_WORST = ["operator", "op1", "op2", "answer", "predicted", "p_answer"]
 
 
 @dataclass(frozen=True, repr=False)
 class Failures(Result):
-    """prompts: the sample, with the model's answer, and by each criterion the number of associated heuristic neurons, the
-    contribution of all heuristic neurons to the right answer's logit, and that of the associated ones alone.
-    differences: correct minus incorrect prompts, of each of these.
-    model: a logistic model of correctness on the first two: log-odds per standard deviation, and the area under its curve.
-    worst: of all prompts that the model answers with a wrong number, those with the lowest probability of the right one.
-    `pushed` is by how much all calibrated heuristic neurons together push the given answer above the right one, and
-    `heuristics` are those whose neurons do most of it (`pushes`). A neuron counts for the heuristic it matches furthest beyond
-    expectation."""
+    """What the bag of heuristics has for correct and for incorrect prompts.
 
-    prompts: pd.DataFrame  # operator, op1, op2, answer, predicted, correct, p_answer, {criterion}_{feature}, …
-    differences: pd.DataFrame  # operator, criterion, feature, correct, incorrect, value, low, high, n
-    model: pd.DataFrame  # operator, criterion, term, value, low, high, n
-    worst: pd.DataFrame  # operator, op1, op2, answer, predicted, p_answer, pushed, heuristics, pushes
-    table: pd.DataFrame  # operator, measure, value, low, high, n
+    Features: `associated_neurons`, the number of heuristic neurons associated with a prompt; `contribution`, the direct logit
+    attribution of all heuristic neurons to the right answer; `associated_contribution`, that of associated neurons alone.
+    """
+
+    prompts: pd.DataFrame = schema.table(
+        "The sampled prompts with their features.",
+        *_PROMPT,
+        schema.truth("correct", "whether the model answers correctly"),
+        _P_ANSWER,
+        *(
+            schema.number(name, f"{feature}, by {criterion} matches")
+            for name, (criterion, feature) in _FEATURES.items()
+        ),
+    )
+    differences: pd.DataFrame = schema.table(
+        "Mean of each feature over correct minus over incorrect prompts.",
+        schema.OPERATOR,
+        schema.CRITERION,
+        schema.text("feature", "the feature", key=True),
+        schema.number("correct", "mean over correct prompts"),
+        schema.number("incorrect", "mean over incorrect prompts"),
+        *schema.MEAN_COLUMNS,
+    )
+    regression: pd.DataFrame = schema.table(
+        "Logistic regression of correctness on `associated_neurons` and `contribution`.",
+        schema.OPERATOR,
+        schema.CRITERION,
+        schema.text("term", "`intercept`, a feature (log-odds per standard deviation), or `auc`", key=True),
+        *schema.MEAN_COLUMNS,
+    )
+    worst: pd.DataFrame = schema.table(
+        "Incorrect prompts whose right answer is least probable, and the heuristics behind the wrong one.",
+        *_PROMPT,
+        _P_ANSWER,
+        schema.number(
+            "logit_difference", "attribution of all calibrated heuristic neurons to the given minus the right answer"
+        ),
+        schema.listing("heuristics", "heuristics whose neurons contribute most to it"),
+        schema.listing("logit_differences", "their contributions"),
+    )
+    table: pd.DataFrame = schema.table(
+        "The differences, and the area under each regression's curve.", *schema.SUMMARY_TABLE
+    )
 
     def summary(self) -> dict[str, Any]:
         return by_operator(self.table)
 
 
-def failures(
-    accuracy: Accuracy,
-    patterns: ActivationMaps,
-    classify: Classification,
-    sizes: SampleSizes,
-    seed: int,
-    progress: Progress,
-) -> Failures:
-    """Compare correct with incorrect prompts of each operator that has both."""
-    known = accuracy.prompts
-    samples, worst = [], []
+@stage(needs=(Accuracy, ActivationMaps, Classification), reads=("sizes", "seed"), paper="4.3")
+def failures(ctx: Context) -> Failures:
+    """Heuristic neurons on correct and on incorrect prompts: how many are associated, and how much they contribute."""
+    known, classification, seed = ctx.results[Accuracy].prompts, ctx.results[Classification], ctx.settings.seed
+    empty = pd.DataFrame(columns=[*known.columns, *_FEATURES])
+    samples: list[pd.DataFrame] = []
     differences: list[dict[str, Any]] = []
-    models: list[dict[str, Any]] = []
-    with progress.task("failures", len(classify.operators)) as advance:
-        for operator, split in splits(accuracy, sizes, seed).items():
-            wrong = known[(known.operator == operator) & ~known.correct]
-            if operator in classify.operators and len(wrong) and len(split.held_out):
-                pools = {"right": split.held_out, "wrong": as_prompts(wrong)}
-                both = [sample(p, sizes.failures, random_source(seed, name, operator)) for name, p in pools.items()]
-                rows = pd.concat([accuracy.rows(prompts) for prompts in both], ignore_index=True)
-                samples.append(rows.assign(**features_of(rows, operator, patterns, classify)))
-                for found, told in ((differences, compared), (models, modelled)):
-                    found += [{"operator": operator, **row} for row in told(samples[-1], seed)]
-                worst.append(worst_prompts(wrong, operator, patterns, classify))
-            elif operator in classify.operators:
-                progress.note(
-                    f"failures: {operator} is left out, as there are not both right and wrong prompts to compare"
+    terms: list[dict[str, Any]] = []
+    worst: list[dict[str, Any]] = []
+    with ctx.progress.task("failures", len(classification.operators)) as advance:
+        for operator, split in splits(ctx).items():
+            incorrect = known[(known.operator == operator) & ~known.correct]
+            if operator in classification.operators and len(incorrect) and len(split.held_out):
+                pools = {"right": split.held_out, "wrong": as_prompts(incorrect)}
+                drawn = [
+                    ctx.results[Accuracy].rows(
+                        sample(pool, ctx.settings.sizes.failures, random_source(seed, name, operator))
+                    )
+                    for name, pool in pools.items()
+                ]
+                rows = pd.concat(drawn, ignore_index=True)
+                samples.append(rows.assign(**_features(ctx, rows, operator)))
+                differences += _differences(samples[-1], operator, seed)
+                terms += _regression(samples[-1], operator, seed)
+                worst += _worst_prompts(ctx, incorrect, operator)
+            elif operator in classification.operators:
+                ctx.progress.note(
+                    f"failures: {operator} is left out, because there are no correct or no incorrect prompts to compare"
                 )
             advance(1)
-    empty = pd.DataFrame(columns=[*known.columns, *(f"{c}_{f}" for c in CRITERIA for f in FEATURES)])
     gaps = pd.DataFrame(differences, columns=["operator", "criterion", "feature", "correct", "incorrect", *MEAN])
-    model = pd.DataFrame(models, columns=["operator", "criterion", "term", *MEAN])
+    regression = pd.DataFrame(terms, columns=["operator", "criterion", "term", *MEAN])
+    listed = pd.DataFrame(worst, columns=[*_WORST, "logit_difference", "heuristics", "logit_differences"])
+    areas = regression[regression.term == AUC].rename(columns={"term": "feature"})
+    reported = pd.concat([gaps, areas])
     return Failures(
         pd.concat(samples, ignore_index=True) if samples else empty,
         gaps,
-        model,
-        pd.DataFrame([row for rows in worst for row in rows], columns=_WORST),
-        _table(gaps, model),
+        regression,
+        listed,
+        with_average(reported.assign(measure=reported.criterion + "_" + reported.feature)),
     )
 
 
-def features_of(
-    rows: pd.DataFrame, operator: str, patterns: ActivationMaps, classify: Classification
-) -> dict[str, NDArray[np.float64]]:
-    """What the bag of heuristics has for each prompt, by both criteria."""
+def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDArray[np.float64]]:
+    """Features of each prompt, by both criteria."""
     prompts = as_prompts(rows)
-    pushes = patterns.pushes(operator, prompts, prompts.answer)
-    found: dict[str, NDArray[np.float64]] = {}
+    attribution = ctx.results[ActivationMaps].direct_logit_attribution(operator, prompts, prompts.answer)
+    features: dict[str, NDArray[np.float64]] = {}
     for criterion in CRITERIA:
-        of = association(classify, operator, criterion)
-        associated = of.best_scores(prompts) > 0
-        values = (associated.sum(0), pushes[of.classified].sum(0), np.where(associated, pushes, 0.0).sum(0))
-        found |= {f"{criterion}_{name}": x.astype(np.float64) for name, x in zip(FEATURES, values, strict=True)}
-    return found
+        bag = association(ctx.results[Classification], operator, criterion)
+        associated = bag.best_scores(prompts) > 0
+        values = (
+            associated.sum(0),
+            attribution[bag.classified].sum(0),
+            np.where(associated, attribution, 0.0).sum(0),
+        )
+        features |= {f"{criterion}_{name}": x.astype(np.float64) for name, x in zip(FEATURES, values, strict=True)}
+    return features
 
 
-def compared(rows: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
-    """Of each feature its mean over correct and over incorrect prompts, and the difference."""
+def _differences(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[str, Any]]:
+    for name, (criterion, feature) in _FEATURES.items():
+        random = random_source(seed, "failures", operator, criterion, feature)
+        right, wrong = (bootstrap_mean(rows[name][which], random) for which in (rows.correct, ~rows.correct))
+        key = {"operator": operator, "criterion": criterion, "feature": feature}
+        yield {**key, "correct": right.value, "incorrect": wrong.value, **asdict(difference(right, wrong))}
+
+
+def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[str, Any]]:
     for criterion in CRITERIA:
-        for feature in FEATURES:
-            values, operator = rows[f"{criterion}_{feature}"], str(rows.operator.iloc[0])
-            random = random_source(seed, "failures", operator, criterion, feature)
-            right, wrong = (bootstrap_mean(values[which], random) for which in (rows.correct, ~rows.correct))
-            named = {"criterion": criterion, "feature": feature, "correct": right.value, "incorrect": wrong.value}
-            yield {**named, **asdict(difference(right, wrong))}
-
-
-def modelled(rows: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
-    """What both hypotheses together tell of correctness."""
-    for criterion in CRITERIA:
-        random = random_source(seed, "failures model", str(rows.operator.iloc[0]), criterion)
+        random = random_source(seed, "failures model", operator, criterion)
         features = rows[[f"{criterion}_{name}" for name in HYPOTHESES]].to_numpy(dtype=np.float64)
         fitted = logistic(features, rows.correct.to_numpy(dtype=np.bool_), random)
-        terms = {
-            "intercept": fitted.intercept,
-            **dict(zip(HYPOTHESES, fitted.coefficients, strict=True)),
-            AUC: fitted.auc,
-        }
-        yield from ({"criterion": criterion, "term": term, **asdict(mean)} for term, mean in terms.items())
+        terms = ("intercept", *HYPOTHESES, AUC)
+        for term, mean in zip(terms, (fitted.intercept, *fitted.coefficients, fitted.auc), strict=True):
+            yield {"operator": operator, "criterion": criterion, "term": term, **asdict(mean)}
 
 
-def worst_prompts(
-    wrong: pd.DataFrame, operator: str, patterns: ActivationMaps, classify: Classification
-) -> Iterator[dict[str, Any]]:
-    """Prompts with the least probable right answer, and which heuristics pushed the one that was given."""
-    rows = wrong[wrong.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
-    prompts = as_prompts(rows)
-    given, right = (patterns.pushes(operator, prompts, n) for n in (rows.predicted.to_numpy(), prompts.answer))
-    main = _main_heuristics(classify, operator)
-    pushes = pd.DataFrame((given - right)[main.index]).groupby(main.to_numpy()).sum()
+def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iterator[dict[str, Any]]:
+    """Prompts with the least probable right answer, and the heuristics that contribute to the given one."""
+    rows = incorrect[incorrect.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
+    prompts, maps = as_prompts(rows), ctx.results[ActivationMaps]
+    given, right = (
+        maps.direct_logit_attribution(operator, prompts, numbers)
+        for numbers in (rows.predicted.to_numpy(), prompts.answer)
+    )
+    main = _main_heuristics(ctx.results[Classification], operator)
+    by_heuristic = pd.DataFrame((given - right)[main.index]).groupby(main.to_numpy()).sum()
     for i, row in enumerate(rows.to_dict("records")):
-        most = pushes[i].sort_values(ascending=False, kind="stable").head(PUSHERS)
-        most = most[most > 0]
-        named = {name: row[name] for name in _WORST[:6]}
-        yield {**named, "pushed": float(pushes[i].sum()), "heuristics": list(most.index), "pushes": most.tolist()}
+        largest = by_heuristic[i].sort_values(ascending=False, kind="stable").head(LISTED_HEURISTICS)
+        largest = largest[largest > 0]
+        yield {
+            **{name: row[name] for name in _WORST},
+            "logit_difference": float(by_heuristic[i].sum()),
+            "heuristics": list(largest.index),
+            "logit_differences": largest.tolist(),
+        }
 
 
-def _main_heuristics(classify: Classification, operator: str) -> pd.Series[Any]:
-    """Of each calibrated neuron, by its row among the operator's top neurons, the heuristic furthest beyond expectation."""
-    top = classify.neurons[classify.neurons.operator == operator].reset_index()
+def _main_heuristics(classification: Classification, operator: str) -> pd.Series[Any]:
+    """For each calibrated neuron, by its row among the operator's top neurons, its heuristic with the largest `neg_log10_p`."""
+    top = classification.neurons[classification.neurons.operator == operator].reset_index()
     best = (
-        classify.matched(operator, CALIBRATED)
+        classification.matched(operator, CALIBRATED)
         .sort_values("neg_log10_p", ascending=False, kind="stable")
         .drop_duplicates(["layer", "neuron"])
     )
-    found = top[["layer", "neuron"]].merge(best[["layer", "neuron", "heuristic"]], how="left", on=["layer", "neuron"])
-    return found.heuristic.dropna()
-
-
-def _table(differences: pd.DataFrame, model: pd.DataFrame) -> pd.DataFrame:
-    """The differences, and the models' areas under the curve."""
-    areas = model[model.term == AUC].rename(columns={"term": "feature"})
-    rows = pd.concat([differences, areas])
-    return with_average(rows.assign(measure=rows.criterion + "_" + rows.feature))
-
-
-_WORST = ["operator", "op1", "op2", "answer", "predicted", "p_answer", "pushed", "heuristics", "pushes"]
+    main = top[["layer", "neuron"]].merge(best[["layer", "neuron", "heuristic"]], how="left", on=["layer", "neuron"])
+    return main.heuristic.dropna()

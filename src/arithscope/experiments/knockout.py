@@ -1,8 +1,8 @@
-"""Whether a heuristic's neurons matter for the prompts it holds for: they are silenced, and prompts asked again.
+"""Knockout by heuristic: do a heuristic's neurons matter for the prompts it holds for? (Section 4.2)
 
-Each heuristic with enough neurons is tested on held-out correct prompts, some that satisfy it and as many that do not. Two
-controls are silenced on the same prompts: as many top neurons of each layer that do not match the heuristic, and as many
-drawn from all top neurons.
+1. For each heuristic with enough neurons, draw held-out correct prompts for which it holds, and as many for which it does not.
+2. Zero-ablate its neurons at the last position and measure the accuracy that is left on both groups.
+3. Controls on the same prompts: as many top neurons of each layer that do not match the heuristic, and as many random ones.
 """
 
 from __future__ import annotations
@@ -17,41 +17,81 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
-from arithscope.experiments.common.ablation import Judging, ablated_scores
-from arithscope.experiments.common.association import Association, as_many, association, zero_ablation
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.ablation import ablated_scores
+from arithscope.experiments.common.association import (
+    Association,
+    association,
+    matched_random_neurons,
+    zero_ablation_by_prompt,
+)
+from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import MEAN, Result, by_operator, summary_table
-from arithscope.experiments.common.samples import SampleSizes, splits
-from arithscope.heuristics.kinds import Bools, Heuristic
+from arithscope.experiments.common.samples import splits
+from arithscope.experiments.common.stage import Context, stage
+from arithscope.heuristics.kinds import Bools, Rule
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source, together
-from arithscope.stats.measures import Mean, bootstrap_mean, difference, sign_test
-from arithscope.utils.executor import LOCAL, Executor
-from arithscope.utils.progress import Advance, Progress
+from arithscope.settings import Settings
+from arithscope.stats.intervals import Mean, bootstrap_mean, difference, sign_test
+from arithscope.utils.progress import Advance
 
 FEWEST_NEURONS = 10  # that a heuristic must have to be tested
 FEWEST_PROMPTS = 10  # of either group
 OWN, UNMATCHED, RANDOM = ABLATED = ("own", "unmatched", "random")
 ASSOCIATED, OTHERS = GROUPS = ("associated", "not_associated")
-MASK_BYTES = 2**27  # of the masks of one pass
+MASK_BYTES = 2**27  # for the masks of one pass
 TESTS_IN_UNIT = 64
+VERIFIED_TESTS = 3  # heuristics of each operator and criterion that `verify` knocks out again
 
-HEURISTIC = ["operator", "criterion", "heuristic", "kind", "on", "neurons"]
+_HEURISTIC = (
+    schema.OPERATOR,
+    schema.CRITERION,
+    schema.text("heuristic", "the heuristic that is knocked out", key=True),
+    schema.text("kind", "its kind"),
+    schema.text("on", "what it is about"),
+    schema.number("neurons", "number of its neurons"),
+)
+_DIFFERENCE = schema.text(
+    "difference",
+    "`prompts`: accuracy on other minus on associated prompts, own neurons ablated; `unmatched`, `random`: accuracy on "
+    "associated prompts, these minus own neurons ablated",
+    key=True,
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Knockout(Result):
-    """accuracy: of each heuristic, on associated prompts and on others, with its own neurons silenced, or as many unmatched or
-    random top neurons. Before, it is 1: all prompts are correct.
-    differences: `prompts`, by how much more accuracy is left on others than on associated prompts, own neurons silenced;
-    `unmatched` and `random`, by how much more is left on associated prompts when the control is silenced instead (paired; NaN
-    where there are not as many neurons for it).
-    table: means over heuristics, with intervals over heuristics; they overlap, so that intervals are narrow rather than wide.
-    signs: of the three differences how many are above and below zero, and the two-sided p of a sign test."""
+    """Accuracy without a heuristic's neurons. Before ablation it is 1: all prompts are correct."""
 
-    accuracy: pd.DataFrame  # operator, criterion, heuristic, kind, on, neurons, group, silenced, value, low, high, n
-    differences: pd.DataFrame  # operator, criterion, heuristic, kind, on, neurons, difference, value, low, high, n
-    table: pd.DataFrame  # operator, measure, value, low, high, n
-    signs: pd.DataFrame  # operator, criterion, difference, above, below, p
+    accuracy: pd.DataFrame = schema.table(
+        "Accuracy left on either group of prompts, with the heuristic's own neurons or a control ablated.",
+        *_HEURISTIC,
+        schema.text(
+            "group", "`associated`: the heuristic holds for the prompts; `not_associated`: it does not", key=True
+        ),
+        schema.text("ablated", "neurons ablated: `own`, or as many `unmatched` or `random` top neurons", key=True),
+        *schema.MEAN_COLUMNS,
+    )
+    differences: pd.DataFrame = schema.table(
+        "Differences of these accuracies; NaN where there are not enough neurons for the control.",
+        *_HEURISTIC,
+        _DIFFERENCE,
+        *schema.MEAN_COLUMNS,
+    )
+    table: pd.DataFrame = schema.table(
+        "Means over heuristics. Heuristics overlap, so the intervals are too narrow rather than too wide.",
+        *schema.SUMMARY_TABLE,
+    )
+    signs: pd.DataFrame = schema.table(
+        "Two-sided sign tests of the differences.",
+        schema.OPERATOR,
+        schema.CRITERION,
+        _DIFFERENCE,
+        schema.number("above", "heuristics with a positive difference"),
+        schema.number("below", "heuristics with a negative difference"),
+        schema.number("p", "p of the sign test"),
+    )
 
     def summary(self) -> dict[str, Any]:
         out = by_operator(self.table)
@@ -66,117 +106,105 @@ class Knockout(Result):
 
 @dataclass(frozen=True, eq=False)
 class KnockoutTest:
-    """A heuristic to be tested: which top neurons each variant silences, and the prompts, associated ones first."""
+    """A heuristic to test: the top neurons that each variant ablates, and the prompts, associated ones first."""
 
-    heuristic: Heuristic
+    heuristic: Rule
     ablated: Bools  # variants, top neurons
     prompts: Prompts
     associated: int
 
 
-def knockout(
-    model: Model,
-    accuracy: Accuracy,
-    classify: Classification,
-    sizes: SampleSizes,
-    seed: int,
-    positions: str,
-    progress: Progress,
-    executor: Executor = LOCAL,
-) -> Knockout:
-    """Test every heuristic of every operator, by raw and by calibrated matches."""
-    samples = splits(accuracy, sizes, seed)
-    planned = [
-        (criterion, of, list(tests_of(of, samples[operator].held_out, sizes.knockout, seed)))
-        for operator in classify.operators
-        if operator in samples
-        for criterion in CRITERIA
-        for of in [association(classify, operator, criterion)]
-    ]
-    with progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
-        runs = _run(model, [(of, tests) for _, of, tests in planned], positions, advance, executor)
+def _knockout_memory(model: Model, settings: Settings) -> int:
+    """A replay, and the masks of ablated neurons."""
+    return replay_memory(model, settings) + 2 * MASK_BYTES
+
+
+@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_knockout_memory, paper="4.2")
+def knockout(ctx: Context) -> Knockout:
+    """Accuracy on a heuristic's prompts and on others when the heuristic's neurons are ablated."""
+    classification, samples, seed = ctx.results[Classification], splits(ctx), ctx.settings.seed
+    planned: list[tuple[str, Association, list[KnockoutTest]]] = []
+    for operator in [o for o in classification.operators if o in samples]:
+        for criterion in CRITERIA:
+            bag = association(classification, operator, criterion)
+            tests = list(plan_tests(bag, samples[operator].held_out, ctx.settings.sizes.knockout, seed))
+            chosen = ctx.sample(len(tests), VERIFIED_TESTS, "knockout", operator, criterion)
+            planned.append((criterion, bag, [tests[i] for i in chosen]))
+    with ctx.progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
+        correct = iter(_run(ctx, [(bag, tests) for _, bag, tests in planned], advance))
     accuracies: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
-    for (criterion, of, tests), found in zip(planned, runs, strict=True):
-        for test, right in zip(tests, found, strict=True):
-            h = test.heuristic
-            named = dict(
-                zip(HEURISTIC, (of.operator, criterion, str(h), h.kind, h.on, test.ablated[0].sum()), strict=True)
-            )
-            random = random_source(seed, "knockout intervals", of.operator, str(h))
-            left = accuracies_left(test, right, random)
-            accuracies += [
-                {**named, "group": group, "ablated": ablated, **asdict(mean)} for (ablated, group), mean in left.items()
-            ]
-            differences += [
-                {**named, "difference": name, **asdict(mean)}
-                for name, mean in differences_of(test, right, left, random).items()
-            ]
-    return tabulated(
-        pd.DataFrame(accuracies, columns=[*HEURISTIC, "group", "ablated", *MEAN]),
-        pd.DataFrame(differences, columns=[*HEURISTIC, "difference", *MEAN]),
+    for criterion, bag, tests in planned:
+        for test in tests:
+            h, values = test.heuristic, next(correct)
+            named = {"operator": bag.operator, "criterion": criterion, "heuristic": str(h), "kind": h.kind, "on": h.on}
+            named["neurons"] = test.ablated[0].sum()
+            random = random_source(seed, "knockout intervals", bag.operator, str(h))
+            left = _accuracies(test, values, random)
+            accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in left.items()]
+            gaps = _differences(test, values, left, random)
+            differences += [{**named, "difference": name, **asdict(mean)} for name, mean in gaps.items()]
+    columns = [column.name for column in _HEURISTIC]
+    return _tabulate(
+        ctx.confirmed("accuracy", pd.DataFrame(accuracies, columns=[*columns, "group", "ablated", *MEAN])),
+        ctx.confirmed("differences", pd.DataFrame(differences, columns=[*columns, "difference", *MEAN])),
         seed,
     )
 
 
-def tests_of(of: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
-    """Heuristics with enough neurons and enough held-out prompts of both groups."""
-    sizes = np.bincount(of.heuristic, minlength=len(of.heuristics))
-    for i in np.flatnonzero(sizes >= FEWEST_NEURONS):
-        h = of.heuristics[i]
+def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
+    """Heuristics with enough neurons, and enough prompts of both groups in the pool."""
+    neurons = np.bincount(bag.heuristic, minlength=len(bag.heuristics))
+    for i in np.flatnonzero(neurons >= FEWEST_NEURONS):
+        h = bag.heuristics[i]
         holds = h.holds(pool)
-        random = random_source(seed, "knockout prompts", of.operator, str(h))  # the same for both criteria
+        random = random_source(seed, "knockout prompts", bag.operator, str(h))  # the same for both criteria
         groups = [random.permutation(np.flatnonzero(which))[:size] for which in (holds, ~holds)]
         if min(map(len, groups)) >= FEWEST_PROMPTS:
-            members = of.members(int(i))
-            random = random_source(seed, "knockout controls", of.operator, str(h))
-            every = np.ones_like(members)
-            ablated = np.stack([members, *(as_many(of, members, c, random) for c in (~members, every))])
-            yield KnockoutTest(h, ablated, pool[np.concatenate(groups)], len(groups[0]))
+            members = bag.members(int(i))
+            random = random_source(seed, "knockout controls", bag.operator, str(h))
+            controls = [matched_random_neurons(bag, members, c, random) for c in (~members, np.ones_like(members))]
+            yield KnockoutTest(h, np.stack([members, *controls]), pool[np.concatenate(groups)], len(groups[0]))
 
 
 def _run(
-    model: Model,
-    planned: Sequence[tuple[Association, Sequence[KnockoutTest]]],
-    positions: str,
-    advance: Advance,
-    executor: Executor,
-) -> list[list[NDArray[np.float64]]]:
-    """Of each test whether its prompts are still right, [variants, prompts]; a unit has several tests."""
+    ctx: Context, planned: Sequence[tuple[Association, Sequence[KnockoutTest]]], advance: Advance
+) -> list[NDArray[np.float64]]:
+    """Whether the prompts of each test are still answered correctly, [variants, prompts]; a unit has several tests."""
     units = [
-        (of, np.stack([t.ablated for t in some]), tuple(t.prompts for t in some), positions)
-        for of, tests in planned
-        for some in _blocks(tests, len(ABLATED) * model.sizes.neurons * len(np.unique(of.layers)))
+        (bag, np.stack([t.ablated for t in some]), tuple(t.prompts for t in some))
+        for bag, tests in planned
+        for some in _tests_of_units(tests, len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
     ]
-    found = (right for unit in executor.map(_still_right, model, units, advance) for right in unit)
-    return [[next(found) for _ in tests] for _, tests in planned]
+    return [correct for unit in ctx.map(still_correct, units, advance) for correct in unit]
 
 
-def _blocks(tests: Sequence[KnockoutTest], row: int) -> Iterator[Sequence[KnockoutTest]]:
-    """As many tests as a pass can hold, if each prompt takes so many bytes, but no more than a unit should have."""
+def _tests_of_units(tests: Sequence[KnockoutTest], mask_bytes: int) -> Iterator[Sequence[KnockoutTest]]:
+    """Split tests into units whose masks fit into one pass, given the bytes of a prompt's masks."""
     start = 0
     while start < len(tests):
         ends = np.cumsum([len(t.prompts) for t in tests[start : start + TESTS_IN_UNIT]])
-        end = start + max(1, int(np.searchsorted(ends, MASK_BYTES // row, side="right")))
+        end = start + max(1, int(np.searchsorted(ends, MASK_BYTES // mask_bytes, side="right")))
         yield tests[start:end]
         start = end
 
 
-def _still_right(
-    model: Model, of: Association, ablated: Bools, prompts: Sequence[Prompts], positions: str, *, advance: Advance
+def still_correct(
+    model: Model, bag: Association, ablated: Bools, prompts: Sequence[Prompts], *, advance: Advance
 ) -> list[NDArray[np.float64]]:
-    """A unit: some tests, the neurons that each silences [tests, variants, top neurons] and its prompts, in one pass."""
+    """Unit of work: some tests in one pass, given their ablated neurons [tests, variants, top neurons] and prompts."""
     sizes = [len(p) for p in prompts]
     chosen = np.repeat(ablated.swapaxes(0, 1), sizes, axis=1)
-    scores = ablated_scores(model, together(prompts), zero_ablation(model, of, chosen, positions), Judging())
+    scores = ablated_scores(model, together(prompts), zero_ablation_by_prompt(model, bag, chosen))
     advance(len(sizes))
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 
 
-def accuracies_left(
-    test: KnockoutTest, right: NDArray[np.float64], random: np.random.Generator
+def _accuracies(
+    test: KnockoutTest, correct: NDArray[np.float64], random: np.random.Generator
 ) -> dict[tuple[str, str], Mean]:
-    groups = dict(zip(GROUPS, np.split(right, [test.associated], axis=1), strict=True))
+    """Accuracy by ablated neurons and group of prompts."""
+    groups = dict(zip(GROUPS, np.split(correct, [test.associated], axis=1), strict=True))
     return {
         (ablated, group): bootstrap_mean(values[i], random)
         for i, ablated in enumerate(ABLATED)
@@ -184,35 +212,36 @@ def accuracies_left(
     }
 
 
-def differences_of(
-    test: KnockoutTest, right: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
+def _differences(
+    test: KnockoutTest, correct: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
 ) -> dict[str, Mean]:
-    """The controls' ones are NaN where there were not as many neurons for the control."""
-    own, *controls = right[:, : test.associated]
-    wanted, *taken = test.ablated.sum(1)
-    found = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
-    for name, control, size in zip(ABLATED[1:], controls, taken, strict=True):
-        found[name] = bootstrap_mean(control - own if size == wanted else [], random)
-    return found
+    own, *controls = correct[:, : test.associated]
+    wanted, *drawn = test.ablated.sum(1)
+    differences = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
+    for name, control, size in zip(ABLATED[1:], controls, drawn, strict=True):
+        differences[name] = bootstrap_mean(control - own if size == wanted else [], random)
+    return differences
 
 
-def tabulated(left: pd.DataFrame, gaps: pd.DataFrame, seed: int) -> Knockout:
-    """From accuracies and differences of all heuristics: with means over heuristics, and signs."""
+def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame, seed: int) -> Knockout:
+    """Add means over heuristics, and sign tests."""
     measured: dict[str, dict[str, Mean]] = {}
-    own = left[left.ablated == OWN]
-    tables = [
-        *((f"{{}}_{group}", own[own.group == group]) for group in GROUPS),
-        ("{}_difference", gaps[gaps.difference == "prompts"]),
-        *((f"{{}}_vs_{name}", gaps[gaps.difference == name]) for name in ABLATED[1:]),
-    ]
-    for name, table in tables:
+    own = accuracy[accuracy.ablated == OWN]
+    tables = {
+        **{group: own[own.group == group] for group in GROUPS},
+        "difference": differences[differences.difference == "prompts"],
+        **{f"vs_{name}": differences[differences.difference == name] for name in ABLATED[1:]},
+    }
+    for name, table in tables.items():
         for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
-            measure = name.format(criterion)
-            random = random_source(seed, "knockout", str(operator), measure)
-            measured.setdefault(str(operator), {})[measure] = bootstrap_mean(rows.value.dropna(), random)
+            stream = f"{criterion}_{name.replace('vs_', 'beyond_')}"  # its earlier name, which keeps the resamples
+            mean = bootstrap_mean(rows.value.dropna(), random_source(seed, "knockout", str(operator), stream))
+            measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = mean
+    keys = ["operator", "criterion", "difference"]
     signs = [
-        {"operator": operator, "criterion": criterion, "difference": name, **asdict(sign_test(rows.value))}
-        for (operator, criterion, name), rows in gaps.groupby(["operator", "criterion", "difference"], sort=False)
+        {**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))}
+        for key, rows in differences.groupby(keys, sort=False)
     ]
-    columns = ["operator", "criterion", "difference", "above", "below", "p"]
-    return Knockout(left, gaps, summary_table(measured), pd.DataFrame(signs, columns=columns))
+    return Knockout(
+        accuracy, differences, summary_table(measured), pd.DataFrame(signs, columns=[*keys, "above", "below", "p"])
+    )

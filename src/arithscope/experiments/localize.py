@@ -29,7 +29,8 @@ from arithscope.models.engine.replay import Reduce
 from arithscope.models.hooks import capturing, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import OPERATORS, Prompts, random_source
-from arithscope.stats.measures import EFFECTS, bootstrap_intervals, effects
+from arithscope.stats.effects import EFFECTS, effects
+from arithscope.stats.intervals import bootstrap_intervals
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 

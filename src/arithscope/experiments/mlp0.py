@@ -1,7 +1,13 @@
-"""The first MLP: which of its neurons matter at op1, operator and op2, how few suffice, and what numbers they respond to."""
+"""The first MLP: which neurons matter at op1, operator and op2, how few suffice, and what numbers they respond to (Appendix B).
+
+1. Patch each neuron at each of the three positions with its counterfactual activation; rank neurons by their mean effect.
+2. Keep a growing share of the best neurons in the operator's circuit, at all positions, and mean-ablate the others.
+3. Read each neuron's activation at op1 for every number.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,129 +18,156 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.ablation import (
-    Asked,
-    Judging,
-    baselines,
-    beside_draws,
-    curve_table,
+    CURVE,
+    FOUND,
+    RANDOM,
+    curve_means,
+    growth_curve,
     nested_circuit_scores,
-    scores_by_prompts,
     smallest_on_plateau,
 )
+from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import Result, by_operator, summary_table
-from arithscope.experiments.common.samples import SampleSizes, batches, splits
+from arithscope.experiments.common.samples import Split, batches, splits
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.localize import effect_statistics
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import neuron_effects
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
-from arithscope.stats.measures import EFFECTS, Mean
-from arithscope.utils.executor import LOCAL, Executor, split_evenly
-from arithscope.utils.progress import Advance, Progress
+from arithscope.stats.effects import EFFECTS
+from arithscope.utils.executor import split_evenly
+from arithscope.utils.progress import Advance
 
 POSITIONS = ("op1", "operator", "op2")
-SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons that are kept
-NEURONS_IN_UNIT = 4096
 ALL_POSITIONS = "mean"  # stands in the column `position` for the average over positions
+SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons, to be kept
+NEURONS_IN_UNIT = 4096
+VERIFIED_NEURONS = 12  # neurons of each operator that `verify` patches again
 
 
 @dataclass(frozen=True, repr=False)
 class FirstMlp(Result):
-    """effects: of each neuron at op1, operator and op2, and averaged over the three (`mean`), by which neurons are ranked.
-    curve: faithfulness, accuracy and mean probability of the circuit, with all its heads and other MLPs, when only a share of
-    the first MLP's neurons is kept: the strongest (`found`), or as many random ones (`random`: mean over draws).
-    tuning: activation of each neuron at op1 for each number 0…max operand."""
+    """Effects of the first MLP's neurons, and circuits that keep only some of them."""
 
-    effects: pd.DataFrame  # operator, position, neuron, measure, value, low, high, n, median
-    curve: pd.DataFrame  # operator, circuit, size, measure, value, low, high, n, share
-    table: pd.DataFrame  # operator, measure, value, low, high, n
-    tuning: NDArray[np.float32]  # neurons, numbers
-    enough: dict[str, float]  # the smallest share within the circuit's tolerance of the plateau
+    effects: pd.DataFrame = schema.table(
+        "Effect of patching each neuron at each position, and the mean effect over positions.",
+        schema.OPERATOR,
+        schema.text("position", "`op1`, `operator`, `op2`, or `mean`: averaged over the three", key=True),
+        schema.NEURON,
+        schema.EFFECT_MEASURE,
+        *schema.EFFECT_COLUMNS,
+    )
+    curve: pd.DataFrame = schema.table(
+        "The circuit with only the best neurons of the first MLP, or as many random ones.",
+        *CURVE,
+        schema.number("share", "share of the neurons that is kept"),
+    )
+    table: pd.DataFrame = schema.table(
+        "Measures at the smallest share that suffices, and with 1 % of the neurons.", *schema.SUMMARY_TABLE
+    )
+    tuning: NDArray[np.float32] = schema.array(
+        "activation of each neuron at op1, for each first operand", "float32", "neurons, numbers"
+    )
+    smallest_share: dict[str, float] = schema.value("smallest share within 0.02 of the best faithfulness, by operator")
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
-        """Neurons, the strongest first, by their effect averaged over positions."""
+        """Neurons in order of falling effect, averaged over positions."""
         return _strongest(self.effects[self.effects.operator == operator], measure)
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = by_operator(self.table)
-        for operator, share in self.enough.items():
+        for operator, share in self.smallest_share.items():
             out[operator]["share_that_suffices"] = share
         return out
 
 
-def mlp0(
-    model: Model,
-    accuracy: Accuracy,
-    means: MeanActivations,
-    circuit: Circuit,
-    max_operand: int,
-    sizes: SampleSizes,
-    seed: int,
-    effect: str,
-    judging: Judging,
-    progress: Progress,
-    executor: Executor = LOCAL,
-) -> FirstMlp:
-    """Rank the first MLP's neurons on discovery prompts, then keep ever more of them in each operator's circuit."""
-    samples = splits(accuracy, sizes, seed)
-    size, positions = model.sizes.neurons, [model.positions.named()[p] for p in POSITIONS]
-    counts = [max(round(share * size), int(share > 0)) for share in SHARES]
-    some, parts_of_mlp = slice(0, sizes.first_mlp), split_evenly(size, NEURONS_IN_UNIT)
-    units = [
-        (split.discovery[some], split.counterfactuals[some], [0], np.arange(size)[None, b], p)
-        for split in samples.values()
-        for p in positions
-        for b in parts_of_mlp
-    ]
-    sources = {operator: random_source(seed, "mlp0", operator) for operator in samples}
-    effects, curves = [], []
-    asked: list[Asked] = []
-    measured: dict[str, dict[str, Mean]] = {}
-    enough: dict[str, float] = {}
-    patched = size * len(POSITIONS) * sum(min(len(s.discovery), sizes.first_mlp) for s in samples.values())
-    ablated = len(SHARES) * (1 + sizes.draws) * sum(len(s.evaluation) for s in samples.values())
-    with progress.task("mlp0", patched + ablated) as advance:
-        parts = iter(executor.map(neuron_effects, model, units, advance))
-        for operator, random in sources.items():
-            found = np.stack([np.concatenate([next(parts)[0] for _ in parts_of_mlp]) for _ in positions])
-            table = pd.concat([_effect_table(operator, m, found[..., i], random) for i, m in enumerate(EFFECTS)])
-            effects.append(table)
-            orders = np.stack([_strongest(table, effect), *(random.permutation(size) for _ in range(sizes.draws))])
-            heads = circuit.keeps(operator, model.sizes.layers, model.sizes.heads).numpy()
-            given = (means, heads, {0: orders.astype(np.int32)}, counts, None, judging)
-            asked.append((given, samples[operator].evaluation))
-        scores = scores_by_prompts(executor, nested_circuit_scores, model, asked, advance)
-        scales = baselines(executor, model, means, [split.evaluation for split in samples.values()], judging)
-        [tuning] = executor.map(number_tuning, model, [(max_operand,)], advance)
-    for (operator, random), scored, scale in zip(sources.items(), scores, scales, strict=True):
-        ours, theirs = beside_draws(scale, scored, sizes.draws, random)
-        curves.append(curve_table(operator, counts, ours, theirs).assign(share=lambda t: t["size"] / size))
-        chosen = smallest_on_plateau(ours)
-        enough[operator] = SHARES[chosen]
+@stage(
+    needs=(Accuracy, MeanActivations, Circuit),
+    reads=("max_operand", "sizes", "seed", "effect"),
+    memory=replay_memory,
+    paper="App. B",
+)
+def mlp0(ctx: Context) -> FirstMlp:
+    """Effects of the first MLP's neurons at the operands and the operator, and the smallest share of them that suffices."""
+    s, draws, samples = ctx.model.sizes, ctx.settings.sizes.draws, splits(ctx)
+    evaluation = {operator: split.evaluation for operator, split in samples.items()}
+    sources = {operator: random_source(ctx.settings.seed, "mlp0", operator) for operator in samples}
+    # By number of neurons kept. In a small MLP several shares may be the same number; the smallest counts.
+    shares = {max(round(share * s.neurons), int(share > 0)): share for share in reversed(SHARES)}
+    counts = sorted(shares)
+
+    def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
+        best = _strongest(effects[effects.operator == operator], ctx.settings.effect)
+        orders = np.stack([best, *(sources[operator].permutation(s.neurons) for _ in range(draws))])
+        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads).numpy()
+        return ctx.results[MeanActivations], heads, {0: orders.astype(np.int32)}, sizes, None
+
+    first = ctx.settings.sizes.first_mlp
+    patched = s.neurons * len(POSITIONS) * sum(min(len(split.discovery), first) for split in samples.values())
+    ablated = len(counts) * (1 + draws) * sum(map(len, evaluation.values()))
+    with ctx.progress.task("mlp0", patched + ablated) as advance:
+        effects = _effects(ctx, samples, sources, advance)
+        curve = growth_curve(ctx, "mlp0", nested_circuit_scores, evaluation, counts, arguments, sources, advance)
+        [tuning] = ctx.map(number_tuning, [(ctx.settings.max_operand,)], advance)
+    measured, smallest = {}, {}
+    for operator in samples:
+        found, random = (curve_means(curve, operator, which) for which in (FOUND, RANDOM))
+        size, one_percent = smallest_on_plateau(found), max(round(0.01 * s.neurons), 1)
+        smallest[operator] = shares[size]
         measured[operator] = {
-            "faithfulness": ours[chosen]["faithfulness"],
-            "accuracy": ours[chosen]["accuracy"],
-            "faithfulness_of_1_percent": ours[SHARES.index(0.01)]["faithfulness"],
-            "random_1_percent": theirs[SHARES.index(0.01)]["faithfulness"],
+            "faithfulness": found[size]["faithfulness"],
+            "accuracy": found[size]["accuracy"],
+            "faithfulness_of_1_percent": found[one_percent]["faithfulness"],
+            "random_1_percent": random[one_percent]["faithfulness"],
         }
-    ranked, curve = (pd.concat(tables, ignore_index=True) for tables in (effects, curves))
-    return FirstMlp(ranked, curve, summary_table(measured), tuning, enough)
+    return FirstMlp(
+        effects,
+        curve.assign(share=curve["size"] / s.neurons),
+        summary_table(measured),
+        ctx.confirmed("tuning", tuning),
+        smallest,
+    )
 
 
-@torch.no_grad()
-def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> NDArray[np.float32]:
-    """A unit: [neurons, numbers], the first MLP's activations at op1. No more than the number, and what precedes every prompt,
-    can matter there."""
-    numbers = np.arange(max_operand + 1)
-    operator = np.full_like(numbers, OPERATORS.index(model.encoder.operators[0]))
-    at, found = model.positions.op1, []
-    for _, batch in batches(model, Prompts(numbers, operator, np.zeros_like(numbers)), 0):
-        with capturing(model, neurons=[0], keep=lambda x: x[:, at].float().cpu()) as seen:
-            model.logits(model.encode(batch))
-        found.append(seen.neurons[0])
-    return torch.cat(found).T.contiguous().numpy()
+def _effects(
+    ctx: Context, samples: Mapping[str, Split], sources: Mapping[str, np.random.Generator], advance: Advance
+) -> pd.DataFrame:
+    """Effects of patching each neuron at each position, by operator."""
+    some, positions = slice(0, ctx.settings.sizes.first_mlp), [ctx.model.positions.named()[p] for p in POSITIONS]
+    chosen = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in samples}
+    chunks = {operator: split_evenly(len(neurons), NEURONS_IN_UNIT) for operator, neurons in chosen.items()}
+    units = [
+        (split.discovery[some], split.counterfactuals[some], [0], chosen[operator][None, chunk], position)
+        for operator, split in samples.items()
+        for position in positions
+        for chunk in chunks[operator]
+    ]
+    parts, tables = iter(ctx.map(neuron_effects, units, advance)), []
+    for o, neurons in chosen.items():
+        values = np.stack([np.concatenate([next(parts)[0] for _ in chunks[o]]) for _ in positions])
+        tables += [_effect_table(o, m, neurons, values[..., i], sources[o]) for i, m in enumerate(EFFECTS)]
+    return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
+
+
+def _effect_table(
+    operator: str, measure: str, chosen: NDArray[np.int64], values: NDArray[np.float32], random: np.random.Generator
+) -> pd.DataFrame:
+    """Statistics of effects [positions, neurons, prompts]."""
+    values = np.concatenate([values, values.mean(0, keepdims=True)])
+    positions, neurons, n = values.shape
+    return pd.DataFrame(
+        {
+            "operator": operator,
+            "position": np.repeat([*POSITIONS, ALL_POSITIONS], neurons),
+            "neuron": np.tile(chosen.astype(np.int32), positions),
+            "measure": measure,
+            **effect_statistics(values.reshape(-1, n), random),
+        }
+    )
 
 
 def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
@@ -142,19 +175,14 @@ def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
     return rows.sort_values(["value", "neuron"], ascending=[False, True]).neuron.to_numpy()
 
 
-def _effect_table(
-    operator: str, measure: str, values: NDArray[np.float32], random: np.random.Generator
-) -> pd.DataFrame:
-    """From [positions, neurons, prompts]."""
-    values = np.concatenate([values, values.mean(0, keepdims=True)])
-    positions, neurons, n = values.shape
-    flat = values.reshape(-1, n)
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "position": np.repeat([*POSITIONS, ALL_POSITIONS], neurons),
-            "neuron": np.tile(np.arange(neurons, dtype=np.int32), positions),
-            "measure": measure,
-            **effect_statistics(flat, random),
-        }
-    )
+@torch.no_grad()
+def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> NDArray[np.float32]:
+    """Unit of work: activations of the first MLP at op1, [neurons, numbers]. Nothing but the number can matter there."""
+    numbers = np.arange(max_operand + 1)
+    operator = np.full_like(numbers, OPERATORS.index(model.encoder.operators[0]))
+    at, activations = model.positions.op1, []
+    for _, batch in batches(model, Prompts(numbers, operator, np.zeros_like(numbers)), 0):
+        with capturing(model, neurons=[0], keep=lambda x: x[:, at].float().cpu()) as seen:
+            model.logits(model.encode(batch))
+        activations.append(seen.neurons[0])
+    return torch.cat(activations).T.contiguous().numpy()

@@ -32,7 +32,7 @@ from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
 from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, Settings
-from arithscope.stats.measures import EFFECTS
+from arithscope.stats.effects import EFFECTS
 from arithscope.stats.rankings import best_first, rank_agreement, share_of
 from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
@@ -198,10 +198,10 @@ def neurons(ctx: Context) -> NeuronEffects:
                 split_half += _split_half(
                     ctx, rest.operator, [*(exact[i : i + 1] if top is not None else []), estimated]
                 )
-        effects = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
-        agreement = _agreement_table(ctx, tasks, effects, first, advance) if method == EXACT else []
+        whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
+        agreement = _agreement_table(ctx, tasks, whole, first, advance) if method == EXACT else []
     return NeuronEffects(
-        effects,
+        whole,
         ctx.confirmed(
             "agreement", pd.DataFrame(agreement, columns=["operator", "method", "measure", *_AGREEMENT]), ranks=size
         ),

@@ -1,4 +1,4 @@
-"""Whether operators share their neurons: how far the sets of their top neurons overlap."""
+"""Overlap: do operators share their top neurons? (Appendix D)"""
 
 from __future__ import annotations
 
@@ -10,49 +10,60 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import AVERAGE, Result
+from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.topk import TopK
 
-PAIR = ["operator", "other", "iou", "shared", "union"]
+_PAIR = (
+    schema.OPERATOR,
+    schema.text("other", "the other operator", key=True),
+    schema.number("iou", "intersection over union of their top neurons; NaN if neither has any"),
+    schema.number("shared", "neurons that both have"),
+    schema.number("union", "neurons that either has"),
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Overlap(Result):
-    """table: for each pair of operators the intersection over union of their top neurons (NaN if neither has any), and the
-    neurons that both and that either of them has. by_layer: the same, layer by layer. With sets of different sizes, as
-    operators may differ in k, the IoU is at most the smaller ÷ the larger."""
+    """Intersection over union (IoU) of top neurons. Where operators differ in k, it is at most the smaller k ÷ the larger."""
 
-    table: pd.DataFrame  # operator, other, iou, shared, union
-    by_layer: pd.DataFrame  # operator, other, iou, shared, union, layer
-    operators: list[str]
+    table: pd.DataFrame = schema.table("Overlap of each pair of operators.", *_PAIR)
+    by_layer: pd.DataFrame = schema.table("The same, layer by layer.", *_PAIR, schema.LAYER)
+    operators: list[str] = schema.value("operators with top neurons")
 
-    def of(self, operator: str) -> pd.DataFrame:
-        """The pairs that an operator is in."""
+    def pairs_with(self, operator: str) -> pd.DataFrame:
+        """Rows of `table` about an operator."""
         return self.table[(self.table.operator == operator) | (self.table.other == operator)]
 
     def summary(self) -> dict[str, Any]:
-        """The mean IoU of each operator with the others, and over all pairs."""
+        """Mean IoU of each operator with the others, and over all pairs."""
         if self.table.empty:
             return {}
-        means = {operator: self.of(operator).iou.mean() for operator in self.operators}
+        means = {operator: self.pairs_with(operator).iou.mean() for operator in self.operators}
         return {name: {"mean_iou": iou} for name, iou in {**means, AVERAGE: self.table.iou.mean()}.items()}
 
 
-def overlap(topk: TopK) -> Overlap:
-    """Compare the top neurons of all pairs of operators."""
+@stage(needs=(TopK,), paper="App. D")
+def overlap(ctx: Context) -> Overlap:
+    """Overlap of the top neurons of each pair of operators."""
+    topk = ctx.results[TopK]
     sets = {operator: topk.chosen(operator) for operator in topk.operators}
     by_layer = [
         {**row, "layer": layer}
         for layer in sorted({layer for neurons in sets.values() for layer, _ in neurons})
-        for row in compared({o: {n for n in neurons if n[0] == layer} for o, neurons in sets.items()})
+        for row in overlaps({o: {n for n in neurons if n[0] == layer} for o, neurons in sets.items()})
     ]
+    columns = [column.name for column in _PAIR]
     return Overlap(
-        pd.DataFrame(compared(sets), columns=PAIR), pd.DataFrame(by_layer, columns=[*PAIR, "layer"]), topk.operators
+        pd.DataFrame(overlaps(sets), columns=columns),
+        pd.DataFrame(by_layer, columns=[*columns, "layer"]),
+        topk.operators,
     )
 
 
-def compared(sets: Mapping[str, set[tuple[int, int]]]) -> list[dict[str, Any]]:
-    """A row for each pair of operators, from the neurons (layer, number) of each."""
+def overlaps(sets: Mapping[str, set[tuple[int, int]]]) -> list[dict[str, Any]]:
+    """One row for each pair of named sets of heads or neurons."""
     rows = []
     for (operator, ours), (other, theirs) in combinations(sets.items(), 2):
         shared, union = len(ours & theirs), len(ours | theirs)

@@ -28,7 +28,7 @@ from arithscope.models.memory import storage
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
 from arithscope.settings import Settings
-from arithscope.stats.measures import bootstrap_mean
+from arithscope.stats.intervals import bootstrap_mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.progress import Advance

@@ -1,4 +1,4 @@
-"""How stable the key numbers are: the same study on either half of the prompts, and with other seeds."""
+"""How stable the key numbers are: the study is repeated on either half of the prompts, and with other seeds."""
 
 from __future__ import annotations
 
@@ -10,48 +10,94 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.classify import CALIBRATED, CRITERIA
-from arithscope.experiments.common.headline import ROWS, Row, entries_of
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.bag import Bag
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.classify import CRITERIA, Classification
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.headline import HEADLINE_NUMBERS, HeadlineNumber, headline_entries
 from arithscope.experiments.common.result import AVERAGE, MEAN, Result, mean_entry
-from arithscope.experiments.overlap import compared
+from arithscope.experiments.common.stage import Context, Results, registered_stages, stage
+from arithscope.experiments.failures import Failures
+from arithscope.experiments.knockout import Knockout
+from arithscope.experiments.neurons import NeuronEffects
+from arithscope.experiments.overlap import Overlap, overlaps
+from arithscope.experiments.probe import Probe
+from arithscope.experiments.prompt_knockout import PromptKnockout
+from arithscope.experiments.topk import TopK
 from arithscope.prompts import OPERATORS
-from arithscope.stats.measures import Mean, difference
+from arithscope.stats.intervals import Mean, difference
 
+# Results with key numbers or choices to compare.
+COMPARED = (
+    Accuracy,
+    Circuit,
+    Probe,
+    NeuronEffects,
+    TopK,
+    Classification,
+    Overlap,
+    Knockout,
+    PromptKnockout,
+    Failures,
+    Bag,
+)
 WHOLE = "all"  # the run itself, beside its repetitions
-HALVES, SEEDS = "halves", "seeds"  # the two ways in which it is repeated
-HALF, SEED = "half-", "seed-"  # how the names of such repetitions begin
+HALVES, SEEDS = "halves", "seeds"  # the two ways of repeating it
+HALF, SEED = "half-", "seed-"  # prefixes of the names of such repetitions
 CORRELATION, HEADS, SHARED_HEADS, NEURONS = "neuron_correlation", "heads_iou", "shared_heads_iou", "neurons_iou"
 CHOICES = (CORRELATION, HEADS, SHARED_HEADS, NEURONS, *(f"{criterion}_kept" for criterion in CRITERIA))
-_NAMED = ["experiment", "measure", "operator"]
 
-Places = set[tuple[int, int]]  # heads or neurons, as layer and number
+_KEY = (
+    schema.text("experiment", "stage that the number comes from", key=True),
+    schema.text("measure", "its name in that stage's summary", key=True),
+    schema.text("operator", "operator; `mean` for all together", key=True),
+)
+_KEY_NAMES = [column.name for column in _KEY]
+
+Components = set[tuple[int, int]]  # heads or neurons as (layer, number)
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Of a study, the run itself or a repetition, all that is compared. One that is hardly ever right about its prompts has an
-    accuracy and nothing else; an operator of which that is so is left out.
+    """What is compared of a run or a repetition. One that is hardly ever right has an accuracy only.
 
-    heads and neurons: of the circuit, and the top ones. kinds: by criterion, which neurons match which kinds of heuristics."""
+    Attributes:
+        name: Name of the repetition; `all` for the run itself.
+        summary: Summaries of its results, by stage.
+        effects: By operator, mean effects of neurons, indexed by layer and neuron.
+        heads: By operator, heads of the circuit.
+        shared_heads: Under `mean`, heads that all operators share.
+        neurons: By operator, top neurons.
+        kinds: By criterion and operator, layer, neuron, kind and on of each match.
+    """
 
     name: str
     summary: Mapping[str, Any]
-    effects: Mapping[str, pd.Series[float]]  # by operator, the mean effects by layer and neuron
-    heads: Mapping[str, Places]
-    shared_heads: Mapping[str, Places]
-    neurons: Mapping[str, Places]
-    kinds: Mapping[str, Mapping[str, pd.DataFrame]]  # by criterion and operator: layer, neuron, kind, on
+    effects: Mapping[str, pd.Series[float]]
+    heads: Mapping[str, Components]
+    shared_heads: Mapping[str, Components]
+    neurons: Mapping[str, Components]
+    kinds: Mapping[str, Mapping[str, pd.DataFrame]]
 
 
-def repeat_from(name: str, results: Mapping[str, Any], effect: str) -> Repeat:
-    """From the results of a study by stage; `effect` is the one that ranks neurons."""
-    summary = {stage: result.summary() for stage, result in results.items()}
-    if "circuit" not in results:
+@dataclass(frozen=True)
+class RepeatResults:
+    """Repetitions of the study, from their own runs."""
+
+    repeats: list[Repeat]
+
+
+def repeat_from(name: str, results: Results, effect: str) -> Repeat:
+    """Collect what is compared from the results of a study; `effect` is the measure that ranks neurons."""
+    stages = {each.result: each.name for each in registered_stages()}
+    summary = {stages[kind]: results[kind].summary() for kind in COMPARED if kind in results}
+    if Circuit not in results:
         return Repeat(name, summary, {}, {}, {}, {}, {criterion: {} for criterion in CRITERIA})
-    circuit, topk = results["circuit"], results["topk"]
-    effects, matches = results["neurons"].effects, results["classify"].matches
+    circuit, topk, classification = results[Circuit], results[TopK], results[Classification]
+    effects = results[NeuronEffects].effects
     ranked = effects[effects.measure == effect]
-    pairs = {criterion: matches[matches.calibrated] if criterion == CALIBRATED else matches for criterion in CRITERIA}
+    columns = ["layer", "neuron", "kind", "on"]
     return Repeat(
         name,
         summary,
@@ -59,63 +105,83 @@ def repeat_from(name: str, results: Mapping[str, Any], effect: str) -> Repeat:
         {operator: set(circuit.chosen(operator)) for operator in circuit.operators},
         {AVERAGE: set(circuit.shared())} if len(circuit.operators) > 1 else {},
         {operator: topk.chosen(operator) for operator in topk.operators},
-        {
-            criterion: {
-                operator: found.loc[found.operator == operator, ["layer", "neuron", "kind", "on"]].drop_duplicates()
-                for operator in topk.operators
-            }
-            for criterion, found in pairs.items()
-        },
+        {c: {o: classification.matched(o, c)[columns].drop_duplicates() for o in topk.operators} for c in CRITERIA},
     )
 
 
 @dataclass(frozen=True, repr=False)
 class Stability(Result):
-    """values: every key number of the run (`all`) and of its repetitions: on a half of the prompts (`half-1`, `half-2`) and
-    with another seed (`seed-1`: seed 1, and so on). Names are left out, and the operator `mean` stands for all together.
-    table: for each number the run's value; those of the halves and their distance (`halves`); the smallest and the largest of
-    all seeds, the run's own among them, and their distance (`seeds`); the largest distance of a repetition from the run
-    (`largest`); in how many of the repetitions that have the number (`repeats`) it clearly differs from the run's, by their
-    intervals (`clear`; NaN for numbers without one).
-    choices: between the halves, or two of the run and those with other seeds (`between`): Spearman's correlation of the mean
-    effects of the neurons that both have measured (`neuron_correlation`, n neurons); intersection over union of the
-    circuit's heads, of the heads that all operators share, and of the top neurons (`heads_iou`, `shared_heads_iou`,
-    `neurons_iou`, n in the union); and of the neurons that are classified in one, the share that in the other are top neurons
-    with a match of the same kind, both directions together (`raw_kept`, `calibrated_kept`, n classified in one plus n in the
-    other)."""
+    """Key numbers and choices of a run beside those of its repetitions."""
 
-    values: pd.DataFrame  # experiment, measure, operator, run, value, low, high, n
-    table: pd.DataFrame  # experiment, measure, operator, value, low, high, n, half_1, half_2, halves, seeds_low, …
-    choices: pd.DataFrame  # operator, choice, between, one, other, value, n
-    runs: list[str]
+    values: pd.DataFrame = schema.table(
+        "Every key number of the run and of its repetitions.",
+        *_KEY,
+        schema.text(
+            "run", "`all`: the run itself; `half-1`, `half-2`: half of the prompts; `seed-1`: seed 1, …", key=True
+        ),
+        *schema.MEAN_COLUMNS,
+    )
+    table: pd.DataFrame = schema.table(
+        "Every key number of the run, and how far repetitions are from it.",
+        *_KEY,
+        *schema.MEAN_COLUMNS,
+        schema.number("half_1", "value on the first half of the prompts"),
+        schema.number("half_2", "value on the second half"),
+        schema.number("halves", "distance between these"),
+        schema.number("seeds_low", "smallest value over all seeds, the run's own included"),
+        schema.number("seeds_high", "largest value over all seeds"),
+        schema.number("seeds", "distance between these"),
+        schema.number("largest", "largest distance of a repetition from the run"),
+        schema.number(
+            "clear", "repetitions that clearly differ from the run, by their intervals; NaN without intervals"
+        ),
+        schema.number("repeats", "repetitions that have the number"),
+    )
+    choices: pd.DataFrame = schema.table(
+        "Agreement of what two runs chose.",
+        schema.text("operator", "operator; `mean` for all together", key=True),
+        schema.text(
+            "choice",
+            "`neuron_correlation`: Spearman's correlation of neurons' mean effects; `heads_iou`, `shared_heads_iou`, "
+            "`neurons_iou`: IoU of the circuit's heads, of the heads all operators share, of the top neurons; `raw_kept`, "
+            "`calibrated_kept`: share of the neurons classified in one run that have a match of the same kind in the other",
+            key=True,
+        ),
+        schema.text("between", "`halves`, or `seeds` (the run itself included)", key=True),
+        schema.text("one", "the first run", key=True),
+        schema.text("other", "the second run", key=True),
+        schema.number("value", "the agreement"),
+        schema.number(
+            "n", "neurons that both measured; size of the union; or classified neurons of both runs together"
+        ),
+    )
+    runs: list[str] = schema.value("names of the run and its repetitions")
 
     @property
     def operators(self) -> list[str]:
-        """Those that the run has numbers of, and `mean` where there are several."""
-        there = [o for o in OPERATORS if o in set(self.table.operator)]
-        return [*there, *([AVERAGE] if len(there) > 1 else [])]
+        """Operators with numbers, and `mean` if there are several."""
+        operators = [o for o in OPERATORS if o in set(self.table.operator)]
+        return [*operators, *([AVERAGE] if len(operators) > 1 else [])]
 
     @property
-    def rows(self) -> list[Row]:
-        """The key numbers that are there."""
-        there = set(zip(self.table.experiment, self.table.measure, strict=True))
-        return [row for row in ROWS if (row.experiment, row.measure) in there]
+    def headline_numbers(self) -> list[HeadlineNumber]:
+        """The key numbers that the run has."""
+        known = set(zip(self.table.experiment, self.table.measure, strict=True))
+        return [number for number in HEADLINE_NUMBERS if (number.experiment, number.measure) in known]
 
-    def of(self, row: Row, operator: str) -> dict[str, Mean]:
-        """By run what there is of a key number."""
+    def means(self, number: HeadlineNumber, operator: str) -> dict[str, Mean]:
+        """A key number by run."""
         v = self.values
-        found = v[(v.experiment == row.experiment) & (v.measure == row.measure) & (v.operator == operator)]
-        return {str(entry["run"]): Mean(**mean_entry(entry)) for entry in found.to_dict("records")}
+        rows = v[(v.experiment == number.experiment) & (v.measure == number.measure) & (v.operator == operator)]
+        return {str(row["run"]): Mean(**mean_entry(row)) for row in rows.to_dict("records")}
 
     def summary(self) -> dict[str, Any]:
-        """Of all key numbers the median distance, relative to the run's value; in how many comparisons the difference is clear;
-        and the means of what is said of choices."""
+        """Median distance of key numbers relative to the run's value, number of clear differences, and mean agreements."""
         out: dict[str, Any] = {}
         for operator, rows in self.table.groupby("operator", sort=False):
-            told = rows[rows.value.notna() & (rows.value != 0)]
-            tested = rows[rows.clear.notna()]
+            nonzero, tested = rows[rows.value.notna() & (rows.value != 0)], rows[rows.clear.notna()]
             out[str(operator)] = {
-                **{f"{way}_relative": (told[way] / told.value.abs()).median() for way in (HALVES, SEEDS)},
+                **{f"{way}_relative": (nonzero[way] / nonzero.value.abs()).median() for way in (HALVES, SEEDS)},
                 "clear_differences": int(tested.clear.sum()),
                 "of_comparisons": int(tested.repeats.sum()),
             }
@@ -126,12 +192,19 @@ class Stability(Result):
         return out
 
 
-def stability(repeats: Sequence[Repeat]) -> Stability:
+@stage(needs=COMPARED, given=(RepeatResults,), reads=("effect",), on_request=True)
+def stability(ctx: Context) -> Stability:
+    """Key numbers and choices of the run beside those of the same study on half of the prompts and with other seeds."""
+    whole = repeat_from(WHOLE, ctx.results, ctx.settings.effect)
+    return compare_repeats([whole, *ctx.results[RepeatResults].repeats])
+
+
+def compare_repeats(repeats: Sequence[Repeat]) -> Stability:
     """Compare a run, the first, with its repetitions."""
-    columns = [*_NAMED, "run", *MEAN]
-    values = pd.DataFrame([row for repeat in repeats for row in _values(repeat)], columns=columns)
-    table = [{**rows[_NAMED].iloc[0], **_compared(rows)} for _, rows in values.groupby(_NAMED, sort=False)]
-    choices = [row for between, one, other in _pairs(repeats) for row in _choices(between, one, other)]
+    rows = [row for repeat in repeats for row in _value_rows(repeat)]
+    values = pd.DataFrame(rows, columns=[*_KEY_NAMES, "run", *MEAN])
+    table = [{**own[_KEY_NAMES].iloc[0], **_compared(own)} for _, own in values.groupby(_KEY_NAMES, sort=False)]
+    choices = [row for between, one, other in _pairs(repeats) for row in _choice_rows(between, one, other)]
     return Stability(
         values,
         pd.DataFrame(table),
@@ -140,21 +213,18 @@ def stability(repeats: Sequence[Repeat]) -> Stability:
     )
 
 
-def _values(repeat: Repeat) -> Iterator[dict[str, Any]]:
-    for row in ROWS:
-        columns = [*OPERATORS, AVERAGE]
-        for operator, entry in zip(columns, entries_of(row, repeat.summary, list(OPERATORS)), strict=True):
+def _value_rows(repeat: Repeat) -> Iterator[dict[str, Any]]:
+    for number in HEADLINE_NUMBERS:
+        entries = headline_entries(number, repeat.summary, list(OPERATORS))
+        for operator, entry in zip([*OPERATORS, AVERAGE], entries, strict=True):
             mean = _as_mean(entry)
             if mean is not None:
-                yield {**_key(row), "operator": operator, "run": repeat.name, **mean}
-
-
-def _key(row: Row) -> dict[str, str]:
-    return {"experiment": row.experiment, "measure": row.measure}
+                key = {"experiment": number.experiment, "measure": number.measure, "operator": operator}
+                yield {**key, "run": repeat.name, **mean}
 
 
 def _as_mean(entry: Any) -> dict[str, Any] | None:
-    """A number of a summary with its interval, if it has one; None for what is no number."""
+    """A number of a summary with its interval, if it has one; None if it is no number."""
     if isinstance(entry, dict):
         return None if np.isnan(entry["value"]) else mean_entry(entry)
     if isinstance(entry, int | float) and not np.isnan(entry):
@@ -163,16 +233,15 @@ def _as_mean(entry: Any) -> dict[str, Any] | None:
 
 
 def _compared(rows: pd.DataFrame) -> dict[str, Any]:
-    """One number in the run and its repetitions."""
-    found = {str(row["run"]): Mean(**mean_entry(row)) for row in rows.to_dict("records")}
+    """One key number in the run and its repetitions."""
+    repeats = {str(row["run"]): Mean(**mean_entry(row)) for row in rows.to_dict("records")}
     nothing = Mean(np.nan, np.nan, np.nan, 0)
-    whole = found.pop(WHOLE, nothing)
-    halves = [found.get(f"{HALF}{i}", nothing).value for i in (1, 2)]
-    seeds = [whole.value, *(mean.value for name, mean in found.items() if name.startswith(SEED))]
+    whole = repeats.pop(WHOLE, nothing)
+    halves = [repeats.get(f"{HALF}{i}", nothing).value for i in (1, 2)]
+    seeds = [whole.value, *(mean.value for name, mean in repeats.items() if name.startswith(SEED))]
     seeds = [value for value in seeds if not np.isnan(value)]
     low, high = (min(seeds), max(seeds)) if len(seeds) > 1 else (np.nan, np.nan)
-    distances = [abs(mean.value - whole.value) for mean in found.values()]
-    gaps = [difference(mean, whole) for mean in found.values()]
+    gaps = [difference(mean, whole) for mean in repeats.values()]
     clear = sum(gap.low > 0 or gap.high < 0 for gap in gaps)
     return {
         **asdict(whole),
@@ -182,45 +251,45 @@ def _compared(rows: pd.DataFrame) -> dict[str, Any]:
         "seeds_low": low,
         "seeds_high": high,
         SEEDS: high - low,
-        "largest": max(distances, default=np.nan),
+        "largest": max((abs(mean.value - whole.value) for mean in repeats.values()), default=np.nan),
         "clear": np.nan if np.isnan(whole.low) else clear,
-        "repeats": len(found),
+        "repeats": len(repeats),
     }
 
 
 def _pairs(repeats: Sequence[Repeat]) -> Iterator[tuple[str, Repeat, Repeat]]:
-    """What is compared with what: one half with the other, and all seeds with each other."""
+    """Runs to compare: one half with the other, and all seeds with each other."""
     for one, other in pairwise(repeat for repeat in repeats if repeat.name.startswith(HALF)):
         yield HALVES, one, other
     for one, other in combinations([r for r in repeats if not r.name.startswith(HALF)], 2):
         yield SEEDS, one, other
 
 
-def _choices(between: str, one: Repeat, other: Repeat) -> Iterator[dict[str, Any]]:
+def _choice_rows(between: str, one: Repeat, other: Repeat) -> Iterator[dict[str, Any]]:
     named = {"between": between, "one": one.name, "other": other.name}
-    for operator, (a, b) in _both(one.effects, other.effects):
-        together = pd.concat([a, b], axis=1, join="inner").rank()
-        value = together.iloc[:, 0].corr(together.iloc[:, 1]) if len(together) > 1 else np.nan
-        yield {"operator": operator, "choice": CORRELATION, **named, "value": value, "n": len(together)}
-    for choice, mine, theirs in (
+    for operator, a, b in _both(one.effects, other.effects):
+        ranks = pd.concat([a, b], axis=1, join="inner").rank()
+        value = ranks.iloc[:, 0].corr(ranks.iloc[:, 1]) if len(ranks) > 1 else np.nan
+        yield {"operator": operator, "choice": CORRELATION, **named, "value": value, "n": len(ranks)}
+    for choice, ours, theirs in (
         (HEADS, one.heads, other.heads),
         (SHARED_HEADS, one.shared_heads, other.shared_heads),
         (NEURONS, one.neurons, other.neurons),
     ):
-        for operator, (a, b) in _both(mine, theirs):
-            [row] = compared({one.name: a, other.name: b})
+        for operator, a, b in _both(ours, theirs):
+            [row] = overlaps({one.name: a, other.name: b})
             yield {"operator": operator, "choice": choice, **named, "value": row["iou"], "n": row["union"]}
     for criterion in CRITERIA:
-        for operator, (a, b) in _both(one.kinds[criterion], other.kinds[criterion]):
+        for operator, a, b in _both(one.kinds[criterion], other.kinds[criterion]):
             yield {"operator": operator, "choice": f"{criterion}_kept", **named, **_kept(a, b)}
 
 
-def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    return ((operator, (one[operator], other[operator])) for operator in one if operator in other)
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    return ((operator, one[operator], other[operator]) for operator in one if operator in other)
 
 
 def _kept(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, Any]:
-    """From matches with the columns layer, neuron, kind, on, each once."""
+    """Share of classified neurons with a match of the same kind in the other run, both directions together."""
     neurons = ["layer", "neuron"]
     same = len(one.merge(other)[neurons].drop_duplicates())
     n = sum(len(rows[neurons].drop_duplicates()) for rows in (one, other))

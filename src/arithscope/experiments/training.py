@@ -1,28 +1,32 @@
-"""How the bag of heuristics grows: what earlier checkpoints of a model have of the final one's, and what that does there."""
+"""How the bag of heuristics grows over training: how much of the final one is there at earlier checkpoints (Section 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.bag import MUTUAL, Bag
+from arithscope.experiments.bag import CURVE, MUTUAL, PRESENT, Bag
 from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
+from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.prompt_knockout import CURVE as KNOCKOUT_CURVE
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
 from arithscope.prompts import random_source
-from arithscope.stats.measures import Mean, bootstrap_ratios
+from arithscope.stats.intervals import Mean, bootstrap_ratios
 
-LAST = "final"  # the name of the last checkpoint
+LAST = "final"  # name of the last checkpoint
 HALF = 0.5
+_CHECKPOINT = schema.text("checkpoint", "name of the checkpoint; `final` for the model itself", key=True)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was found at one checkpoint. A model that is hardly ever right has no circuit, hence no heuristic neurons."""
+    """Results at one checkpoint. A model that is hardly ever right has no circuit, hence no heuristic neurons."""
 
     name: str
     accuracy: Accuracy
@@ -30,71 +34,86 @@ class Checkpoint:
     prompt_knockout: PromptKnockout | None = None
 
 
+@dataclass(frozen=True)
+class CheckpointResults:
+    """Results of earlier checkpoints, in the order of training, and the keys of these results."""
+
+    checkpoints: list[Checkpoint]
+    keys: list[str]
+
+
 @dataclass(frozen=True, repr=False)
 class Training(Result):
     """Checkpoints in the order of training, the final one last.
 
-    accuracy: on all legal prompts. present: the share of the final pairs of neuron and heuristic that are there already.
-    faithfulness: of the circuit reduced to all heuristic neurons of the checkpoint (`raw`, `calibrated`), and to those that
-    share a pair with the final checkpoint (`raw_mutual`, `calibrated_mutual`). knockout: accuracy with 5, 10 and 25 neurons of
-    each layer silenced, as in *prompt_knockout*. Operators that a checkpoint is hardly ever right about have no rows but in
-    accuracy, and the final checkpoint has none where it would be compared with itself. mutual_share: faithfulness with mutual
-    neurons ÷ with all heuristic neurons, each averaged over earlier checkpoints. keys: of the earlier checkpoints' results."""
+    Operators that a checkpoint is hardly ever right about have rows in `accuracy` only. The final checkpoint has no rows where
+    it would be compared with itself.
+    """
 
-    accuracy: pd.DataFrame  # checkpoint, operator, value, low, high, n
-    present: pd.DataFrame  # checkpoint, operator, criterion, value, low, high, n
-    faithfulness: pd.DataFrame  # checkpoint, operator, neurons, kept, measure, value, low, high, n
-    knockout: pd.DataFrame  # checkpoint, operator, criterion, silenced, size, measure, value, low, high, n, removed
-    mutual_share: pd.DataFrame  # operator, measure, value, low, high, n
-    checkpoints: list[str]
-    keys: list[str]
+    accuracy: pd.DataFrame = schema.table(
+        "Accuracy on all legal prompts.", _CHECKPOINT, schema.OPERATOR, *schema.MEAN_COLUMNS
+    )
+    present: pd.DataFrame = schema.table(
+        "Share of the final pairs of neuron and heuristic that are matches already.", _CHECKPOINT, *PRESENT
+    )
+    faithfulness: pd.DataFrame = schema.table(
+        "Circuits reduced to heuristic neurons, as in the stage `bag`.", _CHECKPOINT, *CURVE
+    )
+    knockout: pd.DataFrame = schema.table(
+        "Accuracy without 5, 10 and 25 neurons per layer, as in the stage `prompt_knockout`.",
+        _CHECKPOINT,
+        *KNOCKOUT_CURVE,
+    )
+    mutual_share: pd.DataFrame = schema.table(
+        "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints.",
+        *schema.SUMMARY_TABLE,
+    )
+    checkpoints: list[str] = schema.value("names of the checkpoints")
+    keys: list[str] = schema.value("keys of the earlier checkpoints' results")
 
     def summary(self) -> dict[str, Any]:
         out = by_operator(self.mutual_share)
-        for operator, criterion, name in self._half_present():
-            out.setdefault(operator, {})[f"{criterion}_half_present_at"] = name
-        return out
-
-    def _half_present(self) -> list[tuple[str, str, str]]:
-        """The first checkpoint at which half of an operator's final pairs are there."""
-        found = []
         for (operator, criterion), rows in self.present.groupby(["operator", "criterion"], sort=False):
             enough = rows[rows.value >= HALF]
             if len(enough):
-                found.append((str(operator), str(criterion), str(enough.checkpoint.iloc[0])))
-        return found
+                out.setdefault(str(operator), {})[f"{criterion}_half_present_at"] = str(enough.checkpoint.iloc[0])
+        return out
 
 
-def training(checkpoints: Sequence[Checkpoint], keys: Sequence[str], seed: int) -> Training:
-    """Gather the results of all checkpoints, the final one last."""
-    right = _gathered({c.name: c.accuracy.table for c in checkpoints})
+@stage(needs=(Accuracy, Bag, PromptKnockout), given=(CheckpointResults,), reads=("seed",), on_request=True, paper="5")
+def training(ctx: Context) -> Training:
+    """What earlier checkpoints have of the final bag of heuristics, and how much of their faithfulness it carries."""
+    earlier = ctx.results[CheckpointResults]
+    final = Checkpoint(LAST, ctx.results[Accuracy], ctx.results[Bag], ctx.results[PromptKnockout])
+    checkpoints = [*earlier.checkpoints, final]
+    correct = _gathered({c.name: c.accuracy.table for c in checkpoints})
     bags = {c.name: c.bag for c in checkpoints if c.bag is not None}
     faithful = _gathered({name: bag.curve for name, bag in bags.items()})
     ablated = _gathered({c.name: c.prompt_knockout.curve for c in checkpoints if c.prompt_knockout is not None})
     return Training(
-        right[(right.measure == "accuracy") & (right.operator != AVERAGE)].drop(columns="measure"),
+        correct[(correct.measure == "accuracy") & (correct.operator != AVERAGE)].drop(columns="measure"),
         _gathered({name: bag.present for name, bag in bags.items()}),
         faithful,
         ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")],
-        _shares(faithful, seed),
+        _mutual_shares(faithful, ctx.settings.seed),
         [c.name for c in checkpoints],
-        list(keys),
+        list(earlier.keys),
     )
 
 
 def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The tables of all checkpoints, one below the other."""
+    """Tables by checkpoint as one table, with the column `checkpoint` first."""
     parts = [table.assign(checkpoint=name) for name, table in tables.items()]
-    table = pd.concat(parts, ignore_index=True)
+    table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
     return table[["checkpoint", *(c for c in table.columns if c != "checkpoint")]]
 
 
-def _shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """By operator, over the checkpoints that have both: faithfulness with mutual neurons ÷ with all heuristic neurons."""
+def _mutual_shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """By operator, over checkpoints that have both: faithfulness with mutual ÷ with all heuristic neurons."""
     measured: dict[str, dict[str, Mean]] = {}
     rows = faithfulness[faithfulness.measure == "faithfulness"]
-    for operator, mine in rows.groupby("operator", sort=False):
-        values = mine.pivot(index="checkpoint", columns="neurons", values="value")
+    for operator, own in rows.groupby("operator", sort=False):
+        values = own.pivot(index="checkpoint", columns="neurons", values="value")
         for criterion in CRITERIA:
             both = values.reindex(columns=[f"{criterion}_{MUTUAL}", criterion]).dropna().to_numpy().T
             random = random_source(seed, "training", str(operator), criterion)

@@ -1,4 +1,4 @@
-"""What a request may ask for, value by value."""
+"""Types and bounds of everything a request may contain, and of error replies."""
 
 from __future__ import annotations
 
@@ -7,51 +7,56 @@ from typing import Annotated, Literal
 from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST_ROWS = 500  # of a table in one answer
+from arithscope.errors import UserError
+
+MAX_ROWS = 500  # of a table, per reply
 
 Operator = Literal["+", "-", "*", "/"]
 Criterion = Literal["raw", "calibrated"]
 Measure = Literal["probability", "log_ratio", "logit"]
 
-RunName = Annotated[str, Path(max_length=200)]
+Name = Annotated[str, Path(max_length=200)]
 Layer = Annotated[int, Path(ge=0, lt=2**15)]
-NeuronIndex = Annotated[int, Path(ge=0, lt=2**31)]
+NeuronNumber = Annotated[int, Path(ge=0, lt=2**31)]
 Text = Annotated[str, Query(max_length=100)]
+ColumnName = Annotated[str, Field(max_length=100)]
 
 
-class _Page(BaseModel):
-    """Some rows of a table, by either criterion, of one operator or all."""
+class TableQuery(BaseModel):
+    """A page of a table, optionally sorted by one of its columns."""
 
     model_config = ConfigDict(extra="forbid")
+    sort: ColumnName | None = None
+    descending: bool = True
+    offset: int = Field(default=0, ge=0, le=10**9)
+    size: int = Field(default=50, ge=1, le=MAX_ROWS)
+
+
+class _MatchQuery(TableQuery):
     criterion: Criterion = "calibrated"
     operator: Operator | None = None
     kind: str | None = Field(default=None, max_length=100)
-    descending: bool = True
-    offset: int = Field(default=0, ge=0, le=10**9)
-    size: int = Field(default=50, ge=1, le=MOST_ROWS)
 
 
-class NeuronsAsked(_Page):
-    """kind and heuristic: only neurons that match such a heuristic, or this one."""
+class NeuronQuery(_MatchQuery):
+    """A page of the top neurons. `kind` and `heuristic` select neurons that match such a heuristic."""
 
     layer: int | None = Field(default=None, ge=0, lt=2**15)
     heuristic: str | None = Field(default=None, max_length=100)
     classified: Literal["any", "classified", "unclassified"] = "any"
-    sort: Literal[
-        "effect", "layer", "neuron", "rank", "op1", "op2", "result", "alignment", "heuristics", "coverage", "score"
-    ] = "effect"
+    sort: ColumnName | None = "effect"
 
 
-class HeuristicsAsked(_Page):
-    """search: a part of the heuristic's text. tested: only those whose neurons were knocked out."""
+class HeuristicQuery(_MatchQuery):
+    """A page of the matched heuristics. `search` is part of a heuristic's text; `tested` selects those knocked out."""
 
     search: str = Field(default="", max_length=100)
     tested: bool = False
-    sort: Literal["neurons", "heuristic", "size", "associated", "not_associated", "difference"] = "neurons"
+    sort: ColumnName | None = "neurons"
 
 
-class Ablation(BaseModel):
-    """What to silence: neurons, as [layer, index], and all neurons that match some heuristics."""
+class AblationRequest(BaseModel):
+    """Neurons to ablate: these, as [layer, neuron], and all neurons that match these heuristics."""
 
     model_config = ConfigDict(extra="forbid")
     prompt: str = Field(max_length=100)
@@ -62,7 +67,9 @@ class Ablation(BaseModel):
     heuristics: list[Annotated[str, Field(max_length=100)]] = Field(default_factory=list, max_length=5_000)
 
 
-class Problem(BaseModel):
-    """What is wrong, in one sentence."""
+class ErrorReply(BaseModel):
+    error: str  # one sentence
 
-    error: str
+
+class NotFound(UserError):
+    """The request names something that does not exist."""

@@ -1,4 +1,4 @@
-"""Starting the explorer: a port on this machine, and a browser at it."""
+"""Starts the explorer: binds a port and opens a browser."""
 
 from __future__ import annotations
 
@@ -19,11 +19,20 @@ FIRST_PORT, PORTS = 8350, 50
 
 
 def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> None:
-    """Serve runs until stopped. Without a port, the first free one of some is taken."""
+    """Serve runs until interrupted.
+
+    Args:
+        runs: Open runs.
+        host: Address to listen on. On a loopback address, only requests for loopback host names are answered.
+        port: Port to listen on; None takes the first free one from 8350.
+        browser: Whether to open the page in a browser.
+
+    Raises:
+        UserError: If no port can be bound.
+    """
     app = make_app(runs, LOOPBACK if host in LOOPBACK else None)
     bound = bound_socket(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{bound.getsockname()[1]}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/"
     print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
@@ -33,19 +42,19 @@ def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> No
 
 
 def bound_socket(host: str, port: int | None) -> socket.socket:
-    if not host:  # which the system would take for all of its addresses
-        raise UserError("The explorer cannot listen on no address; name one with --host, 0.0.0.0 for all.")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A listening socket."""
+    if not host:  # the system would listen on all addresses
+        raise UserError("The explorer needs an address to listen on; name one with --host (0.0.0.0 for all).")
     reason = ""
     for candidate in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, candidate))
-            bound.listen()  # from here on callers wait instead of being refused
+            bound.listen()  # from now on, connections wait instead of being refused
             return bound
         except (OSError, OverflowError, UnicodeError) as error:
             bound.close()
             reason = str(getattr(error, "strerror", None) or error)
-    where = f"ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1}" if port is None else f"port {port}"
-    raise UserError(f"The explorer cannot listen on {where} of {host} ({reason}); choose another --port or --host.")
+    ports = f"ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1}" if port is None else f"port {port}"
+    raise UserError(f"The explorer cannot listen on {ports} of {host} ({reason}); choose another --port or --host.")

@@ -1,183 +1,144 @@
-"""Tables to filter, sort and page: neurons and heuristics of a run."""
+"""Tables to filter, sort and page: neurons and heuristics of a run, and any table of a stage's result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from fastapi import HTTPException
 
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
+from arithscope.errors import UserError
+from arithscope.experiments.classify import CRITERIA, RAW, Classification
 from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.explorer.request_models import HeuristicsAsked, NeuronsAsked
+from arithscope.explorer.request_models import HeuristicQuery, NeuronQuery, TableQuery
 from arithscope.heuristics.kinds import kind_name
 
-KNOCKOUT = (*GROUPS, "difference", "knockout")  # columns of what a knockout says
+NEURON = ["operator", "layer", "neuron"]
+HEURISTIC = ["operator", "heuristic"]
+# Columns of stored tables under the names that the API uses for them.
+API_NAMES = {
+    "activation_maps": {name: f"variance_explained_{name}" for name in ("op1", "op2", "result")},
+    "heads": {"role": "attends_to", "share": "attention", "reads_attention": "reads_attention"},
+}
 
 
-@dataclass(frozen=True)
-class Page:
-    """Some rows of those that fit, and how many fit."""
+def page(rows: pd.DataFrame, query: TableQuery) -> dict[str, Any]:
+    """One page of a table, and its number of rows. Missing values sort last; ties keep their order."""
+    if query.sort is not None:
+        if query.sort not in rows:
+            raise HTTPException(422, f"The table has no column {query.sort!r}; choose from {', '.join(rows.columns)}")
+        try:
+            rows = rows.sort_values(query.sort, ascending=not query.descending, kind="stable", na_position="last")
+        except (TypeError, ValueError):
+            raise UserError(f"The column {query.sort} cannot be sorted; choose another one.") from None
+    shown = rows.iloc[query.offset : query.offset + query.size]
+    listed = shown.map(lambda cell: cell.tolist() if isinstance(cell, np.ndarray) else cell)
+    return {"rows": listed.to_dict("records"), "total": len(rows)}
 
-    rows: list[dict[Any, Any]]
-    total: int
+
+def _where(rows: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Rows whose columns have these values; None leaves a column unrestricted."""
+    for column, value in values.items():
+        if value is not None:
+            rows = rows[rows[column] == value]
+    return rows
 
 
-def _page(rows: pd.DataFrame, asked: NeuronsAsked | HeuristicsAsked) -> Page:
-    """Missing values come last in either direction; rows that are equal keep their order."""
-    ordered = rows.sort_values(asked.sort, ascending=not asked.descending, kind="stable", na_position="last")
-    return Page(ordered.iloc[asked.offset : asked.offset + asked.size].to_dict("records"), len(rows))
+def _matches(classify: Classification, criterion: str) -> pd.DataFrame:
+    """Matches of all operators, with full names of kinds; the least probable under the permutation null come first."""
+    rows = classify.matched(None, criterion).sort_values("neg_log10_p", ascending=False, kind="stable")
+    return rows.assign(kind=[kind_name(*names) for names in zip(rows.kind, rows.on, strict=True)])
 
 
 class NeuronTable:
-    """The top neurons of all operators, with what they match by either criterion: how many heuristics, and the one furthest
-    beyond what is expected."""
+    """The top neurons of all operators, each with its number of matched heuristics and the best of them."""
 
-    def __init__(self, patterns: ActivationMaps, classify: Classification):
-        self._classify = classify
-        top = patterns.neurons.drop(columns="tokens").reset_index(drop=True)
-        own = classify.neurons[["operator", "layer", "neuron", "coverage_raw", "coverage_calibrated"]]
-        self._tables = {c: self._described(top.merge(own, on=list(_WHO), how="left"), c) for c in CRITERIA}
+    def __init__(self, maps: ActivationMaps, classify: Classification):
+        self._matches = {criterion: _matches(classify, criterion) for criterion in CRITERIA}
+        neurons = maps.neurons.drop(columns="tokens").rename(columns=API_NAMES["activation_maps"])
+        neurons = neurons.merge(
+            classify.neurons[[*NEURON, *(f"coverage_{c}" for c in CRITERIA)]], on=NEURON, how="left"
+        )
+        self._tables = {criterion: self._with_matches(neurons, criterion) for criterion in CRITERIA}
+        self.kinds = sorted(self._matches[RAW].kind.unique())
+        self.layers = sorted(neurons.layer.unique())
 
-    def _described(self, table: pd.DataFrame, criterion: str) -> pd.DataFrame:
-        matches = self._classify.matched(None, criterion).sort_values("neg_log10_p", ascending=False, kind="stable")
-        counts = matches.groupby(list(_WHO)).size().rename("heuristics").reset_index()
-        main = matches.drop_duplicates(list(_WHO))[[*_WHO, "heuristic", "kind", "on", "score"]]
-        table = table.merge(counts, on=list(_WHO), how="left").merge(main, on=list(_WHO), how="left")
-        names = [neuron_name(*x) for x in zip(table.layer, table.neuron, strict=True)]
-        kinds = [None if pd.isna(k) else kind_name(k, on) for k, on in zip(table.kind, table.on, strict=True)]
-        return table.drop(columns=["kind", "on"]).assign(
-            name=names,
-            kind=pd.Series(kinds, dtype=object),
+    def _with_matches(self, neurons: pd.DataFrame, criterion: str) -> pd.DataFrame:
+        matches = self._matches[criterion]
+        counts = matches.groupby(NEURON).size().rename("heuristics").reset_index()
+        best = matches.drop_duplicates(NEURON)[[*NEURON, "heuristic", "kind", "score"]]
+        table = neurons.merge(counts, on=NEURON, how="left").merge(best, on=NEURON, how="left")
+        return table.assign(
+            name=[neuron_name(*neuron) for neuron in zip(table.layer, table.neuron, strict=True)],
             heuristics=table.heuristics.fillna(0).astype(int),
-            heuristic=table.heuristic.astype(object).where(table.heuristic.notna(), None),
             coverage=table[f"coverage_{criterion}"],
             rank=table["rank"] + 1,
         )
 
-    def page(self, asked: NeuronsAsked) -> Page:
-        rows = self._tables[asked.criterion]
-        if asked.operator is not None:
-            rows = rows[rows.operator == asked.operator]
-        if asked.layer is not None:
-            rows = rows[rows.layer == asked.layer]
-        if asked.classified != "any":
-            rows = rows[(rows.heuristics > 0) == (asked.classified == "classified")]
-        if asked.kind is not None or asked.heuristic is not None:
-            rows = rows[self._having(rows, asked.criterion, asked.kind, asked.heuristic)]
-        return _page(rows, asked)
-
-    def _having(
-        self, rows: pd.DataFrame, criterion: str, kind: str | None, heuristic: str | None
-    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which neurons match some heuristic of a kind, or this heuristic."""
-        matches = self._classify.matched(None, criterion)
-        if heuristic is not None:
-            matches = matches[matches.heuristic == heuristic]
-        if kind is not None:
-            named = [kind_name(k, on) == kind for k, on in zip(matches.kind, matches.on, strict=True)]
-            matches = matches[np.array(named, dtype=np.bool_)]
-        who = pd.MultiIndex.from_frame(rows[list(_WHO)])
-        return np.asarray(who.isin(pd.MultiIndex.from_frame(matches[list(_WHO)])))
-
-    @cached_property
-    def kinds(self) -> list[tuple[str, str]]:
-        m = self._classify.matches
-        return sorted(set(zip(m.kind, m.on, strict=True)))
-
-    @cached_property
-    def layers(self) -> list[int]:
-        return sorted(int(x) for x in self._tables[CALIBRATED].layer.unique())
-
-
-_WHO = ("operator", "layer", "neuron")
+    def page(self, query: NeuronQuery) -> dict[str, Any]:
+        rows = _where(self._tables[query.criterion], operator=query.operator, layer=query.layer)
+        if query.classified != "any":
+            rows = rows[(rows.heuristics > 0) == (query.classified == "classified")]
+        if query.kind is not None or query.heuristic is not None:
+            matches = _where(self._matches[query.criterion], kind=query.kind, heuristic=query.heuristic)
+            rows = rows.merge(matches[NEURON].drop_duplicates(), on=NEURON)
+        return page(rows, query)
 
 
 class HeuristicTable:
-    """The heuristics that some top neuron matches, by either criterion: how many neurons in each layer, and what is left of
-    accuracy without them, where that was tested."""
+    """The heuristics that top neurons match: number of neurons per layer, and the result of the knockout if tested."""
 
     def __init__(self, classify: Classification, knockout: Knockout | None):
-        self._tables = {c: _heuristics(classify, c) for c in CRITERIA}
-        if knockout is not None:
-            for c, table in self._tables.items():
-                self._tables[c] = table.merge(_knocked_out(knockout, c), on=["operator", "heuristic"], how="left")
+        self._tables = {
+            criterion: _heuristics(_matches(classify, criterion)).merge(
+                _knockouts(knockout, criterion), on=HEURISTIC, how="left"
+            )
+            for criterion in CRITERIA
+        }
 
-    def page(self, asked: HeuristicsAsked) -> Page:
-        rows = self._tables[asked.criterion]
-        if asked.operator is not None:
-            rows = rows[rows.operator == asked.operator]
-        if asked.kind is not None:
-            rows = rows[rows.kind == asked.kind]
-        if asked.search:
-            rows = rows[rows.heuristic.str.contains(asked.search, regex=False)]
-        for missing in set(KNOCKOUT) - set(rows.columns):
-            rows = rows.assign(**{missing: None})
-        if asked.tested:
-            rows = rows[rows.knockout.notna()]
-        return _page(rows, asked)
+    def page(self, query: HeuristicQuery) -> dict[str, Any]:
+        rows = _where(self._tables[query.criterion], operator=query.operator, kind=query.kind)
+        rows = rows[rows.heuristic.str.contains(query.search, regex=False)]
+        return page(rows[rows.knockout.notna()] if query.tested else rows, query)
 
     def by_kind(self, criterion: str, operator: str | None) -> list[dict[str, Any]]:
-        """For each kind its heuristics and matches, and the matches by layer."""
-        rows = self._tables[criterion]
-        rows = rows if operator is None else rows[rows.operator == operator]
-        found = []
-        for kind, some in rows.groupby("kind", sort=True):
-            layers: dict[int, int] = {}
-            for by_layer in some.by_layer:
-                for layer, n in by_layer.items():
-                    layers[layer] = layers.get(layer, 0) + n
-            found.append(
-                {"kind": kind, "heuristics": len(some), "matches": int(some.neurons.sum()), "by_layer": layers}
-            )
-        return found
+        """Per kind, the number of heuristics and of matches, and matches per layer."""
+        summary = []
+        for kind, rows in _where(self._tables[criterion], operator=operator).groupby("kind", sort=True):
+            layers: Counter[int] = Counter()
+            for by_layer in rows.by_layer:
+                layers.update(by_layer)
+            matches = int(rows.neurons.sum())
+            summary.append({"kind": kind, "heuristics": len(rows), "matches": matches, "by_layer": dict(layers)})
+        return summary
 
 
-def _heuristics(classify: Classification, criterion: str) -> pd.DataFrame:
-    matches = classify.matched(None, criterion)
+def _heuristics(matches: pd.DataFrame) -> pd.DataFrame:
+    rows = [
+        {
+            **group.iloc[0][[*HEURISTIC, "kind", "direct", "size"]],
+            "neurons": len(group),
+            "by_layer": group.layer.value_counts().sort_index().to_dict(),
+        }
+        for _, group in matches.groupby(HEURISTIC, sort=True)
+    ]
+    return pd.DataFrame(rows, columns=[*HEURISTIC, "kind", "direct", "size", "neurons", "by_layer"])
+
+
+def _knockouts(knockout: Knockout | None, criterion: str) -> pd.DataFrame:
+    """Per heuristic, accuracy with its own neurons ablated on both groups of prompts, the difference, and all means."""
     rows = []
-    for (operator, heuristic), some in matches.groupby(["operator", "heuristic"], sort=True):
-        first = some.iloc[0]
-        layers = some.layer.value_counts().sort_index()
-        rows.append(
-            {
-                "operator": operator,
-                "heuristic": heuristic,
-                "kind": kind_name(str(first.kind), str(first.on)),
-                "direct": bool(first.direct),
-                "size": int(first["size"]),
-                "neurons": len(some),
-                "by_layer": {int(str(layer)): int(n) for layer, n in layers.items()},
-            }
-        )
-    columns = ["operator", "heuristic", "kind", "direct", "size", "neurons", "by_layer"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _knocked_out(knockout: Knockout, criterion: str) -> pd.DataFrame:
-    """One row a heuristic: accuracy left on associated and other prompts with its own neurons silenced, and all numbers."""
-    left = knockout.accuracy[knockout.accuracy.criterion == criterion]
-    gaps = knockout.differences[knockout.differences.criterion == criterion]
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in left.to_dict("records"):
-        entry = _entry(rows, row)
-        entry["knockout"][f"{row['ablated']}_{row['group']}"] = mean_entry(row)
-        if row["ablated"] == OWN:
-            entry[str(row["group"])] = row["value"]
-    for row in gaps.to_dict("records"):
-        entry = _entry(rows, row)
-        entry["knockout"][f"difference_{row['difference']}"] = mean_entry(row)
-        if row["difference"] == "prompts":
-            entry["difference"] = row["value"]
-    return pd.DataFrame(list(rows.values()), columns=["operator", "heuristic", *KNOCKOUT])
-
-
-def _entry(rows: dict[tuple[str, str], dict[str, Any]], row: Mapping[Any, Any]) -> dict[str, Any]:
-    named = {"operator": str(row["operator"]), "heuristic": str(row["heuristic"])}
-    return rows.setdefault((named["operator"], named["heuristic"]), {**named, "knockout": {}})
+    if knockout is not None:
+        accuracy = knockout.accuracy.assign(mean=knockout.accuracy.ablated + "_" + knockout.accuracy.group)
+        differences = knockout.differences.assign(mean="difference_" + knockout.differences.difference)
+        means = _where(pd.concat([accuracy, differences]), criterion=criterion)
+        for names, group in means.groupby(HEURISTIC):
+            entries = {row["mean"]: mean_entry(row) for row in group.to_dict("records")}
+            left = [entries[f"{OWN}_{prompts}"]["value"] for prompts in GROUPS]
+            rows.append((*names, *left, entries["difference_prompts"]["value"], entries))
+    return pd.DataFrame(rows, columns=[*HEURISTIC, *GROUPS, "difference", "knockout"])

@@ -1,182 +1,170 @@
-"""What each view of the explorer shows, as plain values and bytes, from a run's results."""
+"""Contents of each view of the explorer, as plain values and arrays, from a run's results."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.localize import MLP
-from arithscope.explorer.run_registry import NotThere, Served
-from arithscope.heuristics.kinds import kind_name, parse
+from arithscope.explorer.request_models import NotFound
+from arithscope.explorer.run_registry import ServedRun
+from arithscope.explorer.tables import API_NAMES, NEURON
+from arithscope.heuristics.kinds import parse
 from arithscope.prompts import operand_grid
 from arithscope.results.comparison import CURVES, Comparison
-from arithscope.results.run import Run
 
 
-def described(served: Served) -> dict[str, Any]:
-    """What a page needs to know of a run before it asks for anything else."""
-    run = served.run
-    there = run.stages
-    classified = {"patterns", "classify"} <= set(there)
+def run_info(served: ServedRun) -> dict[str, Any]:
+    """What the page needs to know about a run before it requests anything else."""
+    run, stages = served.run, served.run.stages
+    classified = {"patterns", "classify"} <= set(stages)
     return {
         "name": served.name,
         "model": run.manifest["model"],
         "version": run.manifest["version"],
         "created": run.manifest["created"],
-        "operators": run.accuracy.operators if "accuracy" in there else [],
+        "operators": run.accuracy.operators if "accuracy" in stages else [],
         "max_operand": run.max_operand,
         "limit": run.limit,
-        "preset": run.configuration["preset"],
-        "seed": run.configuration["seed"],
-        "template": run.configuration["template"],
-        "stages": there,
-        "checkpoints": run.training.checkpoints if "training" in there else [],
+        **{name: run.configuration[name] for name in ("preset", "seed", "template")},
+        "stages": stages,
+        "checkpoints": run.training.checkpoints if "training" in stages else [],
         "neuron_layers": served.neurons.layers if classified else [],
-        "kinds": [kind_name(*kind) for kind in served.neurons.kinds] if classified else [],
+        "kinds": served.neurons.kinds if classified else [],
         "classified_operators": run.classify.operators if classified else [],
     }
 
 
-def square_bytes(served: Served, operator: str) -> bytes:
-    """Over the operand square, op1 by op1: the model's answers as int32, then the right answers' probabilities as float32."""
-    if operator not in served.squares:
-        raise NotThere(f"The run {served.name} did not ask prompts with {operator}.")
-    answered, p = served.squares[operator]
-    return answered.astype("<i4").tobytes() + p.astype("<f4").tobytes()
+def results(served: ServedRun) -> list[dict[str, Any]]:
+    """Every finished stage with its summary and the names of its tables."""
+    summary = served.run.folder.summary
+    return [
+        {
+            "stage": stage,
+            "summary": summary.get(stage, {}),
+            "tables": sorted(file.stem for file in (served.run.path / stage).glob("*.parquet")),
+        }
+        for stage in served.run.stages
+    ]
 
 
-def neuron_page(served: Served, operator: str, layer: int, neuron: int) -> dict[str, Any]:
-    """All that is known of a neuron but for its pattern, which is sent on its own."""
-    served.needs("neurons")
+def result_table(served: ServedRun, stage: str, name: str) -> pd.DataFrame:
+    served.require(stage)
+    tables = _tables(served.run.result(stage))
+    if name not in tables:
+        raise NotFound(f"The stage {stage} has no table {name[:80]!r}; choose from: {', '.join(tables) or 'none'}.")
+    return tables[name]
+
+
+def _tables(result: Any) -> dict[str, pd.DataFrame]:
+    """The tables of a stage's result, by the names of its fields."""
+    contents = {field.name: getattr(result, field.name) for field in fields(result)}
+    return {name: value for name, value in contents.items() if isinstance(value, pd.DataFrame)}
+
+
+def predictions(served: ServedRun, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    if operator not in served.predictions:
+        raise NotFound(f"The run {served.name} has no prompts with {operator}.")
+    return served.predictions[operator]
+
+
+def neuron_page(served: ServedRun, operator: str, layer: int, index: int) -> dict[str, Any]:
+    """Everything about a neuron except its activations, which are sent as bytes."""
+    served.require("neurons")
     run = served.run
-    found = run.neuron(layer, neuron, operator)
-    p = found.pattern
-    heuristics = found.heuristics.drop(columns=["operator", "layer", "neuron"], errors="ignore")
-    best = found.best.drop(columns=["operator", "layer", "neuron"], errors="ignore")
-    others = [o for o in run.operators if o != operator and run.place(layer, neuron, o) is not None]
+    neuron = run.neuron(layer, index, operator)
+    own_map = neuron.pattern
     return {
-        "name": found.name,
+        "name": neuron.name,
         "layer": layer,
-        "neuron": neuron,
+        "neuron": index,
         "operator": operator,
-        "effects": found.effects.to_dict("records"),
-        "heuristics": heuristics.to_dict("records"),
-        "best": best.to_dict("records"),
-        "coverage": found.coverage,
-        "top_for": others,
-        "pattern": None
-        if p is None
-        else {
-            "rank": p.rank,
-            "op1": p.op1,
-            "op2": p.op2,
-            "result": p.result,
-            "alignment": p.alignment,
-            "direct": p.direct,
-            "tokens": p.tokens,
-            "logits": [round(float(x), 5) for x in p.logits],
+        "effects": neuron.effects.to_dict("records"),
+        "heuristics": neuron.heuristics.drop(columns=NEURON, errors="ignore").to_dict("records"),
+        "best": neuron.best.drop(columns=NEURON, errors="ignore").to_dict("records"),
+        "coverage": neuron.coverage,
+        "top_for": [o for o in run.operators if o != operator and run.place(layer, index, o) is not None],
+        "activation_map": own_map
+        and {
+            **{shown: getattr(own_map, name) for name, shown in API_NAMES["activation_maps"].items()},
+            **{name: getattr(own_map, name) for name in ("rank", "alignment", "direct", "tokens")},
+            "logits": [round(float(logit), 5) for logit in own_map.logits],
         },
     }
 
 
-def stored_pattern(run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any] | None:
-    """A neuron's activations, if the run kept them."""
-    if not {"neurons", "patterns"} <= set(run.stages):
-        return None
-    place = run.place(layer, neuron, operator)
-    return None if place is None else run.patterns.activations[place]
-
-
-def pattern_bytes(activations: np.ndarray[Any, Any]) -> bytes:
-    """Op1 by op1, as float32."""
-    return np.asarray(activations).astype("<f4").tobytes()
-
-
-def prompts_of_heuristic(served: Served, operator: str, heuristic: str) -> bytes:
-    """Over the operand square, op1 by op1: 1 for legal prompts that the heuristic holds for, 0 for all others."""
+def heuristic_prompts(served: ServedRun, operator: str, heuristic: str) -> NDArray[np.uint8]:
+    """Over the operand grid: 1 for legal prompts that the heuristic holds for, 0 for all others."""
     try:
         rule = parse(heuristic)
     except UserError as error:
-        raise NotThere(str(error)) from None
+        raise NotFound(str(error)) from None
     prompts = operand_grid(operator, served.run.max_operand)
-    legal = prompts.legal(served.run.limit)
-    return (legal & rule.holds(prompts)).astype(np.uint8).tobytes()
+    return (prompts.legal(served.run.limit) & rule.holds(prompts)).astype(np.uint8)
 
 
-def circuit(served: Served, operator: str, measure: str) -> dict[str, Any]:
-    """Effects of all components, the circuit's heads with their attention, and how few suffice."""
-    served.needs("localize", "circuit", "heads")
+def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
+    """Effects of all components, the circuit's heads with their attention patterns, and faithfulness by size."""
+    served.require("localize", "circuit", "heads")
     run = served.run
     if operator not in run.circuit.operators:
-        raise NotThere(f"The run {served.name} found no circuit for {operator}.")
+        raise NotFound(f"The run {served.name} has no circuit for {operator}.")
+
+    def rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
+        return table[table.operator == operator].drop(columns="operator").to_dict("records")
+
     effects = run.localize.effects
     effects = effects[(effects.operator == operator) & (effects.measure == measure)]
-    roles = run.heads.roles.reset_index(drop=True)
-    roles = roles[roles.operator == operator]
-    isolation = run.heads.isolation[run.heads.isolation.operator == operator]
-    curve = run.circuit.curve[run.circuit.curve.operator == operator]
+    roles = run.heads.roles.rename(columns=API_NAMES["heads"])
+    probe = run.probe if "probe" in run.stages else None
     return {
         "operator": operator,
         "measure": measure,
         "ranked_by": run.configuration["effect"],
-        "positions": {str(position): _effect_maps(rows) for position, rows in effects.groupby("position", sort=False)},
-        "labels": run.heads.positions,
-        "heads": run.circuit.heads[run.circuit.heads.operator == operator].drop(columns="operator").to_dict("records"),
-        "shared": [[layer, head] for layer, head in run.circuit.shared()],
-        "roles": [
-            {**row, "attention": run.heads.patterns[place].round(4).tolist()}
-            for place, row in zip(roles.index, roles.drop(columns="operator").to_dict("records"), strict=True)
-        ],
-        "isolation": isolation.drop(columns="operator").to_dict("records"),
-        "curve": curve.drop(columns="operator").to_dict("records"),
-        "table": run.circuit.summary().get(operator, {}),
-        "probe": _probe(run, operator),
+        "effects": {position: _effect_maps(at) for position, at in effects.groupby("position", sort=False)},
+        "positions": run.heads.positions,
+        "heads": rows(run.circuit.heads),
+        "shared": run.circuit.shared(),
+        "roles": rows(roles.assign(attention_pattern=run.heads.patterns.round(4).tolist())),
+        "isolation": rows(run.heads.isolation),
+        "curve": rows(run.circuit.curve),
+        "summary": run.circuit.summary().get(operator, {}),
+        "probe": probe and {"table": rows(probe.table), "first_answer_layer": probe.first_answer_layer},
     }
 
 
 def _effect_maps(rows: pd.DataFrame) -> dict[str, Any]:
-    """[layers][heads] of means and medians, and [layers] of the MLPs."""
+    """Mean and median effects at one position: of heads as [layers][heads], of MLPs as [layers]."""
     heads, mlps = rows[rows["head"] != MLP], rows[rows["head"] == MLP].sort_values("layer")
-    maps = {
-        name: heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist()
-        for name, column in (("heads", "value"), ("head_medians", "median"))
-    }
-    return {**maps, "mlps": mlps.value.tolist(), "mlp_medians": mlps["median"].tolist()}
-
-
-def _probe(run: Run, operator: str) -> dict[str, Any] | None:
-    if "probe" not in run.stages:
-        return None
-    table = run.probe.table
-    rows = table[table.operator == operator].drop(columns="operator")
-    return {"rows": rows.to_dict("records"), "first_answer_layer": run.probe.first_answer_layer}
-
-
-def training(served: Served) -> dict[str, Any]:
-    """The curves over checkpoints, and which checkpoints have patterns."""
-    served.needs("training")
-    found = served.run.training
-    tables = ("accuracy", "present", "faithfulness", "knockout", "mutual_share")
     return {
-        "checkpoints": found.checkpoints,
-        **{name: getattr(found, name).to_dict("records") for name in tables},
+        statistic: {
+            "heads": heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist(),
+            "mlps": mlps[column].tolist(),
+        }
+        for statistic, column in (("mean", "value"), ("median", "median"))
     }
 
 
-def comparison(found: Comparison, names: dict[str, str]) -> dict[str, Any]:
-    """Every headline number and every curve of all runs, under the names that runs have here."""
-    shown = {theirs: ours for ours, theirs in names.items()}
-    curves = found.curves.assign(run=found.curves.run.map(shown))
-    table = found.table.assign(run=found.table.run.map(shown))
+def training(served: ServedRun) -> dict[str, Any]:
+    """The names of the checkpoints, and all curves over them."""
+    served.require("training")
+    curves = {name: table.to_dict("records") for name, table in _tables(served.run.training).items()}
+    return {"checkpoints": served.run.training.checkpoints, **curves}
+
+
+def comparison(compared: Comparison, runs: Mapping[str, Any]) -> dict[str, Any]:
+    """Headline numbers and curves of all runs, under the names that the runs have here."""
+    names = dict(zip(compared.runs, runs, strict=True))
+    table, curves = (rows.assign(run=rows.run.map(names)) for rows in (compared.table, compared.curves))
+    by_name = {name: curves[curves.curve == name].drop(columns="curve").to_dict("records") for name in CURVES}
     return {
-        "runs": list(names),
+        "runs": list(runs),
         "table": table.to_dict("records"),
-        "curves": {
-            name: curves[curves.curve == name].drop(columns="curve").to_dict("records")
-            for name in CURVES
-            if (curves.curve == name).any()
-        },
+        "curves": {name: rows for name, rows in by_name.items() if rows},
     }

@@ -69,7 +69,7 @@ def _arrows(roles: pd.DataFrame) -> pd.DataFrame:
     named = roles.groupby(keys, as_index=False).agg(
         operators=("operator", lambda o: " ".join(SIGNS[x] for x in o)),
         shared=("shared", "any"),
-        share=("reads_share", "mean"),
+        share=("reads_attention", "mean"),
     )
     return named.assign(reads_named=named.reads.where(named.reads.isin(list(COLUMNS)), ""))
 

@@ -75,9 +75,9 @@ def worst_prompts(failures: Failures) -> Figure:
     rows = []
     for _, worst in failures.worst.groupby("operator", sort=False):
         for row in worst.head(SHOWN).to_dict("records"):
-            pushed = [f"{h} ({push:+.2f})" for h, push in zip(row["heuristics"], row["pushes"], strict=True)]
+            pushed = [f"{h} ({push:+.2f})" for h, push in zip(row["heuristics"], row["logit_differences"], strict=True)]
             prompt = f"{row['op1']}{SIGNS[row['operator']]}{row['op2']}="
-            figures = (f"{row['p_answer']:.1e}", f"{row['pushed']:+.2f}")
+            figures = (f"{row['p_answer']:.1e}", f"{row['logit_difference']:+.2f}")
             named = textwrap.fill("; ".join(pushed) or "none", LINE)
             rows.append([prompt, str(row["answer"]), str(row["predicted"]), *figures, named])
     header = ["prompt", "right", "given", "P(right)", "pushed by all", "most of it by the neurons of"]

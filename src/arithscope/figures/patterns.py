@@ -18,9 +18,9 @@ from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.style import SIGNS, grid_shape, hide_unused, new_figure, styled
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.classification import NeuronBatch
 from arithscope.heuristics.kinds import parse
-from arithscope.heuristics.matching import order
+from arithscope.heuristics.neuron_matching import NeuronBatch
+from arithscope.heuristics.overlaps import top_prompts
 from arithscope.prompts import operand_grid
 
 FEWEST, LARGEST_SHARE = 30, 0.3  # prompts of a heuristic that is worth showing; rather not more than this share of all
@@ -154,12 +154,12 @@ def matching_walkthrough(patterns: ActivationMaps, classify: Classification) -> 
     )
     k = int(row["size"])
     foremost = torch.zeros(len(sets), dtype=torch.bool)
-    foremost[order(activations * on_answer)[0, :k]] = True
+    foremost[top_prompts(activations * on_answer)[0, :k]] = True
     members = torch.from_numpy(heuristic.holds(sets.prompts))
 
     def on_square(values: torch.Tensor) -> NDArray[np.float32]:
         field = np.full((patterns.max_operand + 1) ** 2, np.nan, dtype=np.float32)
-        field[sets.cells.numpy()] = values.numpy()
+        field[sets.grid_index.numpy()] = values.numpy()
         return field.reshape(patterns.max_operand + 1, -1)
 
     _pattern(panels[0], patterns, at)

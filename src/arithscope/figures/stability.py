@@ -41,7 +41,7 @@ def repeated_numbers(stability: Stability) -> Figure:
     )
     for panel, operator in zip(panels, operators, strict=True):
         for place, row in enumerate(shares):
-            found = stability.of(row, operator)
+            found = stability.means(row, operator)
             if WHOLE in found:
                 whole = found[WHOLE]
                 panel.plot([whole.low, whole.high], [place, place], color="black", linewidth=1)

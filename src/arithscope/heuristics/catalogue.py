@@ -1,11 +1,11 @@
-"""The legal prompts of one operator, and heuristics as sets of them, coded so that overlaps can be counted fast.
+"""The legal prompts of one operator, and its heuristics as sets of them, encoded for fast counting of overlaps.
 
-Heuristics that look at the same thing share a *variable*: a number for each prompt (op1, say), such that every heuristic of the
-variable holds for all prompts with the same number, or for none of them. A heuristic is then a set of the variable's numbers.
-
-Prompts are kept in a fixed random order. Where two prompts have the same activation, the earlier one comes first: ties are
-broken by a fixed rule that favours no heuristic. (With prompts in the order of their operands, a neuron that never fires
-would look like a perfect detector of small numbers.)
+1. Put the prompts into a fixed random order. It breaks ties between equal activations without favouring any heuristic. (In
+   the order of operands, a neuron that never fires would look like a perfect detector of small numbers.)
+2. Group heuristics by the *variable* they depend on: op1, say, or both operands modulo 5. Number the values that the variable
+   takes on the prompts; a heuristic is then a set of values.
+3. Drop heuristics that hold for no legal prompt, or for all.
+4. For each variable, lay out the histogram from which overlaps.py reads the overlaps of all its heuristics.
 """
 
 from __future__ import annotations
@@ -21,117 +21,91 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.kinds import BOTH, Bools, Heuristic, Ints, Modulo, Range, Rule, numbers_of
+from arithscope.heuristics.enumeration import all_heuristics
+from arithscope.heuristics.kinds import BOTH, Bools, Ints, Modulo, Range, Rule, prompt_numbers
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
-from arithscope.heuristics.vocabulary import vocabulary
 from arithscope.prompts import Prompts, legal_prompts, random_source
 
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A number 0…size−1 for each prompt, and the heuristics that depend on nothing else.
+    """A value 0, 1, … for each prompt, and the heuristics that depend on nothing else.
 
-    Overlaps come from one cumulative histogram. Each number has a cell for each size k of the heuristics that hold for it, and
-    one more for what comes behind them: so few cells are far faster than one for every number and every size.
-
-    holds    which heuristics hold for which numbers
-    cuts     the distinct sizes k of the heuristics, ascending
-    cells    where a prompt counts, by the piece its rank is in (from one cut up to the next) and its number
-    entries  how often each number occurs among the k foremost prompts is the cumulative count at a cell less that at the
-    before   cell before the number's first: these two, for each heuristic and each number it holds for; the sum over a
-    ends     heuristic's numbers is its overlap. Heuristic after heuristic; `ends` says where each one's end
+    A value has one histogram bin per distinct size k of the heuristics that hold for it, and one for all ranks beyond: far
+    fewer bins than values × sizes. The number of top-k prompts with the value is the cumulative count at its bin for k
+    (`upper`) minus that before its first bin (`lower`); a heuristic's overlap is the sum of these over its values.
     """
 
     name: str
+    max_k: int  # size of the largest heuristic
+    bin_count: int
     values: Int[Tensor, " prompts"]  # int32: looked up very often
-    holds: Bool[Tensor, "heuristics size"]
-    cuts: Int[Tensor, " cuts"]
-    cells: Int[Tensor, "cuts size"]
-    entries: Int[Tensor, " entries"]
-    before: Int[Tensor, " entries"]
-    ends: Int[Tensor, " heuristics"]
-
-    @property
-    def size(self) -> int:
-        return self.holds.shape[1]
-
-    @cached_property
-    def cell_count(self) -> int:
-        return int(self.cells.max()) + 1
-
-    @cached_property
-    def deepest(self) -> int:
-        """How many of the foremost prompts are looked at."""
-        return int(self.cuts[-1])
-
-    @cached_property
-    def piece_starts(self) -> Int[Tensor, " deepest"]:
-        """By rank, where the cells of its piece begin."""
-        lengths = self.cuts.diff(prepend=self.cuts.new_zeros(1))
-        starts = torch.arange(0, self.cells.numel(), self.size, dtype=torch.int32, device=self.cuts.device)
-        return starts.repeat_interleave(lengths)
+    holds: Bool[Tensor, "heuristics values"]
+    bins: Int[Tensor, " entries"]  # of a prompt, at row_start[its rank] + its value
+    row_start: Int[Tensor, " max_k"]  # the same for all ranks between two consecutive sizes
+    upper: Int[Tensor, " pairs"]  # pairs of a heuristic and a value it holds for, heuristic after heuristic
+    lower: Int[Tensor, " pairs"]
+    ends: Int[Tensor, " heuristics"]  # where each heuristic's pairs end
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """The heuristics of a class, direct or indirect, in the order of its variables, with their sizes k and the evidence for
-    every possible overlap: that of heuristic h and overlap x is at `table[start[h] + x]`."""
+class HeuristicGroup:
+    """All direct, or all indirect, heuristics of an operator, in the order of their variables."""
 
-    heuristics: list[Heuristic]
-    sizes: Int[Tensor, " heuristics"]
+    heuristics: list[Rule]
+    sizes: Int[Tensor, " heuristics"]  # k
     variables: list[Variable]
-    table: Tensor
-    start: Int[Tensor, " heuristics"]
-    total: int  # prompts
+    tail_table: Float[Tensor, " entries"]  # −log₁₀ P of every overlap x = 0…k, for each distinct k
+    tail_start: Int[Tensor, " heuristics"]  # where the entries of a heuristic's k start
+    total: int  # number of prompts
 
     @cached_property
-    def column(self) -> dict[Heuristic, int]:
-        """Where each heuristic is."""
+    def index(self) -> dict[Rule, int]:
         return {h: i for i, h in enumerate(self.heuristics)}
 
     @cached_property
-    def kinds(self) -> list[tuple[int, int]]:
-        """Where the heuristics of each kind, about the same number, begin and end."""
-        groups = [len(list(group)) for _, group in groupby(self.heuristics, key=lambda h: (h.kind, h.on))]
-        return list(pairwise(accumulate(groups, initial=0)))
+    def kind_spans(self) -> list[tuple[int, int]]:
+        """Start and end of each run of heuristics of one kind about the same number."""
+        lengths = [len(list(run)) for _, run in groupby(self.heuristics, key=lambda h: (h.kind, h.on))]
+        return list(pairwise(accumulate(lengths, initial=0)))
 
     @property
-    def chance(self) -> Float[Tensor, " heuristics"]:
-        """The overlap that a random order brings on average."""
+    def chance_overlap(self) -> Float[Tensor, " heuristics"]:
+        """Mean overlap with the top k of a random ranking, k²/N."""
         return self.sizes.double() ** 2 / self.total
 
-    def neg_log10_p_hypergeom(self, overlaps: Int[Tensor, "*rows heuristics"]) -> Tensor:
-        return self.table[overlaps.long() + self.start]
+    def neg_log10_p_hypergeom(self, overlap: Int[Tensor, "*rows heuristics"]) -> Float[Tensor, "*rows heuristics"]:
+        return self.tail_table[overlap.long() + self.tail_start]
 
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
     operator: str
     prompts: Prompts  # legal, in the order that breaks ties
-    cells: Int[Tensor, " prompts"]  # where each is in the flattened operand square
-    results: Int[Tensor, " results"]  # the answers that occur, ascending
-    codes: Int[Tensor, " prompts"]  # of each prompt the index of its answer in `results`
-    result_sizes: Int[Tensor, " results"]  # how many prompts have each
-    indirect: Side
-    direct: Side
+    grid_index: Int[Tensor, " prompts"]  # position in the flattened operand grid
+    results: Int[Tensor, " results"]  # distinct answers, ascending
+    result_index: Int[Tensor, " prompts"]  # of each prompt's answer in `results`
+    result_counts: Int[Tensor, " results"]  # number of prompts with each answer
+    indirect: HeuristicGroup
+    direct: HeuristicGroup
 
     @property
-    def width(self) -> int:
-        """How many numbers one order of the prompts takes: the prompts, or the entries of a variable."""
-        entries = [len(v.entries) for side in (self.indirect, self.direct) for v in side.variables]
-        return max(len(self), *entries)
+    def groups(self) -> tuple[HeuristicGroup, HeuristicGroup]:
+        return self.indirect, self.direct
+
+    @property
+    def elements_per_ranking(self) -> int:
+        """Numbers held in memory for one ranking of the prompts: its prompts, or the pairs of a variable."""
+        return max([len(self), *(len(v.upper) for group in self.groups for v in group.variables)])
 
     @cached_property
-    def depth(self) -> int:
-        """How many of the foremost prompts are looked at: as many as the largest heuristic has. For division, with its sets of
-        several results, that can be nearly all."""
-        if self.operator == "/":
-            return len(self)
-        return max(int(side.sizes.max()) for side in (self.indirect, self.direct))
+    def max_k(self) -> int:
+        """Number of top prompts needed: the size of the largest heuristic, or all for division (see multi_result.py)."""
+        return len(self) if self.operator == "/" else max(int(group.sizes.max()) for group in self.groups)
 
     @cached_property
     def answers(self) -> Int[Tensor, " prompts"]:
-        return self.results[self.codes]
+        return self.results[self.result_index]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -140,85 +114,79 @@ class Catalogue:
 def catalogue(
     operator: str, max_operand: int, limit: int, both_operands: bool = False, device: str | torch.device = "cpu"
 ) -> Catalogue:
-    """All heuristics of an operator. Those that hold for no legal prompt, or for all of them, say nothing and are dropped."""
+    """Build the catalogue of an operator, for operands up to `max_operand` and results below the single-token `limit`.
+
+    `both_operands` adds ranges and congruences that both operands satisfy. Overlaps will be counted on `device`.
+    """
     prompts = legal_prompts(operator, max_operand, limit)
     prompts = prompts[random_source(0, "ties", operator).permutation(len(prompts))]
-    candidates = vocabulary(operator, max_operand, int(prompts.answer.max(initial=0)), both_operands)
-    sides = [_side(prompts, [h for h in candidates if h.direct is direct], device) for direct in (False, True)]
-    cells = prompts.op1 * (max_operand + 1) + prompts.op2
-    results = np.unique(prompts.answer, return_inverse=True, return_counts=True)
-    places, values, codes, sizes = (torch.from_numpy(x).to(device) for x in (cells, *results))
-    return Catalogue(operator, prompts, places, values, codes, sizes, *sides)
+    heuristics = all_heuristics(operator, max_operand, int(prompts.answer.max(initial=0)), both_operands)
+    groups = [_group(prompts, [h for h in heuristics if h.direct is direct], device) for direct in (False, True)]
+    answers = np.unique(prompts.answer, return_inverse=True, return_counts=True)
+    arrays = (prompts.op1 * (max_operand + 1) + prompts.op2, *answers)
+    grid_index, results, result_index, result_counts = (torch.from_numpy(x).to(device) for x in arrays)
+    return Catalogue(operator, prompts, grid_index, results, result_index, result_counts, *groups)
 
 
-def _side(prompts: Prompts, heuristics: Sequence[Heuristic], device: str | torch.device) -> Side:
-    groups: dict[str, list[Heuristic]] = {}
+def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.device) -> HeuristicGroup:
+    by_variable: dict[str, list[Rule]] = {}
     for h in heuristics:
-        groups.setdefault(_looks_at(h), []).append(h)
-    kept: list[Heuristic] = []
-    sizes: list[NDArray[np.int64]] = []
+        by_variable.setdefault(_variable_name(h), []).append(h)
+    kept: list[Rule] = []
+    sizes: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
     variables = []
-    for name, group in groups.items():
-        values, members = _coded(prompts, group)
-        k = members @ np.bincount(values)
-        says = np.flatnonzero((k > 0) & (k < len(prompts)))
-        if len(says) == 0:
-            continue
-        cuts, cut = np.unique(k[says], return_inverse=True)
-        heuristic, value = members[says].nonzero()
-        cells = _cells(value, cut[heuristic], members.shape[1], len(cuts))
-        entries, before = cells[cut[heuristic], value], cells[0, value] - 1
-        parts = (values.astype(np.int32), members[says], cuts, cells, entries, before, members[says].sum(1).cumsum())
-        variables.append(Variable(name, *(torch.from_numpy(x).to(device) for x in parts)))
-        kept += [group[i] for i in says]
-        sizes.append(k[says])
-    k = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
+    for name, candidates in by_variable.items():
+        values, holds = _encoded(prompts, candidates)
+        k = holds @ np.bincount(values)
+        proper = np.flatnonzero((k > 0) & (k < len(prompts)))
+        if len(proper):
+            variables.append(_variable(name, values, holds[proper], k[proper], device))
+            kept += [candidates[i] for i in proper]
+            sizes.append(k[proper])
+    k = np.concatenate(sizes)
     distinct, which = np.unique(k, return_inverse=True)
-    starts = np.cumsum([0, *(distinct + 1)])
-    table = np.concatenate([np.zeros(0), *(neg_log10_p_hypergeom_table(len(prompts), int(one)) for one in distinct)])
-    return Side(
-        kept,
-        torch.from_numpy(k).to(device),
-        variables,
-        torch.from_numpy(table).to(device),
-        torch.from_numpy(starts[which] if len(k) else k).to(device),
-        len(prompts),
-    )
+    tables = [neg_log10_p_hypergeom_table(len(prompts), int(size)) for size in distinct]
+    tail_start = np.cumsum([0, *(distinct + 1)])[which]
+    arrays = (k, np.concatenate([np.zeros(0), *tables]), tail_start)
+    all_sizes, tail_table, start = (torch.from_numpy(x).to(device) for x in arrays)
+    return HeuristicGroup(kept, all_sizes, variables, tail_table, start, len(prompts))
 
 
-def _cells(value: Ints, cut: Ints, size: int, cuts: int) -> Ints:
-    """The cells of a histogram that tells, for these pairs of number and cut, how many prompts with the number come before the
-    cut: [cuts, size], number after number, from 1 on so that there is an empty one before the first."""
-    width = cuts + 1
-    used = np.unique(np.append(value * width + cut, np.arange(size) * width + cuts))
-    return 1 + np.searchsorted(used, np.arange(size) * width + np.arange(cuts)[:, None])
-
-
-def _looks_at(heuristic: Heuristic) -> str:
-    """The name of the variable that a heuristic depends on."""
+def _variable_name(heuristic: Rule) -> str:
     if heuristic.on != BOTH:
         return heuristic.on
-    if isinstance(heuristic, Rule):
-        return str(heuristic)
-    return f"{BOTH} mod {heuristic.divisor}" if isinstance(heuristic, Modulo) else f"{BOTH} in ranges"
+    if isinstance(heuristic, Modulo):
+        return f"{BOTH} mod {heuristic.divisor}"
+    return f"{BOTH} in ranges" if isinstance(heuristic, Range) else str(heuristic)
 
 
-def _coded(prompts: Prompts, heuristics: Sequence[Heuristic]) -> tuple[Ints, Bools]:
-    """Numbers of the prompts, and which heuristics hold for which number, read off one prompt of each number."""
-    _, example, values = np.unique(_labels(prompts, heuristics), return_index=True, return_inverse=True)
+def _encoded(prompts: Prompts, heuristics: Sequence[Rule]) -> tuple[Ints, Bools]:
+    """Values of a variable, and which of its heuristics hold for which value."""
+    first = heuristics[0]
+    if first.on != BOTH:
+        labels = prompt_numbers(prompts, first.on)
+    elif isinstance(first, Modulo):
+        a, b = prompts.op1 % first.divisor, prompts.op2 % first.divisor
+        labels = np.where(a == b, a, first.divisor)
+    elif isinstance(first, Range):
+        edges = np.unique([edge for h in heuristics if isinstance(h, Range) for edge in (h.low, h.high + 1)])
+        a, b = (np.searchsorted(edges, x, side="right") for x in (prompts.op1, prompts.op2))
+        labels = a * (len(edges) + 1) + b
+    else:
+        labels = first.holds(prompts).astype(np.int64)
+    _, example, values = np.unique(labels, return_index=True, return_inverse=True)
     return values, np.stack([h.holds(prompts[example]) for h in heuristics])
 
 
-def _labels(prompts: Prompts, heuristics: Sequence[Heuristic]) -> Ints:
-    """Numbers, not yet consecutive, that tell apart what the heuristics (all of one variable) tell apart."""
-    first = heuristics[0]
-    if first.on != BOTH:
-        return numbers_of(prompts, first.on)
-    if isinstance(first, Rule):
-        return first.holds(prompts).astype(np.int64)
-    if isinstance(first, Modulo):
-        a, b = prompts.op1 % first.divisor, prompts.op2 % first.divisor
-        return np.where(a == b, a, first.divisor)
-    edges = np.unique([edge for h in heuristics if isinstance(h, Range) for edge in (h.low, h.high + 1)])
-    a, b = (np.searchsorted(edges, x, side="right") for x in (prompts.op1, prompts.op2))
-    return a * (len(edges) + 1) + b
+def _variable(name: str, values: Ints, holds: Bools, k: Ints, device: str | torch.device) -> Variable:
+    """Lay out the bins, value after value from 1 on, so that bin 0 is an empty one before the first."""
+    cuts, cut = np.unique(k, return_inverse=True)
+    heuristic, value = holds.nonzero()
+    n_values, width = holds.shape[1], len(cuts) + 1
+    used = np.unique(np.append(value * width + cut[heuristic], np.arange(n_values) * width + len(cuts)))
+    bins = 1 + np.searchsorted(used, np.arange(n_values) * width + np.arange(len(cuts))[:, None])
+    row_start = np.repeat(np.arange(0, bins.size, n_values, dtype=np.int32), np.diff(cuts, prepend=0))
+    upper, lower = bins[cut[heuristic], value], bins[0, value] - 1
+    arrays = (values.astype(np.int32), holds, bins.ravel(), row_start, upper, lower, holds.sum(1).cumsum())
+    tensors = (torch.from_numpy(x).to(device) for x in arrays)
+    return Variable(name, int(cuts[-1]), int(bins.max()) + 1, *tensors)

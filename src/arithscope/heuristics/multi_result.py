@@ -1,17 +1,19 @@
-"""Multi-result heuristics of division: which two to four results a neuron's foremost prompts have.
+"""Multi-result heuristics of division: the two to four results that a neuron's top prompts have (paper App. E).
 
-A set of results *accounts for* the T foremost prompts if at least 95 % of them have one of these results. For every T (on a
-grid) there is a smallest such set: as each prompt has one result, that of the most frequent ones. Sets of two to four results
-are candidates; a single result is no multi-result heuristic. Of the candidates, each now a set of k prompts like any
-other heuristic, those come first that match, and of these the one whose overlap with the k foremost prompts says most, that
-is, has the most mutual information with being among them; the smaller T comes first if two say the same.
+The paper asks for the smallest set of results that accounts for at least 95 % of the neuron's top prompts and leaves open how
+many prompts those are. So, for each ranking of the prompts:
+
+1. For every T on a grid (2, 3, 4, 6, … N), find the smallest set that accounts for 95 % of the top T prompts: the most frequent
+   results, as each prompt has one. Keep it if it has two to four results.
+2. Treat each candidate as a heuristic of k prompts and count its overlap with the top k.
+3. Choose among the candidates that match (score ≥ 0.6), or among all if none does, the one whose membership has the largest
+   mutual information with being in the top k. Ties go to the smaller T.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -19,108 +21,102 @@ from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import MultiResult
-from arithscope.heuristics.matching import histogram, is_match, sorted_rows
+from arithscope.heuristics.overlaps import histogram, is_match, sorted_rows
 
-MOST = 4
-PERCENT = 95
-MATCHED = 1e9  # more than any information, in nats, of so many prompts
+MAX_RESULTS = 4
+COVERED_PERCENT = 95
+MATCH_BONUS = 1e9  # exceeds any mutual information, in nats, of so few prompts
 GROWTH = 1.5  # from one T of the grid to the next
 
 
-@dataclass(frozen=True, eq=False)
-class MultiResults:
-    """The multi-result heuristic of each of some orders of the prompts; `found` is False where there is none (and the rest
-    means nothing). `codes` are indices into the catalogue's results, of which the first `count` are meant."""
+class ResultSets(NamedTuple):
+    """The multi-result heuristic of each ranking. Where `exists` is False there is none and the rest is meaningless."""
 
-    found: Bool[Tensor, " orders"]
-    codes: Int[Tensor, "orders four"]
-    count: Int[Tensor, " orders"]
-    size: Int[Tensor, " orders"]  # k
-    overlap: Int[Tensor, " orders"]
-
-    def __getitem__(self, rows: Tensor) -> MultiResults:
-        return MultiResults(*(x[rows] for x in vars(self).values()))
-
-    def chunk(self, pieces: int) -> list[MultiResults]:
-        """In so many pieces of equal size."""
-        return [MultiResults(*parts) for parts in zip(*(x.chunk(pieces) for x in vars(self).values()), strict=True)]
-
-    @staticmethod
-    def joined(parts: Sequence[MultiResults]) -> MultiResults:
-        return MultiResults(*(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True)))
+    exists: Bool[Tensor, " rankings"]
+    members: Int[Tensor, "rankings 4"]  # indices into the catalogue's results; the first `length` count
+    length: Int[Tensor, " rankings"]
+    size: Int[Tensor, " rankings"]  # k
+    overlap: Int[Tensor, " rankings"]
 
     def heuristic(self, row: int, catalogue: Catalogue) -> MultiResult:
-        return MultiResult(tuple(catalogue.results[self.codes[row, : int(self.count[row])]].tolist()))
+        return MultiResult(tuple(catalogue.results[self.members[row, : int(self.length[row])]].tolist()))
 
 
-def how_many_sets(catalogue: Catalogue) -> int:
-    """How many sets of results there are to choose from."""
-    if catalogue.operator != "/":
-        return 0
-    return sum(comb(len(catalogue.results), size) for size in range(2, MOST + 1))
+def result_set_count(catalogue: Catalogue) -> int:
+    """Number of sets of results to choose from."""
+    sizes = range(2, MAX_RESULTS + 1) if catalogue.operator == "/" else ()
+    return sum(comb(len(catalogue.results), size) for size in sizes)
 
 
-def grid(total: int) -> list[int]:
-    """Numbers of foremost prompts that are tried."""
+def top_sizes(total: int) -> list[int]:
+    """Values of T that are tried."""
     sizes = [2]
     while sizes[-1] < total:
         sizes.append(min(total, int(sizes[-1] * GROWTH)))
     return sizes
 
 
-def ranks_by_result(ordered: Int[Tensor, "orders prompts"], catalogue: Catalogue) -> Int[Tensor, "orders prompts"]:
-    """Ranks of the prompts, by result and then ascending, as result code · N + rank."""
-    total, device = ordered.shape[1], ordered.device
-    kind = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # the smaller are sorted faster
-    first = (catalogue.codes * total).to(kind).index_select(0, ordered.flatten())
-    return sorted_rows(first.view(ordered.shape).add_(torch.arange(total, dtype=kind, device=device)))
+def ranks_by_result(ranked: Int[Tensor, "rankings prompts"], catalogue: Catalogue) -> Int[Tensor, "rankings prompts"]:
+    """Ranks of the prompts, grouped by result and ascending within, as result index · N + rank."""
+    total, device = ranked.shape[1], ranked.device
+    dtype = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # int32 sorts faster
+    offset = (catalogue.result_index * total).to(dtype).index_select(0, ranked.flatten())
+    return sorted_rows(offset.view(ranked.shape).add_(torch.arange(total, dtype=dtype, device=device)))
 
 
-def multi_results(ordered: Int[Tensor, "orders prompts"], ranks: Tensor, catalogue: Catalogue) -> MultiResults:
-    """For each order, with its `ranks_by_result`."""
-    (orders, total), results, device = ordered.shape, len(catalogue.results), ordered.device
-    most = min(MOST, results)
-    cuts = torch.tensor(grid(total), device=device)
+def find_result_sets(
+    ranked: Int[Tensor, "rankings prompts"], ranks: Int[Tensor, "rankings prompts"], catalogue: Catalogue
+) -> ResultSets:
+    """Choose the multi-result heuristic of each ranking, given with its `ranks_by_result`."""
+    (rankings, total), results, device = ranked.shape, len(catalogue.results), ranked.device
+    most = min(MAX_RESULTS, results)
+    cuts = torch.tensor(top_sizes(total), device=device)
     lengths = cuts.diff(prepend=cuts.new_zeros(1))
     starts = torch.arange(0, len(cuts) * results, results, device=device).repeat_interleave(lengths, output_size=total)
-    cells = catalogue.codes.index_select(0, ordered.flatten()).view(ordered.shape).add_(starts)
-    pieces = histogram(cells, len(cuts) * results)
-    counts = pieces.view(orders, len(cuts), results).cumsum(1)  # among the first T prompts
-    # The most frequent results, the smaller result first among equals.
+    bins = catalogue.result_index.index_select(0, ranked.flatten()).view(ranked.shape).add_(starts)
+    counts = histogram(bins, len(cuts) * results).view(rankings, len(cuts), results).cumsum(1)  # among the top T
+    # The most frequent results; the smaller result first among equals.
     backwards = torch.arange(results - 1, -1, -1, device=device)
-    frequent = (counts * results + backwards).topk(most, dim=-1).indices  # [orders, cuts, most]
-    accounted = counts.gather(-1, frequent).cumsum(-1) * 100 >= PERCENT * cuts[:, None]
-    needed = accounted.int().argmax(-1) + 1  # 1, too, where no set accounts for so many
+    frequent = (counts * results + backwards).topk(most, dim=-1).indices  # [rankings, cuts, most]
+    accounted = counts.gather(-1, frequent).cumsum(-1) * 100 >= COVERED_PERCENT * cuts[:, None]
+    needed = accounted.int().argmax(-1) + 1  # also 1 where no set accounts for enough
     used = torch.arange(most, device=device) < needed[..., None]
-    k = (catalogue.result_sizes[frequent] * used).sum(-1)
+    k = (catalogue.result_counts[frequent] * used).sum(-1)
     candidate = (needed >= 2) & (k < total)
-    overlap = (_below(ranks, frequent, k, catalogue) * used).sum(-1)
-    says = _information(total, k, overlap) + MATCHED * is_match(overlap, k)
-    says = says.masked_fill(~candidate, -torch.inf)
-    chosen = torch.arange(orders, device=device), says.argmax(-1)  # the first of equals
-    return MultiResults(candidate[chosen], frequent[chosen], needed[chosen], k[chosen], overlap[chosen])
+    overlap = (_counts_in_top(ranks, frequent, k, catalogue) * used).sum(-1)
+    score = _mutual_information(total, k, overlap) + MATCH_BONUS * is_match(overlap, k)
+    chosen = torch.arange(rankings, device=device), score.masked_fill(~candidate, -torch.inf).argmax(-1)
+    return ResultSets(*(x[chosen] for x in (candidate, frequent, needed, k, overlap)))
 
 
-def occurrences(ranks: Tensor, sets: MultiResults, catalogue: Catalogue) -> Int[Tensor, "orders sets"]:
-    """The overlap of every set, of size k, with the k foremost prompts of every order, given by its `ranks_by_result`."""
-    used = torch.arange(sets.codes.shape[1], device=ranks.device) < sets.count[:, None]
-    codes, k = (x.expand(len(ranks), *x.shape) for x in (sets.codes, sets.size))
-    return (_below(ranks, codes, k, catalogue) * used).sum(-1)
+def set_overlaps(
+    ranks: Int[Tensor, "neurons rankings prompts"], sets: ResultSets, catalogue: Catalogue
+) -> Int[Tensor, "neurons rankings sets"]:
+    """Overlap of each of a neuron's sets, of size k, with the top k of each of its rankings, given by `ranks_by_result`.
+
+    `sets` holds the sets of all neurons, the same number for each.
+    """
+    neurons, rankings = ranks.shape[:2]
+    used = torch.arange(sets.members.shape[1], device=ranks.device) < sets.length[:, None]
+    by_neuron = [x.unflatten(0, (neurons, -1)) for x in (sets.members, sets.size, used)]
+    members, k, used = (x.repeat_interleave(rankings, 0) for x in by_neuron)
+    counts = _counts_in_top(ranks.flatten(0, 1), members, k, catalogue)
+    return (counts * used).sum(-1).unflatten(0, (neurons, rankings))
 
 
-def _below(ranks: Tensor, codes: Tensor, k: Tensor, catalogue: Catalogue) -> Tensor:
-    """How often results [orders, sets, most] occur among the first k [orders, sets] prompts of each order: by bisection."""
-    bounds = codes * ranks.shape[1] + k[..., None]
-    first = catalogue.result_sizes.cumsum(0) - catalogue.result_sizes
-    return torch.searchsorted(ranks, bounds.flatten(1).to(ranks.dtype)).view(bounds.shape) - first[codes]
+def _counts_in_top(ranks: Tensor, members: Tensor, k: Tensor, catalogue: Catalogue) -> Tensor:
+    """Number of top-k prompts [rankings, sets] with each result [rankings, sets, most], by bisection."""
+    bounds = members * ranks.shape[1] + k[..., None]
+    first = catalogue.result_counts.cumsum(0) - catalogue.result_counts
+    return torch.searchsorted(ranks, bounds.flatten(1).to(ranks.dtype)).view(bounds.shape) - first[members]
 
 
-def _information(total: int, k: Tensor, overlap: Tensor) -> Tensor:
-    """Mutual information, in nats × prompts, of a set of k and the k foremost prompts; 0 for an overlap below chance."""
+def _mutual_information(total: int, k: Tensor, overlap: Tensor) -> Tensor:
+    """N × mutual information, in nats, of membership in a set of k and in the top k; 0 for an overlap below chance."""
     k, x, n = k.double(), overlap.double(), float(total)
 
-    def part(observed: Tensor, expected: Tensor) -> Tensor:
+    def term(observed: Tensor, expected: Tensor) -> Tensor:
         return torch.xlogy(observed, observed / expected.clamp(min=1e-300))
 
-    information = part(x, k * k / n) + 2 * part(k - x, k * (n - k) / n) + part(n - 2 * k + x, (n - k) ** 2 / n)
+    information = term(x, k * k / n) + 2 * term(k - x, k * (n - k) / n) + term(n - 2 * k + x, (n - k) ** 2 / n)
     return torch.where(x > k * k / n, information, torch.zeros_like(information))

@@ -1,8 +1,8 @@
-"""Does a rule take both operands? What remains of it when the activation can depend on one operand only.
+"""Does a match need both operands? The second null of the calibration (docs/heuristics.md).
 
-Activations are permuted over the prompts with the same op2, so that they depend on op2 alone, and over those with the same
-op1. A rule about the result, or about both operands, takes both if its overlap goes clearly beyond what either kind of
-permutation brings: with less than one chance in a thousand.
+1. Permute activations over the prompts with the same op2, so that they depend on op2 alone; likewise with op1.
+2. Count the overlap that remains, averaged over DRAWS permutations of each kind.
+3. A heuristic about the result or both operands needs both if its overlap exceeds what remains in either case, at p < 0.001.
 """
 
 from __future__ import annotations
@@ -11,62 +11,63 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from arithscope.heuristics.calibration import neg_log10_p
 from arithscope.heuristics.catalogue import Catalogue
-from arithscope.heuristics.kinds import Heuristic, MultiResult
-from arithscope.heuristics.matching import order, overlaps
+from arithscope.heuristics.kinds import MultiResult, Rule
+from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.prompts import random_source
 
-DRAWS = 4  # of either kind
-ENOUGH = 3.0  # −log₁₀ of the chance
+DRAWS = 4  # of each kind
+MIN_NEG_LOG10_P = 3.0
 
 
-def permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "kinds draws prompts"]:
-    """Orders of the prompts that keep op2, and orders that keep op1; the same for all neurons."""
+def one_operand_permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "2 draws prompts"]:
+    """Permutations of the prompts that keep op2, and ones that keep op1; shared by all neurons."""
     random = random_source(seed, "one operand", catalogue.operator)
     n = len(catalogue)
-    found = np.empty((2, DRAWS, n), dtype=np.int64)
+    permutations = np.empty((2, DRAWS, n), dtype=np.int64)
     for i, kept in enumerate((catalogue.prompts.op2, catalogue.prompts.op1)):
         slots = np.argsort(kept, kind="stable")
-        for draw in found[i]:
+        for draw in permutations[i]:
             draw[slots] = np.lexsort((random.random(n), kept))
-    return torch.from_numpy(found).to(catalogue.cells.device)
+    return torch.from_numpy(permutations).to(catalogue.results.device)
 
 
-def remaining(
+def one_operand_overlaps(
     activations: Float[Tensor, " prompts"],
     weights: Float[Tensor, " prompts"],
-    heuristics: Sequence[Heuristic],
-    largest: int,
+    heuristics: Sequence[Rule],
+    max_k: int,
     catalogue: Catalogue,
-    permuted: Int[Tensor, "kinds draws prompts"],
-) -> Float[Tensor, "kinds heuristics"]:
-    """The mean overlaps of heuristics, all of one class and of `largest` prompts at the most, with permuted activations ×
-    weights that are not permuted."""
-    side = catalogue.direct if heuristics[0].direct else catalogue.indirect
-    moved = activations.index_select(0, permuted.flatten()).view(-1, len(weights))
-    ordered = order(moved * weights, largest)
-    counted = overlaps(ordered, side)
-    found = [
-        _overlap(ordered, h, catalogue) if isinstance(h, MultiResult) else counted[:, side.column[h]]
-        for h in heuristics
-    ]
-    return torch.stack(found, dim=1).double().unflatten(0, permuted.shape[:2]).mean(1)
+    permutations: Int[Tensor, "2 draws prompts"],
+) -> Float[Tensor, "2 heuristics"]:
+    """Mean overlaps that remain if a neuron's activations depend on op2 alone, and on op1 alone.
 
-
-def _overlap(ordered: Tensor, heuristic: MultiResult, catalogue: Catalogue) -> Tensor:
-    members = torch.from_numpy(heuristic.holds(catalogue.prompts)).to(ordered.device)
-    return members[ordered[:, : int(members.sum())]].sum(1)
-
-
-def takes_both(
-    overlap: Int[Tensor, " heuristics"], size: Int[Tensor, " heuristics"], left: Float[Tensor, "kinds heuristics"]
-) -> Tensor:
-    """Whether the overlaps of heuristics are clearly beyond what is left of them with either operand alone.
-
-    Half a prompt is added to what is left over all permutations together, as a few of them cannot show that it is nothing.
+    `weights` multiply the permuted activations: the answers' logits for direct heuristics, the sign for indirect ones.
+    `heuristics` are all direct or all indirect, of at most `max_k` prompts.
     """
-    return (neg_log10_p(overlap, size, left + 0.5 / DRAWS) >= ENOUGH).all(0)
+    group = catalogue.direct if heuristics[0].direct else catalogue.indirect
+    permuted = activations.index_select(0, permutations.flatten()).view(-1, len(weights))
+    ranked = top_prompts(permuted * weights, max_k)
+    counts = count_overlaps(ranked, group)
+
+    def overlap(heuristic: Rule) -> Int[Tensor, " draws"]:
+        if not isinstance(heuristic, MultiResult):
+            return counts[:, group.index[heuristic]]
+        members = torch.from_numpy(heuristic.holds(catalogue.prompts)).to(ranked.device)
+        return members[ranked[:, : int(members.sum())]].sum(1)
+
+    return torch.stack([overlap(h) for h in heuristics], dim=1).double().unflatten(0, permutations.shape[:2]).mean(1)
+
+
+def needs_both_operands(
+    overlap: Int[Tensor, " heuristics"], size: Int[Tensor, " heuristics"], remaining: Float[Tensor, "2 heuristics"]
+) -> Bool[Tensor, " heuristics"]:
+    """Whether overlaps clearly exceed what remains with either operand alone.
+
+    Half a prompt is added to what remains over all draws together, since a few draws cannot show that nothing remains.
+    """
+    return (neg_log10_p(overlap, size, remaining + 0.5 / DRAWS) >= MIN_NEG_LOG10_P).all(0)

@@ -1,8 +1,7 @@
-"""Exact tail probabilities of an overlap between two sets of k prompts out of N, one of them drawn at random.
+"""Exact tail probabilities of the overlap between two sets of k prompts out of N, one of them drawn at random.
 
-The overlap X is hypergeometric: P(X = x) = C(k, x) · C(N−k, k−x) / C(N, k). How surprising an overlap x is, is told by its
-*evidence* −log₁₀ P(X ≥ x): 0 for no evidence at all, 3 for one chance in a thousand. Evidence goes into the thousands, far
-beyond what a probability in floating point can hold, so everything is computed from logarithms.
+The overlap X is hypergeometric: P(X = x) = C(k, x) · C(N−k, k−x) / C(N, k). The statistic is −log₁₀ P(X ≥ x): 3 for one chance
+in a thousand. It reaches the ten thousands, so everything is computed from logarithms.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ def _log_factorials(n: int) -> NDArray[np.float64]:
     return np.asarray(gammaln(np.arange(n + 1) + 1.0))
 
 
-def neg_log10_p_hypergeom_table(total: int, k: int) -> NDArray[np.float64]:
-    """The evidence of every overlap x = 0…k."""
+def neg_log10_p_hypergeom_table(total: int, k: int) -> Float[np.ndarray, " overlaps"]:
+    """−log₁₀ P(X ≥ x) for every overlap x = 0…k of two sets of k out of `total` prompts."""
     log = _log_factorials(total)
-    x = np.arange(max(0, 2 * k - total), k + 1)  # two sets of k have at least so much in common
+    x = np.arange(max(0, 2 * k - total), k + 1)  # two sets of k share at least 2k − N prompts
     pmf = 2 * log[k] + 2 * log[total - k] - log[total] - log[x] - 2 * log[k - x] - log[total - 2 * k + x]
     tail = np.logaddexp.accumulate(pmf[::-1])[::-1]
     out = np.zeros(k + 1)
@@ -36,10 +35,9 @@ def neg_log10_p_hypergeom_table(total: int, k: int) -> NDArray[np.float64]:
 
 
 def neg_log10_p_hypergeom(total: int, k: Int[Tensor, " n"], x: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The evidence of single overlaps, each with a k of its own.
+    """−log₁₀ P(X ≥ x) of single overlaps, each with its own k.
 
-    P(X ≥ x) is summed from x on, each term from the one before. Twelve deviations beyond x and beyond the mean, terms are too
-    small to count.
+    Sums P(X = x), P(X = x + 1), …, each term from the previous one, up to twelve standard deviations beyond x and the mean.
     """
     if len(k) == 0:
         return torch.zeros(0, dtype=torch.float64, device=k.device)
@@ -49,7 +47,7 @@ def neg_log10_p_hypergeom(total: int, k: Int[Tensor, " n"], x: Int[Tensor, " n"]
     mean, deviation = k * k / n, k * (n - k) / n / (max(n - 1, 1) ** 0.5)
     terms = torch.minimum(k - x, (mean - x).clamp(min=0) + 12 * deviation + 50).max()
     at = x[:, None] + torch.arange(int(terms), device=k.device)
-    left = (k[:, None] - at).clamp(min=0)  # 0 from the last term on, so that the logarithm ends the sum
+    left = (k[:, None] - at).clamp(min=0)  # 0 from the last term on, so that its logarithm ends the sum
     ratios = 2 * left.log() - (at + 1).log() - (n - 2 * k[:, None] + at + 1).log()
     tail = torch.cat([first[:, None], ratios], dim=1).cumsum(1).logsumexp(1)
     return (-tail / LN10).clamp(min=0.0)

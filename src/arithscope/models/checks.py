@@ -21,7 +21,8 @@ from arithscope.models.hooks import Activations, capturing, edit, editing
 from arithscope.models.memory import storage
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
-from arithscope.stats.measures import log_probability, normalized_logit
+from arithscope.stats.effects import log_probability
+from arithscope.stats.faithfulness import normalized_logit
 from arithscope.utils.progress import Advance
 
 EXACT, HALF = 1e-3, 0.15  # differences that rounding can make, in float32 and in half precision, relative to the spread
@@ -253,7 +254,7 @@ def _centring(seen: _Examined) -> Check:
     """NL and the probability of the answer do not notice a number that is added to all logits."""
     spread = float(seen.logits.std(-1).mean())
     moved = seen.logits + 3 * spread
-    nl, nl_moved = (normalized_logit(x, seen.answers, centre=True) for x in (seen.logits, moved))
+    nl, nl_moved = (normalized_logit(x, seen.answers) for x in (seen.logits, moved))
     p, p_moved = (log_probability(x, seen.answers) for x in (seen.logits, moved))
     off = max(float((nl - nl_moved).abs().max()), float((p - p_moved).abs().max()))
     mean = float(seen.logits.mean(-1).abs().max()) / spread

@@ -57,7 +57,7 @@ def read_checkpoint(folder: Path, name: str) -> tuple[Checkpoint, str]:
         ["accuracy", "bag", "prompt_knockout"] if all(map(run.is_done, ("bag", "prompt_knockout"))) else ["accuracy"]
     )
     kinds = {"accuracy": Accuracy, "bag": Bag, "prompt_knockout": PromptKnockout}
-    results = {stage: run.read(kinds[stage]) for stage in stages}  # type: ignore[type-var]
+    results = {stage: run.read(kinds[stage]) for stage in stages}
     return Checkpoint(name, **results), stage_key(**{stage: run.key(stage) for stage in stages})  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from arithscope.prompts import OPERATORS
 from arithscope.report.findings.finding import Finding
 from arithscope.report.formatting import NOTHING, as_mean, interval, number
 from arithscope.report.markup import Markup, element, table, together
-from arithscope.stats.measures import Mean
+from arithscope.stats.intervals import Mean
 
 
 def cell(entry: Any, suffix: str = "") -> Markup:

@@ -11,7 +11,7 @@ import pandas as pd
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
 from arithscope.report.terminal import figure
-from arithscope.stats.measures import Mean, difference
+from arithscope.stats.intervals import Mean, difference
 
 NOTHING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

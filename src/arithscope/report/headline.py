@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arithscope.experiments.common.headline import ROWS, entries_of
+from arithscope.experiments.common.headline import HEADLINE_NUMBERS, headline_entries
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.authors import AUTHORS
@@ -17,8 +17,8 @@ def headline(run: RunFolder) -> Markup:
     """A row for each key number that the run has, a column for each operator and one for all together."""
     operators = [str(o) for o in run.manifest["configuration"]["operators"]]
     rows, summary = [], run.summary
-    for row in ROWS:
-        entries = entries_of(row, summary, operators)
+    for row in HEADLINE_NUMBERS:
+        entries = headline_entries(row, summary, operators)
         if any(entry is not None for entry in entries):
             sizes, total = run.manifest["model"]["sizes"], _OF.get((row.experiment, row.measure))
             suffix = f" of {sizes[total]:,}" if total else ""

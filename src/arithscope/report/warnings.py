@@ -9,7 +9,7 @@ from typing import Any
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.formatting import as_mean, listed, number, shown
-from arithscope.stats.measures import Mean
+from arithscope.stats.intervals import Mean
 
 SATURATED = 0.98  # from this mean probability of right answers on, there is hardly room for it to rise or to differ
 STABLE = 0.5  # correlation of neurons' effects between halves of the prompts; below it their ranking is mostly chance

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.classify import Classification
-from arithscope.experiments.common.association import Association, as_many, association
+from arithscope.experiments.common.association import Association, association, matched_random_neurons
 from arithscope.experiments.common.result import Described
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import editing, zero_ablation
@@ -198,7 +198,7 @@ def _kinds(neurons: pd.DataFrame) -> pd.DataFrame:
 def _ablated(
     model: Model, bag: Association, associated: Bools, prompt: Prompts, random: np.random.Generator
 ) -> AblatedAnswer:
-    control = as_many(bag, associated, ~associated, random)
+    control = matched_random_neurons(bag, associated, ~associated, random)
 
     def without(chosen: Bools) -> Answer:
         return answer_without(model, prompt, zip(bag.layers[chosen], bag.neurons[chosen], strict=True))

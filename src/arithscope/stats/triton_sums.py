@@ -1,4 +1,4 @@
-"""One pass over logits on a GPU, in Triton, where PyTorch needs several. Imported only where `gpu.runs_kernels`."""
+"""Triton kernel: logsumexp and mean of logits in one pass. Import only where `utils.gpu.runs_kernels` is true."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _sums(logits, out, rows, vocabulary, BLOCK: tl.constexpr):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(logits + row * vocabulary + at, at < vocabulary, -float("inf"))
         new = tl.maximum(largest, x)
-        # Where nothing has been seen yet both are −∞, whose difference is no number.
+        # Lanes without a value so far hold −∞ twice, and −∞ − (−∞) is NaN.
         powers = tl.where(new == -float("inf"), 0.0, powers * tl.exp(largest - new) + tl.exp(x - new))
         largest = new
         total += tl.where(at < vocabulary, x, 0.0)
@@ -30,9 +30,9 @@ def _sums(logits, out, rows, vocabulary, BLOCK: tl.constexpr):
 
 
 def sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"]:
-    """logsumexp and mean of float32 logits."""
+    """logsumexp and mean over the vocabulary of float32 logits."""
     flat = logits.reshape(-1, logits.shape[-1])
     out = torch.empty(2, len(flat), device=logits.device)
-    with torch.cuda.device(logits.device):  # or Triton would run it on the first
+    with torch.cuda.device(logits.device):  # Triton would launch on the first GPU otherwise
         _sums[(len(flat),)](flat, out, len(flat), flat.shape[1], BLOCK=BLOCK)
     return out.view(2, *logits.shape[:-1])

@@ -20,7 +20,7 @@ from arithscope.errors import UserError
 from arithscope.models.tokenization import PromptEncoder
 from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts, Template, random_source, sample
-from arithscope.stats.measures import log_probability
+from arithscope.stats.effects import log_probability
 from arithscope.training.card import model_card
 from arithscope.training.data import Batches, split_pairs
 from arithscope.training.recipe import Recipe, read_recipe

@@ -29,14 +29,9 @@ from arithscope.models.engine.sweep import Means
 from arithscope.models.hooks import Edit, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
-from arithscope.stats.measures import (
-    SMALLEST_SPAN,
-    Mean,
-    bootstrap_means,
-    faithfulness,
-    log_probability,
-    normalized_logit,
-)
+from arithscope.stats.effects import log_probability
+from arithscope.stats.faithfulness import SMALLEST_SPAN, faithfulness, normalized_logit
+from arithscope.stats.intervals import Mean, bootstrap_means
 from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
 

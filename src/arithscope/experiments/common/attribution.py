@@ -21,7 +21,7 @@ from arithscope.models.linearize import linearized
 from arithscope.models.memory import graph_bytes
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts
-from arithscope.stats.measures import EFFECTS, effects_between, landmarks
+from arithscope.stats.effects import EFFECTS, effects_between, landmarks
 from arithscope.utils.progress import Advance
 
 STEPS = 8  # along the path of integrated gradients

@@ -1,4 +1,4 @@
-"""The key numbers of a run: what the report shows first, and what is measured again to see whether it is stable."""
+"""The key numbers of a run: those the report shows first, and those that `stability` compares between repetitions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from arithscope.experiments.prompt_knockout import REPORTED
 
 
 @dataclass(frozen=True)
-class Row:
-    """A number of the summary: under which experiment and measure it stands there, what it is called in the table of key
-    numbers, where those above it may say half of it, and by itself (`short`), and in which section it is explained. share: it
-    is a share, a faithfulness, or a difference of such; otherwise it counts something, names something or is a logit."""
+class HeadlineNumber:
+    """A key number.
+
+    Attributes:
+        name: Name in the table of key numbers, where it may continue the row above (`… calibrated`).
+        short: Name that stands by itself.
+        experiment: Stage whose summary has it.
+        measure: Its key in that summary.
+        section: Section of the report that explains it.
+        share: Whether it is a share, a faithfulness, or a difference of such; otherwise a count, a name or a logit.
+    """
 
     name: str
     short: str
@@ -25,83 +32,68 @@ class Row:
     share: bool = True
 
 
-ROWS = (
-    Row("Accuracy on legal prompts", "accuracy", "accuracy", "accuracy", "accuracy"),
-    Row("Heads in the circuit", "heads in the circuit", "circuit", "heads", "circuit", share=False),
-    Row("Faithfulness of the circuit", "faithfulness of the circuit", "circuit", "faithfulness", "circuit"),
-    Row("Accuracy of the circuit alone", "accuracy of the circuit", "circuit", "accuracy", "circuit"),
-    Row(
-        "Heads shared by all operators",
-        "heads shared by all operators",
-        "circuit",
-        "shared_heads",
-        "circuit",
-        share=False,
-    ),
-    Row(
-        "First answer layer, counted from 0",
-        "first answer layer",
-        "probe",
-        "first_answer_layer",
-        "probes",
-        share=False,
-    ),
-    Row("Neurons of each MLP that are kept", "neurons kept of each MLP", "topk", "k", "neurons", share=False),
-    Row("Faithfulness with these", "faithfulness with the neurons kept", "topk", "faithfulness", "neurons"),
-    Row("Top neurons classified, raw", "neurons classified, raw", "classify", "raw_share", "classification"),
-    Row(
+_LOST = REPORTED[-1]  # neurons that each prompt loses per layer
+_NUMBERS: tuple[tuple[str, str, str, str, str], ...] = (
+    ("Accuracy on legal prompts", "accuracy", "accuracy", "accuracy", "accuracy"),
+    ("Heads in the circuit", "heads in the circuit", "circuit", "heads", "circuit"),
+    ("Faithfulness of the circuit", "faithfulness of the circuit", "circuit", "faithfulness", "circuit"),
+    ("Accuracy of the circuit alone", "accuracy of the circuit", "circuit", "accuracy", "circuit"),
+    ("Heads shared by all operators", "heads shared by all operators", "circuit", "shared_heads", "circuit"),
+    ("First answer layer, counted from 0", "first answer layer", "probe", "first_answer_layer", "probes"),
+    ("Neurons kept of each MLP", "neurons kept of each MLP", "topk", "k", "neurons"),
+    ("Faithfulness with these", "faithfulness with the neurons kept", "topk", "faithfulness", "neurons"),
+    ("Top neurons classified, raw", "neurons classified, raw", "classify", "raw_share", "classification"),
+    (
         "Top neurons classified, calibrated",
         "neurons classified, calibrated",
         "classify",
         "calibrated_share",
         "classification",
     ),
-    Row(
+    (
         "Overlap of top neurons with other operators (IoU)",
         "overlap of operators' neurons (IoU)",
         "overlap",
         "mean_iou",
         "classification",
     ),
-    Row(
-        "A heuristic silenced (raw): accuracy left on its prompts",
-        "heuristic silenced, raw: accuracy left",
+    (
+        "Accuracy left on a heuristic's prompts without its neurons, raw",
+        "heuristic knocked out, raw: accuracy left",
         "knockout",
         "raw_associated",
         "proof",
     ),
-    Row("… calibrated", "heuristic silenced, calibrated: accuracy left", "knockout", "calibrated_associated", "proof"),
-    Row(
-        "… calibrated: by how much more is left on other prompts",
-        "heuristic silenced, calibrated: others minus own prompts",
+    ("… calibrated", "heuristic knocked out, calibrated: accuracy left", "knockout", "calibrated_associated", "proof"),
+    (
+        "… calibrated: how much more is left on other prompts",
+        "heuristic knocked out, calibrated: other minus own prompts",
         "knockout",
         "calibrated_difference",
         "proof",
     ),
-    Row(
-        f"{REPORTED[-1]} of a prompt's neurons a layer silenced (calibrated): by how much more is left if they are "
-        "random",
-        f"{REPORTED[-1]} of a prompt's neurons silenced, calibrated: random minus own",
+    (
+        f"Accuracy without {_LOST} random neurons per layer minus without {_LOST} of the prompt's own, calibrated",
+        f"{_LOST} of a prompt's neurons knocked out, calibrated: random minus own",
         "prompt_knockout",
-        f"calibrated_vs_random_{REPORTED[-1]}",
+        f"calibrated_vs_random_{_LOST}",
         "proof",
     ),
-    Row(
+    (
         "Faithfulness with calibrated heuristic neurons alone",
         "faithfulness with calibrated neurons alone",
         "bag",
         "calibrated_faithfulness",
         "proof",
     ),
-    Row(
-        "Contribution to the right answer, right minus wrong prompts",
-        "contribution, right minus wrong prompts",
+    (
+        "Contribution to the right answer, correct minus incorrect prompts",
+        "contribution, correct minus incorrect prompts",
         "failures",
         "calibrated_contribution",
         "failures",
-        share=False,
     ),
-    Row(
+    (
         "Faithfulness over training carried by final pairs, raw",
         "faithfulness over training carried by final pairs, raw",
         "training",
@@ -109,10 +101,12 @@ ROWS = (
         "training",
     ),
 )
+_NO_SHARES = {"heads", "shared_heads", "first_answer_layer", "k", "calibrated_contribution"}
+HEADLINE_NUMBERS = tuple(HeadlineNumber(*row, share=row[3] not in _NO_SHARES) for row in _NUMBERS)
 
 
-def entries_of(row: Row, summary: Mapping[str, Any], operators: list[str]) -> list[Any]:
-    """What a summary holds of a key number: for each operator, and for all together; None where there is nothing."""
-    found = summary.get(row.experiment, {})
-    overall = (found.get(AVERAGE) or found.get(ALL) or {}).get(row.measure)
-    return [*(found.get(operator, {}).get(row.measure) for operator in operators), overall]
+def headline_entries(number: HeadlineNumber, summary: Mapping[str, Any], operators: list[str]) -> list[Any]:
+    """Entries of a summary for a key number: one per operator, then the overall one; None where there is none."""
+    by_operator = summary.get(number.experiment, {})
+    overall = (by_operator.get(AVERAGE) or by_operator.get(ALL) or {}).get(number.measure)
+    return [*(by_operator.get(operator, {}).get(number.measure) for operator in operators), overall]

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from arithscope.experiments.common.schema import Array, Table, Value
-from arithscope.stats.measures import Mean, average
+from arithscope.stats.intervals import Mean, average
 
 AVERAGE = "mean"  # row of a table that averages over operators, each with the same weight
 MEAN = [each.name for each in fields(Mean)]  # columns of a table that make up a mean

@@ -1,9 +1,9 @@
-// Asking the server. Answers are kept for a while: the same question is asked once.
+// Requests to the server. GET replies are cached.
 
-const MOST = 64;
-const kept = new Map();
+const MAX_CACHED = 64;
+const cache = new Map();
 
-function address(path, values = {}) {
+function url_of(path, values = {}) {
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
     if (value !== null && value !== undefined && value !== "") params.set(name, value);
@@ -12,7 +12,7 @@ function address(path, values = {}) {
   return `/api/${path}${query ? `?${query}` : ""}`;
 }
 
-async function ask(url, options, read) {
+async function request(url, options, read) {
   let response;
   try {
     response = await fetch(url, options);
@@ -20,19 +20,19 @@ async function ask(url, options, read) {
     throw new Error("The server does not answer; is it still running?");
   }
   if (response.ok) return read(response);
-  let sentence = `The server answered with ${response.status}.`;
-  try { sentence = (await response.json()).error ?? sentence; } catch { /* then the number must do */ }
-  throw new Error(sentence);
+  let message = `The server replied with status ${response.status}.`;
+  try { message = (await response.json()).error ?? message; } catch { /* not JSON: keep the status */ }
+  throw new Error(message);
 }
 
-function remembered(url, read) {
-  if (!kept.has(url)) {
-    const asked = ask(url, {}, read);
-    asked.catch(() => kept.delete(url));
-    kept.set(url, asked);
-    if (kept.size > MOST) kept.delete(kept.keys().next().value);
+function cached(url, read) {
+  if (!cache.has(url)) {
+    const reply = request(url, {}, read);
+    reply.catch(() => cache.delete(url));
+    cache.set(url, reply);
+    if (cache.size > MAX_CACHED) cache.delete(cache.keys().next().value);
   }
-  return kept.get(url);
+  return cache.get(url);
 }
 
 export function run_path(run, ...parts) {
@@ -40,14 +40,14 @@ export function run_path(run, ...parts) {
 }
 
 export function get(path, values) {
-  return remembered(address(path, values), (response) => response.json());
+  return cached(url_of(path, values), (response) => response.json());
 }
 
 export function get_bytes(path, values) {
-  return remembered(address(path, values), (response) => response.arrayBuffer());
+  return cached(url_of(path, values), (response) => response.arrayBuffer());
 }
 
 export function post(path, body) {
   const headers = { "content-type": "application/json" };
-  return ask(address(path), { method: "POST", headers, body: JSON.stringify(body) }, (response) => response.json());
+  return request(url_of(path), { method: "POST", headers, body: JSON.stringify(body) }, (response) => response.json());
 }

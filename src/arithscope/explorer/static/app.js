@@ -1,4 +1,4 @@
-// The frame around all views: which run, which view, and showing it again when the address changes.
+// The frame around all views: the choice of run and view. Draws again whenever the address changes.
 
 import { get } from "./api.js";
 import { h, notice } from "./dom.js";
@@ -14,7 +14,7 @@ import { show as training } from "./views/training.js";
 const VIEWS = {
   prompt: { title: "Prompt", show: prompt },
   neurons: { title: "Neurons", show: neurons },
-  neuron: { title: "Neuron", show: neuron, under: "neurons" },
+  neuron: { title: "Neuron", show: neuron, parent: "neurons" },
   heuristics: { title: "Heuristics", show: heuristics },
   circuit: { title: "Circuit", show: circuit },
   training: { title: "Training", show: training },
@@ -24,43 +24,43 @@ const VIEWS = {
 const main = document.getElementById("main");
 const picker = document.getElementById("run");
 let runs = [];
-let showing = 0;
+let latest = 0; // number of the latest drawing; earlier ones stop when they notice
 
 async function show() {
   const { view, params } = current();
-  const chosen = VIEWS[view];
+  const selected = VIEWS[view];
   const run = runs.find((r) => r.name === params.get("run")) ?? (params.get("run") ? null : runs[0]);
-  const mine = ++showing;
+  const drawing = ++latest;
   draw_nav(view, run ?? runs[0]);
   picker.value = (run ?? runs[0]).name;
   const root = h("div", { className: `view ${view}` });
   main.replaceChildren(root);
   main.setAttribute("aria-busy", "true");
   try {
-    if (!chosen) throw new Error(`There is no view ${view}.`);
+    if (!selected) throw new Error(`There is no view ${view}.`);
     if (!run) throw new Error(`There is no run ${params.get("run")} here.`);
-    document.title = `${chosen.title} · ${run.name} · arithscope`;
-    await chosen.show(root, params, { run, runs, still: () => mine === showing });
+    document.title = `${selected.title} · ${run.name} · arithscope`;
+    await selected.show(root, params, { run, runs, is_current: () => drawing === latest });
   } catch (error) {
-    if (mine === showing) root.append(notice(error.message, "error"));
+    if (drawing === latest) root.append(notice(error.message, "error"));
   } finally {
-    if (mine === showing) main.removeAttribute("aria-busy");
+    if (drawing === latest) main.removeAttribute("aria-busy");
   }
 }
 
 function draw_nav(view, run) {
   const nav = document.getElementById("nav");
-  const shown = Object.entries(VIEWS).filter(([, v]) => !v.under);
-  nav.replaceChildren(...shown.map(([name, v]) => {
-    const here = name === (VIEWS[view]?.under ?? view);
-    return h("a", { href: link(name, { run: run.name }), "aria-current": here ? "page" : null }, v.title);
+  const listed = Object.entries(VIEWS).filter(([, entry]) => !entry.parent);
+  nav.replaceChildren(...listed.map(([name, { title }]) => {
+    const is_open = name === (VIEWS[view]?.parent ?? view);
+    return h("a", { href: link(name, { run: run.name }), "aria-current": is_open ? "page" : null }, title);
   }));
   nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 picker.addEventListener("change", () => {
   const { view } = current();
-  go(VIEWS[view]?.under ?? view, { run: picker.value });
+  go(VIEWS[view]?.parent ?? view, { run: picker.value });
 });
 
 try {

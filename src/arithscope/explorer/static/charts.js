@@ -1,40 +1,41 @@
-// Lines with bands, small matrices, waterfalls. Charts are as wide as there is room, and are drawn again when that changes.
+// Line charts with bands, small matrices, waterfall charts. Line charts fill the available width.
 
-import { css, ink_on } from "./colours.js";
-import { adds, h, number, s } from "./dom.js";
+import { css, text_colour } from "./colours.js";
+import { h, number, s, signed } from "./dom.js";
 
-function fitted(className, draw) {
+/** An element whose content is drawn again whenever its width changes. */
+function fit_width(className, draw) {
   const holder = h("div", { className });
   let width = 0;
   new ResizeObserver(([entry]) => {
-    const now = Math.round(entry.contentRect.width);
-    if (now && now !== width) {
-      width = now;
+    const new_width = Math.round(entry.contentRect.width);
+    if (new_width && new_width !== width) {
+      width = new_width;
       holder.replaceChildren(draw(width));
     }
   }).observe(holder);
   return holder;
 }
 
-/** Round numbers between two others, for an axis. */
-function ticks(low, high, most) {
-  const rough = (high - low) / most || 1;
+/** At most `count` or so round numbers between low and high. */
+function ticks(low, high, count) {
+  const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((one) => one >= rough);
-  const found = [];
-  for (let x = Math.ceil(low / step) * step; x <= high + 1e-9 * step; x += step) found.push(Number(x.toPrecision(12)));
-  return found;
+  const step = [1, 2, 5, 10].map((m) => m * power).find((candidate) => candidate >= rough);
+  const values = [];
+  for (let x = Math.ceil(low / step) * step; x <= high + 1e-9 * step; x += step) values.push(Number(x.toPrecision(12)));
+  return values;
 }
 
 /**
- * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points in the order of x. names: texts for x = 0, 1, 2….
- * marks: [{x, text}] are vertical lines.
+ * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points sorted by x. names: labels of x = 0, 1, 2….
+ * marks: [{x, text}], vertical lines.
  */
 export function line_chart({ series, x_label, y_label, height = 240, y_range, names, marks = [], title }) {
-  const shown = series.map((one) => ({ ...one, points: one.points.filter((p) => p.value !== null && p.value !== undefined) }))
-    .filter((one) => one.points.length);
-  const all = shown.flatMap((one) => one.points);
-  if (!all.length) return h("p", { className: "notice" }, "There is nothing to draw.");
+  const shown = series.map((line) => ({ ...line, points: line.points.filter((p) => p.value !== null && p.value !== undefined) }))
+    .filter((line) => line.points.length);
+  const all = shown.flatMap((line) => line.points);
+  if (!all.length) return h("p", { className: "notice" }, "No data.");
   const xs = all.map((p) => p.x);
   const ys = all.flatMap((p) => [p.value, p.low ?? p.value, p.high ?? p.value]);
   let [x0, x1] = [Math.min(...xs), Math.max(...xs)];
@@ -42,7 +43,7 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
   let [y0, y1] = y_range ?? [Math.min(...ys), Math.max(...ys)];
   if (y_range) { y0 = Math.min(y0, ...ys); y1 = Math.max(y1, ...ys); }
   if (y0 === y1) { y0 -= 0.5; y1 += 0.5; }
-  const chart = fitted("chart", (width) => {
+  const chart = fit_width("chart", (width) => {
     const [left, right, top, bottom] = [48, 26, 10, 40];
     const x = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
     const y = (v) => height - bottom - ((v - y0) / (y1 - y0)) * (height - top - bottom);
@@ -51,9 +52,9 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
       svg.append(s("line", { x1: left, x2: width - right, y1: y(t), y2: y(t), class: "grid" }),
         s("text", { x: left - 6, y: y(t) + 4, class: "tick end" }, number(t)));
     }
-    const many = names ? names.map((_, i) => i) : ticks(x0, x1, Math.max(2, Math.floor(width / 90)));
+    const x_ticks = names ? names.map((_, i) => i) : ticks(x0, x1, Math.max(2, Math.floor(width / 90)));
     const every = names ? Math.ceil((names.length * 74) / (width - left - right)) : 1;
-    many.forEach((t, i) => {
+    x_ticks.forEach((t, i) => {
       if (i % every === 0) svg.append(s("text", { x: x(t), y: height - bottom + 16, class: "tick middle" }, names ? names[t] : number(t)));
     });
     svg.append(s("text", { x: (left + width - right) / 2, y: height - 6, class: "label middle" }, x_label),
@@ -76,27 +77,27 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
     }
     return svg;
   });
-  const key = series.length > 1 ? h("ul", { className: "key" }, shown.map((one) => {
-    const swatch = s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: one.colour, class: one.dashed ? "line dashed" : "line" }));
-    return h("li", {}, swatch, one.name);
+  const key = series.length > 1 ? h("ul", { className: "key" }, shown.map((line) => {
+    const swatch = s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: line.colour, class: line.dashed ? "line dashed" : "line" }));
+    return h("li", {}, swatch, line.name);
   })) : null;
   return h("figure", { className: "line-chart" }, title ? h("figcaption", {}, title) : null, chart, key);
 }
 
 /**
- * A small matrix. rows, columns: names; value(i, j); colour(v); text(i, j) said of a cell; label(i, j) written into it; pick(i, j);
- * chosen(i, j), framed(i, j).
+ * A small matrix. rows, columns: names; value(i, j); colour(value); text(i, j): tooltip; label(i, j): text in the cell; pick(i, j):
+ * click handler; is_selected(i, j), is_framed(i, j).
  */
-export function matrix({ rows, columns, value, colour, text, label, pick, chosen, framed, title, row_title }) {
+export function matrix({ rows, columns, value, colour, text, label, pick, is_selected, is_framed, title, row_title }) {
   const cells = rows.map((_, i) => columns.map((__, j) => {
     const v = value(i, j);
     const cell = h(pick ? "button" : "span", {
-      className: `cell${framed?.(i, j) ? " framed" : ""}`, type: pick ? "button" : null, title: text(i, j), ariaLabel: text(i, j),
-      "aria-pressed": pick ? String(Boolean(chosen?.(i, j))) : null, onclick: pick ? () => pick(i, j) : null,
+      className: `cell${is_framed?.(i, j) ? " framed" : ""}`, type: pick ? "button" : null, title: text(i, j), ariaLabel: text(i, j),
+      "aria-pressed": pick ? String(Boolean(is_selected?.(i, j))) : null, onclick: pick ? () => pick(i, j) : null,
     }, label?.(i, j));
     if (v !== null && v !== undefined) {
       cell.style.backgroundColor = css(colour(v));
-      cell.style.color = ink_on(colour(v));
+      cell.style.color = text_colour(colour(v));
     }
     return h("td", {}, cell);
   }));
@@ -105,27 +106,27 @@ export function matrix({ rows, columns, value, colour, text, label, pick, chosen
     h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), cells[i])))));
 }
 
-/** Steps from zero to a total: [{name, value, note, strong}]. */
+/** Bars that add up from zero to a total. steps: [{name, value, note}]. */
 export function waterfall({ steps, total, total_name }) {
   let sum = 0;
   const bars = steps.map((step) => { const from = sum; sum += step.value; return { ...step, from, to: sum }; });
   const low = Math.min(0, ...bars.map((b) => b.to));
   const high = Math.max(0, total, ...bars.map((b) => b.to));
-  const place = (v) => (100 * (v - low)) / (high - low || 1);
+  const percent_of = (v) => (100 * (v - low)) / (high - low || 1);
   const row = (name, from, to, text, kind, note) => {
     const bar = h("span", { className: `bar ${kind}` });
-    bar.style.left = `${place(Math.min(from, to))}%`;
-    bar.style.width = `max(2px, ${Math.abs(place(to) - place(from))}%)`;
+    bar.style.left = `${percent_of(Math.min(from, to))}%`;
+    bar.style.width = `max(2px, ${Math.abs(percent_of(to) - percent_of(from))}%)`;
     const zero = h("span", { className: "zero" });
-    zero.style.left = `${place(0)}%`;
+    zero.style.left = `${percent_of(0)}%`;
     return h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { className: "track" }, zero, bar), h("td", { className: "figure" }, text));
   };
   return h("table", { className: "waterfall" }, h("tbody", {},
-    bars.map((b) => row(b.name, b.from, b.to, adds(b.value), b.value >= 0 ? "up" : "down", b.note)),
+    bars.map((b) => row(b.name, b.from, b.to, signed(b.value), b.value >= 0 ? "up" : "down", b.note)),
     row(total_name, 0, total, total.toFixed(3), "total")));
 }
 
-/** A bar for a share, with its text. */
+/** A horizontal bar for a share between 0 and 1. */
 export function share_bar(value, className = "") {
   const fill = h("span", { className: "fill" });
   fill.style.width = `${100 * Math.min(1, Math.max(0, value ?? 0))}%`;

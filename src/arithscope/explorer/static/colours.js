@@ -1,4 +1,4 @@
-// From numbers to colours.
+// Colour scales.
 
 const VIRIDIS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [110, 206, 88], [181, 222, 43], [253, 231, 37]];
 const DIVERGING = [[5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [247, 247, 247], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31]];
@@ -19,21 +19,20 @@ export function css([r, g, b]) {
   return `rgb(${r},${g},${b})`;
 }
 
-/** Black or white, whichever can be read on a colour. */
-export function ink_on([r, g, b]) {
+/** Text colour with the better contrast on a background: black or white. */
+export function text_colour([r, g, b]) {
   return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#000" : "#fff";
 }
 
-/** The values that 2 % and 98 % of some lie below; a scale from one to the other leaves out the most extreme. */
-export function quantiles(values, chosen = [0.02, 0.98]) {
+function quantiles(values, levels) {
   const known = Float32Array.from(values.filter((v) => !Number.isNaN(v))).sort();
-  if (!known.length) return chosen.map(() => 0);
-  return chosen.map((q) => known[Math.round(q * (known.length - 1))]);
+  if (!known.length) return levels.map(() => 0);
+  return levels.map((q) => known[Math.round(q * (known.length - 1))]);
 }
 
-/** A scale for values: from blue over white at zero to red, or from dark to bright. */
-export function scale_of(values, centred) {
-  let [low, high] = quantiles(values);
+/** A scale from the 2 % to the 98 % quantile of the values: diverging around zero, or from dark to bright. */
+export function colour_scale(values, centred) {
+  let [low, high] = quantiles(values, [0.02, 0.98]);
   if (centred) {
     high = Math.max(Math.abs(low), Math.abs(high)) || 1e-9;
     low = -high;
@@ -44,9 +43,9 @@ export function scale_of(values, centred) {
   return { low, high, colour: (v) => map((v - low) / (high - low)) };
 }
 
-/** The page's own colours as numbers, for canvases. */
+/** A colour of the style sheet as [r, g, b], for canvases. */
 export function page_colour(name) {
   const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const found = /^#(..)(..)(..)$/.exec(text);
-  return found ? found.slice(1).map((x) => parseInt(x, 16)) : [128, 128, 128];
+  const digits = /^#(..)(..)(..)$/.exec(text);
+  return digits ? digits.slice(1).map((x) => parseInt(x, 16)) : [128, 128, 128];
 }

@@ -1,4 +1,4 @@
-// Building elements, and numbers as text.
+// Element builders, controls, and number formats.
 
 function build(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -11,7 +11,7 @@ function build(element, attributes, children) {
   return element;
 }
 
-/** An HTML element; attributes that begin with "on" are listeners. */
+/** An HTML element; attributes that begin with "on" are event listeners. */
 export function h(tag, attributes, ...children) {
   return build(document.createElement(tag), attributes, children);
 }
@@ -24,7 +24,7 @@ export function s(tag, attributes, ...children) {
 export const SIGNS = { "+": "+", "-": "−", "*": "×", "/": "÷" };
 export const OPERATOR_COLOURS = { "+": "var(--plus)", "-": "var(--minus)", "*": "var(--times)", "/": "var(--divide)", mean: "var(--ink)" };
 
-/** Three significant digits, without needless zeros. */
+/** Three significant digits, without trailing zeros. */
 export function number(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
@@ -33,8 +33,8 @@ export function number(x) {
   return Number(x.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
 }
 
-/** What something adds, to three decimals. */
-export function adds(x) {
+/** A number with its sign, to three decimals. */
+export function signed(x) {
   return `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(3)}`;
 }
 
@@ -42,7 +42,12 @@ export function percent(x) {
   return x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0.995 || x < 0.005 ? 1 : 0).replace("-", "−")} %`;
 }
 
-/** A mean with its interval. */
+/** A number with its noun, in the plural unless it is 1. */
+export function count(n, noun) {
+  return `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+}
+
+/** A mean with its 95 % interval. */
 export function interval(mean) {
   if (!mean || mean.value === null || mean.value === undefined) return "–";
   return mean.low === null || mean.low === undefined ? number(mean.value) : `${number(mean.value)} [${number(mean.low)}, ${number(mean.high)}]`;
@@ -52,7 +57,7 @@ export function prompt_text(op1, operator, op2) {
   return `${op1}${operator}${op2}`;
 }
 
-/** The exact answer; null where there is none. */
+/** The correct answer; null for division by zero. */
 export function answer(op1, operator, op2) {
   if (operator === "+") return op1 + op2;
   if (operator === "-") return op1 - op2;
@@ -60,14 +65,14 @@ export function answer(op1, operator, op2) {
   return op2 === 0 ? null : Math.floor(op1 / op2);
 }
 
-/** A select with its label. Choices are [value, text]. */
+/** A labelled select. Choices are [value, text]. */
 export function choice(label, value, choices, onchange) {
   const select = h("select", { onchange: (event) => onchange(event.target.value) },
     choices.map(([v, text]) => h("option", { value: v, selected: v === value }, text)));
   return h("label", { className: "control" }, h("span", {}, label), select);
 }
 
-/** Buttons of which one is pressed. Choices are [value, text, title]. */
+/** A group of buttons, one of which is pressed. Choices are [value, text, title]. */
 export function buttons(label, value, choices, onchange) {
   const group = h("div", { className: "buttons", role: "group", ariaLabel: label });
   const draw = (current) => group.replaceChildren(...choices.map(([v, text, title]) =>
@@ -84,12 +89,12 @@ export function operator_buttons(operators, value, onchange, all = false) {
 
 export function criterion_buttons(value, onchange) {
   return buttons("Matches", value, [
-    ["calibrated", "calibrated", "score of at least 0.6 and a false-discovery rate of at most 0.05"],
-    ["raw", "raw", "score of at least 0.6, the paper's criterion"],
+    ["calibrated", "calibrated", "score ≥ 0.6 and false-discovery rate ≤ 0.05"],
+    ["raw", "raw", "score ≥ 0.6, the paper's criterion"],
   ], onchange);
 }
 
-/** A paragraph for what is on its way or went wrong. */
+/** A status or error message. */
 export function notice(text, kind = "") {
   return h("p", { className: `notice ${kind}`, role: kind === "error" ? "alert" : "status" }, text);
 }

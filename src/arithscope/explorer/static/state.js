@@ -1,38 +1,38 @@
-// The view and its settings live in the address, behind the #, so that a link shows the same again.
+// The view and its settings are stored in the address, after the #, so that a link restores them.
 
 export function current() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   return { view: path || "prompt", params: new URLSearchParams(query ?? "") };
 }
 
-/** A view's settings: what the address says, and defaults for the rest. */
+/** A view's settings from the address, with defaults. */
 export function settings(params, defaults) {
   return Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, params.get(name) ?? value]));
 }
 
-/** Which matches count: the calibrated ones, unless the address says raw. */
+/** The criterion for matches from the address; calibrated by default. */
 export function criterion_of(params) {
   return params.get("criterion") === "raw" ? "raw" : "calibrated";
 }
 
-/** A link to a view. Values that are empty are left out; a list becomes a repeated parameter. */
+/** A link to a view. Empty values are left out; a list becomes a repeated parameter. */
 export function link(view, values) {
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
-    for (const one of Array.isArray(value) ? value : [value]) {
-      if (one !== null && one !== undefined && one !== "") params.append(name, one);
+    for (const item of Array.isArray(value) ? value : [value]) {
+      if (item !== null && item !== undefined && item !== "") params.append(name, item);
     }
   }
   const query = params.toString();
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-/** Note settings in the address; the view that calls this shows them itself. */
-export function note(view, values) {
+/** Store settings in the address without drawing the view again. */
+export function save_settings(view, values) {
   history.replaceState(null, "", link(view, values));
 }
 
-/** Go somewhere else, as if a link was followed. */
+/** Open a view, as following a link does. */
 export function go(view, values) {
   location.hash = link(view, values);
 }

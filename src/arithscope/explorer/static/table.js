@@ -1,12 +1,12 @@
-// A table that is sorted by its header and paged.
+// A table with sortable columns, and a pager.
 
 import { h } from "./dom.js";
 
 /**
- * columns: [{key, title, cell(row), sort, numeric, hint}]; `sort` is what the server calls it. onsort(sort, descending).
- * row(row) → attributes of its tr.
+ * columns: [{title, cell(row), sort, numeric, hint}]; `sort` is the server's name of the column. onsort(sort, descending).
+ * row_attributes(row): attributes of its <tr>.
  */
-export function sorted_table({ columns, rows, sort, descending, onsort, row, caption }) {
+export function sorted_table({ columns, rows, sort, descending, onsort, row_attributes, caption }) {
   const header = columns.map((c) => {
     const sorted = c.sort && c.sort === sort;
     const content = c.sort
@@ -18,10 +18,10 @@ export function sorted_table({ columns, rows, sort, descending, onsort, row, cap
   return h("div", { className: "scroller", tabIndex: 0, role: "region", ariaLabel: caption }, h("table", { className: "rows" },
     h("caption", {}, caption),
     h("thead", {}, h("tr", {}, header)),
-    h("tbody", {}, rows.map((r) => h("tr", row?.(r) ?? {}, columns.map((c) => h("td", { className: c.numeric ? "numeric" : "" }, c.cell(r))))))));
+    h("tbody", {}, rows.map((r) => h("tr", row_attributes?.(r) ?? {}, columns.map((c) => h("td", { className: c.numeric ? "numeric" : "" }, c.cell(r))))))));
 }
 
-/** Buttons to the pages before and behind. */
+/** Buttons for the previous and the next page. */
 export function pager({ offset, size, total, onpage }) {
   const last = Math.min(offset + size, total);
   const step = (to) => onpage(Math.max(0, Math.min(to, Math.floor(Math.max(0, total - 1) / size) * size)));

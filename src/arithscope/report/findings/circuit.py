@@ -32,7 +32,7 @@ from arithscope.report.formatting import (
     span,
     verdict,
 )
-from arithscope.stats.measures import Mean, average, difference
+from arithscope.stats.intervals import Mean, average, difference
 
 MOST_NAMED = 6  # heads, or numbers
 
@@ -134,13 +134,13 @@ def faithfulness_by_heads(result: Circuit) -> Finding:
 
 def circuit_table(result: Circuit) -> Finding:
     right, probability = (means_of(result.table, name) for name in ("accuracy", "p_answer"))
-    left_out = sum(result.left_out.values())
+    excluded = sum(result.excluded.values())
     said = (
         f"Of the same prompts, all of which the whole model gets right, the circuits alone get {overall(right)} right, "
         f"and the answer's mean probability is {overall(probability)}."
     )
-    if left_out:
-        said += f" {left_out} prompts have no faithfulness, as the empty circuit does about as well as the model there."
+    if excluded:
+        said += f" {excluded} prompts have no faithfulness, as the empty circuit does about as well as the model there."
     return Finding(said)
 
 
@@ -148,12 +148,12 @@ def attention_patterns(result: Heads) -> Finding:
     roles = result.roles
     if roles.empty:
         return Finding("No head is in a circuit.")
-    counts = [f"{role} ({n})" for role, n in roles.role.value_counts().items()]
+    counts = [f"{attends_to} ({n})" for attends_to, n in roles.attends_to.value_counts().items()]
     most = roles.iloc[int(roles.share.argmax())]
     return Finding(
         "From the last position these tokens get most of a head's attention (in brackets how many heads, counted once "
         f"for each operator): {listed(counts)}. The sharpest is {component_name(most.layer, most['head'])} for "
-        f"{SIGNS[str(most.operator)]}, which gives {number(most.share)} of it to {most.role}."
+        f"{SIGNS[str(most.operator)]}, which gives {number(most.share)} of it to {most.attends_to}."
     )
 
 
@@ -187,12 +187,12 @@ def first_mlp_effects(result: FirstMlp) -> Finding:
 
 
 def first_mlp_faithfulness(result: FirstMlp) -> Finding:
-    enough = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.enough.items()}
+    smallest_share = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.smallest_share.items()}
     ours, random = means_of(result.table, "faithfulness_of_1_percent"), means_of(result.table, "random_1_percent")
     return Finding(
         f"With the strongest 1 % of its neurons faithfulness is {overall(ours)}, with a random 1 % {overall(random)}."
         + verdict(gaps(ours, random), "the strongest are clearly better", "the strongest are clearly worse"),
-        {"share that does as well as all": enough, "strongest 1 %": ours, "random 1 %": random},
+        {"share that does as well as all": smallest_share, "strongest 1 %": ours, "random 1 %": random},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from arithscope.stats.measures import Mean
+from arithscope.stats.intervals import Mean
 
 Cell = Mean | float | int | str
 

@@ -14,7 +14,7 @@ from arithscope.figures.style import SIGNS
 from arithscope.heuristics.kinds import kind_name
 from arithscope.report.findings.finding import Finding
 from arithscope.report.formatting import as_mean, gaps, listed, means_of, number, overall, shown, span, verdict
-from arithscope.stats.measures import Mean, average
+from arithscope.stats.intervals import Mean, average
 
 MOST_KINDS = 3  # that are named
 

@@ -17,7 +17,7 @@ from arithscope.experiments.training import Training
 from arithscope.figures.style import SIGNS
 from arithscope.report.findings.finding import Cell, Finding
 from arithscope.report.formatting import NOTHING, as_mean, gaps, means_of, overall, p_value, verdict
-from arithscope.stats.measures import Mean
+from arithscope.stats.intervals import Mean
 
 
 def knockout_by_heuristic(result: Knockout) -> Finding:
@@ -159,7 +159,7 @@ def worst_prompts(result: Failures) -> Finding:
         return Finding("There is no wrongly answered prompt to look at.")
     row: Any = worst.iloc[int(worst.p_answer.argmin())]
     return Finding(
-        f"In {int((worst.pushed > 0).sum())} of {len(worst)} mistakes (ten of each operator at the most) heuristic "
+        f"In {int((worst.logit_difference > 0).sum())} of {len(worst)} mistakes (ten of each operator at the most) heuristic "
         "neurons push the given answer above the right one. The right answer was least probable for "
         f"{row.op1}{SIGNS[row.operator]}{row.op2}=: it is {row.answer}, and {row.predicted} was given."
     )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 
-from arithscope.experiments.common.headline import Row
+from arithscope.experiments.common.headline import HeadlineNumber
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.stability import CORRELATION, HALF, HEADS, NEURONS, SEED, WHOLE, Stability
 from arithscope.report.findings.finding import Cell, Finding
 from arithscope.report.formatting import NOTHING, listed, number, shown
-from arithscope.stats.measures import Mean
+from arithscope.stats.intervals import Mean
 
 
 def repeated(result: Stability) -> Finding:
     overall = result.operators[-1]  # all together, or the only one
     numbers: dict[str, dict[str, Cell]] = {}
     for row in result.rows:
-        found = {operator: result.of(row, operator) for operator in result.operators}
+        found = {operator: result.means(row, operator) for operator in result.operators}
         if not any(found.values()):  # said of all together, though there is one operator only
-            found = {overall: result.of(row, AVERAGE)}
+            found = {overall: result.means(row, AVERAGE)}
         numbers[row.short] = {operator: _in_short(row, means) for operator, means in found.items() if means}
     summary = result.summary()[overall]
     says = [_least_stable(result, overall), _clear(summary["clear_differences"], summary["of_comparisons"])]
@@ -32,7 +32,7 @@ def repeated(result: Stability) -> Finding:
     return Finding(" ".join(says), numbers)
 
 
-def _in_short(row: Row, means: dict[str, Mean]) -> str:
+def _in_short(row: HeadlineNumber, means: dict[str, Mean]) -> str:
     """.957; halves .950, .964; seeds .957, .957"""
     parts = [_value(row, means[WHOLE]) if WHOLE in means else NOTHING]
     for way, begins in (("halves", HALF), ("seeds", SEED)):
@@ -41,7 +41,7 @@ def _in_short(row: Row, means: dict[str, Mean]) -> str:
     return "; ".join(parts)
 
 
-def _value(row: Row, mean: Mean) -> str:
+def _value(row: HeadlineNumber, mean: Mean) -> str:
     counts = not row.share and math.isnan(mean.low)
     return f"{mean.value:,.0f}" if counts else number(mean.value)
 
@@ -56,7 +56,7 @@ def _least_stable(result: Stability, operator: str) -> str:
     worst = max(rows, key=lambda row: row["largest"])
     key = worst["experiment"], worst["measure"]
     [row] = [r for r in result.rows if (r.experiment, r.measure) == key]
-    found = result.of(row, operator)
+    found = result.means(row, operator)
     others = listed(f"{number(mean.value)} ({name})" for name, mean in found.items() if name != WHOLE)
     return (
         f"Repeated {len(result.runs) - 1} times, the share or faithfulness that moves most is {names[key]}: "

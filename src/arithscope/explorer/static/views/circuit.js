@@ -1,16 +1,16 @@
-// The circuit: which heads and MLPs matter and where, what the heads look at, and how few suffice.
+// The circuit: effects of heads and MLPs by position, attention patterns, and faithfulness by number of heads.
 
 import { get, run_path } from "../api.js";
 import { line_chart, matrix } from "../charts.js";
 import { viridis } from "../colours.js";
 import { OPERATOR_COLOURS, buttons, h, interval, number, operator_buttons, percent, s } from "../dom.js";
-import { note } from "../state.js";
+import { save_settings } from "../state.js";
 
 const MEASURES = [["log_ratio", "log ratio"], ["probability", "probability (Eq. 1)"], ["logit", "logit"]];
 const POSITION_COLOURS = { op1: "var(--plus)", operator: "var(--operator)", op2: "var(--times)", last: "var(--minus)" };
-const LARGE = 0.05; // of the largest MLP effect: from here on an MLP is drawn
+const MIN_EFFECT = 0.05; // of an MLP in the diagram, as a share of the largest MLP effect
 
-export async function show(root, params, { run, still }) {
+export async function show(root, params, { run, is_current }) {
   const state = {
     operator: params.get("operator") ?? run.operators[0],
     measure: params.get("measure") ?? "log_ratio",
@@ -20,129 +20,131 @@ export async function show(root, params, { run, still }) {
   const body = h("div");
   const change = (values) => { Object.assign(state, values); return load(); };
   root.append(h("h1", {}, "Circuit"),
-    h("p", { className: "lead" }, "Each head and each MLP is patched, at one position, with its activation on a counterfactual prompt. The circuit is all MLPs and the fewest heads of largest effect that do as well as all."),
+    h("p", { className: "lead" }, "Activation patching: each head and each MLP is patched, at one position, with its activation on a counterfactual prompt. The circuit consists of all MLPs and the smallest set of heads with the largest effects whose faithfulness reaches the plateau."),
     h("div", { className: "controls panel" },
       operator_buttons(run.operators, state.operator, (operator) => change({ operator, head: "" })),
       buttons("Effect", state.measure, MEASURES, (measure) => change({ measure })),
-      buttons("Over prompts", state.statistic, [["mean", "mean"], ["median", "median"]], (statistic) => change({ statistic }))),
+      buttons("Statistic", state.statistic, [["mean", "mean"], ["median", "median"]], (statistic) => change({ statistic }))),
     body);
 
   async function load() {
-    note("circuit", { run: run.name, ...state });
-    const asked = JSON.stringify(state);
-    const found = await get(run_path(run.name, "circuit"), { operator: state.operator, measure: state.measure });
-    if (still() && asked === JSON.stringify(state)) draw(found);
+    save_settings("circuit", { run: run.name, ...state });
+    const requested = JSON.stringify(state);
+    const circuit = await get(run_path(run.name, "circuit"), { operator: state.operator, measure: state.measure });
+    if (is_current() && requested === JSON.stringify(state)) draw(circuit);
   }
 
-  function draw(found) {
-    const kept = found.heads.filter((x) => x.in_circuit);
-    if (!state.head && kept.length) state.head = `L${kept[0].layer}H${kept[0].head}`;
+  function draw(circuit) {
+    const kept = circuit.heads.filter((r) => r.in_circuit);
+    if (!state.head && kept.length) state.head = head_name(kept[0]);
     const attention = h("section", { className: "panel" });
-    const pick = (layer, head) => { state.head = `L${layer}H${head}`; note("circuit", { run: run.name, ...state }); mark(); draw_head(); };
-    const t = found.table;
-    const diagram = draw_diagram(found, state, pick), maps = draw_maps(found, state, pick);
-    function mark() {
+    const pick = (name) => { state.head = name; save_settings("circuit", { run: run.name, ...state }); mark_head(); draw_head(); };
+    const { summary } = circuit;
+    const diagram = draw_diagram(circuit, pick), maps = draw_maps(circuit, state.statistic, pick);
+    function mark_head() {
       for (const element of [...diagram.querySelectorAll("[data-head]"), ...maps.querySelectorAll("[data-head]")]) {
         element.setAttribute("aria-pressed", String(element.dataset.head === state.head));
       }
     }
-    function draw_head() { attention.replaceChildren(...head_panel(found, state.head)); }
-    const per_size = (which, dashed, name) => ({ name, dashed, colour: OPERATOR_COLOURS[state.operator], points: found.curve.filter((r) => r.circuit === which && r.measure === "faithfulness").map((r) => ({ x: r.size, ...r })) });
+    function draw_head() { attention.replaceChildren(...head_panel(circuit, state.head)); }
+    const by_size = (heads, dashed, name) => ({ name, dashed, colour: OPERATOR_COLOURS[state.operator], points: circuit.curve.filter((r) => r.circuit === heads && r.measure === "faithfulness").map((r) => ({ x: r.size, ...r })) });
     body.replaceChildren(
-      h("p", { className: "panel verdict" }, `The circuit for this operator has ${kept.length} heads; faithfulness ${interval(t.faithfulness)}, accuracy ${interval(t.accuracy)}; with as many random heads ${interval(t.random_faithfulness)} and ${interval(t.random_accuracy)}. `,
-        found.shared.length ? `Shared by all operators: ${found.shared.map(([l, n]) => `L${l}H${n}`).join(", ")}.` : "No head is in the circuit of every operator."),
+      h("p", { className: "panel verdict" }, `The circuit for this operator has ${kept.length} heads: faithfulness ${interval(summary.faithfulness)}, accuracy ${interval(summary.accuracy)}. With as many random heads: faithfulness ${interval(summary.random_faithfulness)}, accuracy ${interval(summary.random_accuracy)}. `,
+        circuit.shared.length ? `Shared by all operators: ${circuit.shared.map(([layer, head]) => head_name({ layer, head })).join(", ")}.` : "No head is in the circuit of every operator."),
       h("div", { className: "two" },
-        h("section", { className: "panel" }, h("h2", {}, "Diagram"), h("p", { className: "hint" }, "An arrow is a head of the circuit: from the position that gets most of its attention to the position where patching it matters most. A box is an MLP with at least 5 % of the largest MLP effect. Click a head."), diagram),
+        h("section", { className: "panel" }, h("h2", {}, "Diagram"), h("p", { className: "hint" }, "An arrow is a head of the circuit, from the position it attends to most to the position where patching it has the largest effect. A box is an MLP with at least 5 % of the largest MLP effect. Click a head to see its attention pattern."), diagram),
         attention),
       h("h2", {}, "Effects"),
-      h("p", { className: "hint" }, "Framed heads are in the circuit. The last column is the whole MLP; heads and MLPs have a scale each. Click a head to see its attention."),
+      h("p", { className: "hint" }, "Framed heads are in the circuit. The last column is the MLP. Heads and MLPs have separate colour scales. Click a head to see its attention pattern."),
       maps,
       h("div", { className: "two" },
-        h("section", { className: "panel" }, line_chart({ title: "Faithfulness with the n heads of largest effect", x_label: "heads", y_label: "faithfulness", y_range: [0, 1], marks: [{ x: kept.length, text: "circuit" }], series: [per_size("found", false, "largest effect"), per_size("random", true, "random")] })),
-        found.probe ? h("section", { className: "panel" }, line_chart({ title: "Where the answer can be read off (linear probes)", x_label: "layer", y_label: "accuracy", y_range: [0, 1], marks: [{ x: found.probe.first_answer_layer, text: "first answer layer" }],
-          series: Object.entries(POSITION_COLOURS).map(([position, colour]) => ({ name: position, colour, points: found.probe.rows.filter((r) => r.position === position).map((r) => ({ x: r.layer, ...r })) })) })) : null));
-    mark();
+        h("section", { className: "panel" }, line_chart({ title: "Faithfulness with the n heads with the largest effects", x_label: "heads", y_label: "faithfulness", y_range: [0, 1], marks: [{ x: kept.length, text: "circuit" }], series: [by_size("found", false, "largest effects"), by_size("random", true, "random")] })),
+        circuit.probe ? h("section", { className: "panel" }, line_chart({ title: "Accuracy of linear probes for the answer", x_label: "layer", y_label: "accuracy", y_range: [0, 1], marks: [{ x: circuit.probe.first_answer_layer, text: "first answer layer" }],
+          series: Object.entries(POSITION_COLOURS).map(([position, colour]) => ({ name: position, colour, points: circuit.probe.table.filter((r) => r.position === position).map((r) => ({ x: r.layer, ...r })) })) })) : null));
+    mark_head();
     draw_head();
   }
 
   await load();
 }
 
-function head_panel(found, name) {
-  const [, layer, head] = /^L(\d+)H(\d+)$/.exec(name) ?? [];
-  const row = found.roles.find((r) => r.layer === Number(layer) && r.head === Number(head));
-  const ranked = found.heads.find((r) => r.layer === Number(layer) && r.head === Number(head));
-  if (!ranked) return [h("h2", {}, "Attention"), h("p", {}, "Choose a head.")];
-  const title = h("h2", {}, `${name}: attention`);
-  const effect = h("p", {}, `Rank ${ranked.rank + 1} of ${found.heads.length}: mean effect ${interval(ranked)} at ${ranked.position}, by ${found.ranked_by.replace("_", " ")}.`);
-  if (!row) return [title, effect, h("p", {}, "It is not in this operator's circuit, so its attention was not stored.")];
-  const cut = found.isolation.find((r) => r.layer === row.layer && r.head === row.head && r.when === "change");
-  const labels = found.labels;
+function head_name({ layer, head }) {
+  return `L${layer}H${head}`;
+}
+
+function head_panel(circuit, name) {
+  const ranked = circuit.heads.find((r) => head_name(r) === name);
+  const role = circuit.roles.find((r) => head_name(r) === name);
+  if (!ranked) return [h("h2", {}, "Attention pattern"), h("p", {}, "Choose a head.")];
+  const title = h("h2", {}, `${name}: attention pattern`);
+  const effect = h("p", {}, `Rank ${ranked.rank + 1} of ${circuit.heads.length}: mean effect ${interval(ranked)} at ${ranked.position}, by ${circuit.ranked_by.replace("_", " ")}.`);
+  if (!role) return [title, effect, h("p", {}, "Not in this operator's circuit, so its attention pattern was not stored.")];
+  const isolated = circuit.isolation.find((r) => head_name(r) === name && r.when === "change");
+  const { positions } = circuit, { attention_pattern } = role;
   return [title, effect,
-    h("p", {}, "From the last position it attends most to ", h("strong", {}, row.role), ` (${percent(row.share)}). It matters most at `, h("strong", {}, row.acts_at), `, from where it reads ${row.reads} (${percent(row.reads_share)}).`,
-      cut ? ` If what it attends to is cut off from earlier tokens, faithfulness changes by ${interval(cut)}.` : ""),
+    h("p", {}, "From the last position it attends most to ", h("strong", {}, role.attends_to), ` (${percent(role.attention)}). Patching it has the largest effect at `, h("strong", {}, role.acts_at), `, where it attends most to ${role.reads} (${percent(role.reads_attention)}).`,
+      isolated ? ` If the attended position is cut off from earlier tokens, faithfulness changes by ${interval(isolated)}.` : ""),
     matrix({
-      title: "Mean attention over evaluation prompts: from the row's position to the column's", rows: labels, columns: labels, row_title: "from \\ to",
-      value: (i, j) => (j <= i ? row.attention[i][j] : null), colour: viridis, text: (i, j) => `from ${labels[i]} to ${labels[j]}: ${j <= i ? number(row.attention[i][j]) : "not visible"}`,
+      title: "Mean attention over evaluation prompts, from the row's position to the column's", rows: positions, columns: positions, row_title: "from \\ to",
+      value: (i, j) => (j <= i ? attention_pattern[i][j] : null), colour: viridis, text: (i, j) => `from ${positions[i]} to ${positions[j]}: ${j <= i ? number(attention_pattern[i][j]) : "masked"}`,
     })];
 }
 
-/** Positions as lanes from left to right, layers from below to above, each as high as its arrows take. */
-function draw_diagram(found, state, pick) {
-  const lanes = found.labels.filter((p) => ["op1", "operator", "op2", "last"].includes(p) || found.roles.some((r) => r.reads === p));
-  const layers = Object.values(found.positions)[0].mlps.length;
-  const arrows = Array.from({ length: layers }, (_, layer) => found.roles.filter((r) => r.layer === layer));
-  const [width, foot, apart] = [110, 40, 15];
-  const heights = arrows.map((rows) => 26 + apart * rows.length);
+/** Positions from left to right, layers from bottom to top; the height of a layer depends on its number of arrows. */
+function draw_diagram(circuit, pick) {
+  const lanes = circuit.positions.filter((p) => ["op1", "operator", "op2", "last"].includes(p) || circuit.roles.some((r) => r.reads === p));
+  const mlp_effects = Object.entries(circuit.effects).map(([position, { mean }]) => [position, mean.mlps]);
+  const arrows = mlp_effects[0][1].map((_, layer) => circuit.roles.filter((r) => r.layer === layer));
+  const [width, foot, spacing] = [110, 40, 15];
+  const heights = arrows.map((rows) => 26 + spacing * rows.length);
   const height = heights.reduce((a, b) => a + b, 0) + foot + 10;
   const x = (position) => 76 + lanes.indexOf(position) * width;
-  const floor = (layer) => height - foot - heights.slice(0, layer).reduce((a, b) => a + b, 0);
+  const bottom = (layer) => height - foot - heights.slice(0, layer).reduce((a, b) => a + b, 0);
   const svg = s("svg", { viewBox: `0 0 ${60 + lanes.length * width} ${height}`, class: "diagram", role: "group", "aria-label": "The circuit's heads and MLPs" });
   for (const lane of lanes) {
     svg.append(s("line", { x1: x(lane), x2: x(lane), y1: 6, y2: height - foot + 8, class: "lane" }), s("text", { x: x(lane), y: height - 12, class: "label middle" }, lane));
   }
-  const largest = Math.max(...Object.values(found.positions).flatMap((p) => p.mlps));
+  const largest = Math.max(...mlp_effects.flatMap(([, effects]) => effects));
   arrows.forEach((rows, layer) => {
-    const top = floor(layer) - heights[layer] + 12;
+    const top = bottom(layer) - heights[layer] + 12;
     svg.append(s("text", { x: 4, y: top + 4, class: "tick" }, `layer ${layer}`));
-    for (const [position, { mlps }] of Object.entries(found.positions)) {
-      if (!lanes.includes(position) || mlps[layer] < LARGE * largest) continue;
-      svg.append(s("rect", { x: x(position) - 19, y: top - 8, width: 38, height: 16, rx: 3, class: "mlp" }, s("title", {}, `MLP ${layer} at ${position}: effect ${number(mlps[layer])}`)),
+    for (const [position, effects] of mlp_effects) {
+      if (!lanes.includes(position) || effects[layer] < MIN_EFFECT * largest) continue;
+      svg.append(s("rect", { x: x(position) - 19, y: top - 8, width: 38, height: 16, rx: 3, class: "mlp" }, s("title", {}, `MLP ${layer} at ${position}: effect ${number(effects[layer])}`)),
         s("text", { x: x(position), y: top + 3.5, class: "mlp-name middle" }, `MLP${layer}`));
     }
     rows.forEach((row, i) => {
-      const name = `L${row.layer}H${row.head}`;
-      const [from, to, at] = [x(row.reads), x(row.acts_at), floor(layer) - 6 - apart * i];
-      const itself = from === to;
-      const path = itself ? `M${from} ${at + 4} c-26 0 -26 -8 -4 -8` : `M${from} ${at} H${to - 7}`;
-      const choose = () => pick(row.layer, row.head);
+      const name = head_name(row);
+      const [from, to, y] = [x(row.reads), x(row.acts_at), bottom(layer) - 6 - spacing * i];
+      const is_loop = from === to;
+      const path = is_loop ? `M${from} ${y + 4} c-26 0 -26 -8 -4 -8` : `M${from} ${y} H${to - 7}`;
+      const choose = () => pick(name);
       svg.append(s("g", { class: `arrow${row.shared ? " shared" : ""}`, tabindex: 0, role: "button", "data-head": name, "aria-label": `${name}, reads ${row.reads}, acts at ${row.acts_at}`, onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } } },
-        s("path", { d: path, class: "hit" }), s("circle", { cx: from, cy: itself ? at + 4 : at, r: 3 }), s("path", { d: path }), s("path", { d: itself ? `M${to} ${at - 4} l-7 -4 v8 z` : `M${to - 1} ${at} l-8 -4 v8 z`, class: "tip" }),
-        s("text", { x: itself ? from - 56 : from + 9, y: itself ? at + 3 : at - 2.5, class: "head-name" }, name)));
+        s("path", { d: path, class: "hit" }), s("circle", { cx: from, cy: is_loop ? y + 4 : y, r: 3 }), s("path", { d: path }), s("path", { d: is_loop ? `M${to} ${y - 4} l-7 -4 v8 z` : `M${to - 1} ${y} l-8 -4 v8 z`, class: "tip" }),
+        s("text", { x: is_loop ? from - 56 : from + 9, y: is_loop ? y + 3 : y - 2.5, class: "head-name" }, name)));
     });
   });
   return h("div", { className: "scroller" }, svg);
 }
 
-/** For each position a map of layers × heads, with the MLP beside. */
-function draw_maps(found, state, pick) {
-  const median = state.statistic === "median";
-  const positions = Object.entries(found.positions);
-  const of_heads = (p) => (median ? p.head_medians : p.heads), of_mlps = (p) => (median ? p.mlp_medians : p.mlps);
+/** A matrix of layers × heads for each position, with the MLP as the last column. */
+function draw_maps(circuit, statistic, pick) {
+  const effects = Object.entries(circuit.effects).map(([position, maps]) => [position, maps[statistic]]);
   const largest = (values) => Math.max(1e-12, ...values);
-  const head_scale = largest(positions.flatMap(([, p]) => of_heads(p).flat())), mlp_scale = largest(positions.flatMap(([, p]) => of_mlps(p)));
-  const kept = new Set(found.heads.filter((x) => x.in_circuit).map((x) => `${x.layer} ${x.head}`));
-  const made = positions.map(([position, p]) => {
-    const heads = of_heads(p), mlps = of_mlps(p), n = heads[0].length;
-    const rows = heads.map((_, i) => heads.length - 1 - i); // the last layer is on top
-    const one = matrix({
-      title: `at ${position}`, rows: rows.map((l) => `L${l}`), columns: [...heads[0].map((_, j) => `H${j}`), "MLP"],
-      value: (i, j) => (j < n ? heads[rows[i]][j] / head_scale : mlps[rows[i]] / mlp_scale), colour: viridis,
-      text: (i, j) => `${j < n ? `L${rows[i]}H${j}` : `MLP${rows[i]}`} at ${position}: ${number(j < n ? heads[rows[i]][j] : mlps[rows[i]])}`,
-      framed: (i, j) => kept.has(`${rows[i]} ${j}`), pick: (i, j) => { if (j < n) pick(rows[i], j); },
+  const head_scale = largest(effects.flatMap(([, { heads }]) => heads.flat())), mlp_scale = largest(effects.flatMap(([, { mlps }]) => mlps));
+  const kept = new Set(circuit.heads.filter((r) => r.in_circuit).map(head_name));
+  const panels = effects.map(([position, { heads, mlps }]) => {
+    const n = heads[0].length;
+    const layers = heads.map((_, i) => heads.length - 1 - i); // the last layer is on top
+    const name = (i, j) => head_name({ layer: layers[i], head: j });
+    const grid = matrix({
+      title: `at ${position}`, rows: layers.map((layer) => `L${layer}`), columns: [...heads[0].map((_, j) => `H${j}`), "MLP"],
+      value: (i, j) => (j < n ? heads[layers[i]][j] / head_scale : mlps[layers[i]] / mlp_scale), colour: viridis,
+      text: (i, j) => `${j < n ? name(i, j) : `MLP${layers[i]}`} at ${position}: ${number(j < n ? heads[layers[i]][j] : mlps[layers[i]])}`,
+      is_framed: (i, j) => kept.has(name(i, j)), pick: (i, j) => { if (j < n) pick(name(i, j)); },
     });
-    one.querySelectorAll("tbody tr").forEach((tr, i) => tr.querySelectorAll(".cell").forEach((cell, j) => { if (j < n) cell.dataset.head = `L${rows[i]}H${j}`; else cell.removeAttribute("aria-pressed"); }));
-    return h("section", { className: "panel" }, one);
+    grid.querySelectorAll("tbody tr").forEach((tr, i) => tr.querySelectorAll(".cell").forEach((cell, j) => { if (j < n) cell.dataset.head = name(i, j); else cell.removeAttribute("aria-pressed"); }));
+    return h("section", { className: "panel" }, grid);
   });
-  return h("div", { className: "maps four" }, made);
+  return h("div", { className: "maps four" }, panels);
 }

@@ -1,61 +1,61 @@
-// Runs side by side: every headline number, and the curves behind the headline figures.
+// Comparison of runs: the curves of the headline figures, and all headline numbers.
 
 import { get } from "../api.js";
 import { line_chart } from "../charts.js";
 import { SIGNS, choice, h, interval, notice, operator_buttons } from "../dom.js";
-import { note } from "../state.js";
+import { save_settings } from "../state.js";
 
 const COLOURS = ["var(--plus)", "var(--minus)", "var(--times)", "var(--divide)", "var(--operator)", "var(--ink)"];
-const X = { "share of heads": "share of heads", depth: "depth (share of layers)", "share of neurons": "share of neurons", training: "share of training", neurons: "neurons of each layer" };
+const X_LABELS = { "share of heads": "share of heads", depth: "depth (share of layers)", "share of neurons": "share of neurons", training: "share of training", neurons: "neurons per layer" };
 
-export async function show(root, params, { run, runs, still }) {
+export async function show(root, params, { run, runs, is_current }) {
   root.append(h("h1", {}, "Compare"));
   if (runs.length < 2) {
-    root.append(notice("One run is open; start the explorer with two run folders or more to compare them."));
+    root.append(notice("Only one run is open; start the explorer with two or more run folders to compare them."));
     return;
   }
   const state = { operator: params.get("operator") ?? "mean", experiment: params.get("experiment") ?? "" };
-  const found = await get("comparison");
-  if (!still()) return;
-  const experiments = [...new Set(found.table.map((r) => r.experiment))];
-  const operators = ["+", "-", "*", "/"].filter((o) => found.table.some((r) => r.operator === o));
+  const comparison = await get("comparison");
+  if (!is_current()) return;
+  const experiments = [...new Set(comparison.table.map((r) => r.experiment))];
+  const operators = ["+", "-", "*", "/"].filter((o) => comparison.table.some((r) => r.operator === o));
   const curves = h("div", { className: "two" }), table = h("section", { className: "panel" });
-  const change = (values) => { Object.assign(state, values); note("compare", { run: run.name, ...state }); draw(); };
+  const change = (values) => { Object.assign(state, values); save_settings("compare", { run: run.name, ...state }); draw(); };
   root.append(h("div", { className: "controls panel" },
     operator_buttons(["mean", ...operators], state.operator, (operator) => change({ operator })),
-    choice("Numbers of", state.experiment, [["", "all experiments"], ...experiments.map((e) => [e, e.replace("_", " ")])], (experiment) => change({ experiment }))), curves, table);
+    choice("Experiment", state.experiment, [["", "all experiments"], ...experiments.map((e) => [e, e.replace("_", " ")])], (experiment) => change({ experiment }))), curves, table);
 
   function draw() {
-    curves.replaceChildren(...Object.entries(found.curves).map(([name, rows]) => {
-      const label = Object.entries(X).find(([key]) => name.includes(key))?.[1] ?? "";
+    curves.replaceChildren(...Object.entries(comparison.curves).map(([name, rows]) => {
+      const label = Object.entries(X_LABELS).find(([key]) => name.includes(key))?.[1] ?? "";
       return h("section", { className: "panel" }, line_chart({
         title: `${name[0].toUpperCase()}${name.slice(1)}${state.operator === "mean" ? ", mean over operators" : `, ${SIGNS[state.operator]}`}`, x_label: label, y_label: name.split(/ by | without | present /)[0], y_range: [0, 1],
-        series: found.runs.map((one, i) => ({ name: one, colour: COLOURS[i % COLOURS.length], dashed: i >= COLOURS.length, points: points(rows.filter((r) => r.run === one)) })),
+        series: comparison.runs.map((run_name, i) => ({ name: run_name, colour: COLOURS[i % COLOURS.length], dashed: i >= COLOURS.length, points: points(rows.filter((r) => r.run === run_name)) })),
       }));
     }));
     draw_table();
   }
 
-  /** A run's curve of the operator; for the mean, its operators averaged where all of them have a value. */
+  /** A run's curve for the operator; the mean is taken where all operators have a value. */
   function points(rows) {
     if (state.operator !== "mean") return rows.filter((r) => r.operator === state.operator).toSorted((a, b) => a.x - b.x);
     const by_x = new Map();
     for (const r of rows) if (r.value !== null) by_x.set(r.x, [...(by_x.get(r.x) ?? []), r.value]);
-    const whole = new Set(rows.map((r) => r.operator)).size;
-    return [...by_x].filter(([, values]) => values.length === whole).map(([x, values]) => ({ x, value: values.reduce((a, b) => a + b) / whole })).toSorted((a, b) => a.x - b.x);
+    const operator_count = new Set(rows.map((r) => r.operator)).size;
+    return [...by_x].filter(([, values]) => values.length === operator_count).map(([x, values]) => ({ x, value: values.reduce((a, b) => a + b) / operator_count })).toSorted((a, b) => a.x - b.x);
   }
 
   function draw_table() {
-    const rows = found.table.filter((r) => r.operator === state.operator && (!state.experiment || r.experiment === state.experiment));
+    const rows = comparison.table.filter((r) => r.operator === state.operator && (!state.experiment || r.experiment === state.experiment));
     const measures = [...new Set(rows.map((r) => `${r.experiment} ${r.measure}`))];
-    const entry = (measure, one) => rows.find((r) => r.run === one && `${r.experiment} ${r.measure}` === measure);
+    const entry = (measure, run_name) => rows.find((r) => r.run === run_name && `${r.experiment} ${r.measure}` === measure);
     table.replaceChildren(h("h2", {}, "Headline numbers"), rows.length ? h("div", { className: "scroller", tabIndex: 0, role: "region", ariaLabel: "Headline numbers" }, h("table", { className: "rows" },
-      h("caption", {}, "Means with 95 % intervals, and plain numbers"),
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "experiment"), h("th", { scope: "col" }, "measure"), found.runs.map((one) => h("th", { scope: "col", className: "numeric" }, one)))),
+      h("caption", {}, "Means with 95 % intervals where available"),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "experiment"), h("th", { scope: "col" }, "measure"), comparison.runs.map((run_name) => h("th", { scope: "col", className: "numeric" }, run_name)))),
       h("tbody", {}, measures.map((measure) => {
         const [experiment, name] = measure.split(" ");
-        return h("tr", {}, h("td", {}, experiment.replace("_", " ")), h("th", { scope: "row" }, name.replaceAll("_", " ")), found.runs.map((one) => h("td", { className: "numeric" }, interval(entry(measure, one)))));
-      })))) : notice("No numbers for this choice."));
+        return h("tr", {}, h("td", {}, experiment.replace("_", " ")), h("th", { scope: "row" }, name.replaceAll("_", " ")), comparison.runs.map((run_name) => h("td", { className: "numeric" }, interval(entry(measure, run_name)))));
+      })))) : notice("No numbers for this selection."));
   }
 
   draw();

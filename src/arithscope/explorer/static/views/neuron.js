@@ -1,108 +1,107 @@
-// One neuron: what makes it fire, what it writes, and which rules it matches.
+// One neuron: its activation map, the logits of its value vector, and the heuristics it matches.
 
 import { get, get_bytes, run_path } from "../api.js";
 import { line_chart } from "../charts.js";
-import { scale_of } from "../colours.js";
+import { colour_scale } from "../colours.js";
 import { SIGNS, answer, buttons, h, notice, number, percent } from "../dom.js";
-import { heatmap, together } from "../heatmap.js";
-import { link, note } from "../state.js";
+import { heatmap, link_maps } from "../heatmap.js";
+import { link, save_settings } from "../state.js";
 import { sorted_table } from "../table.js";
 
-const ZOOMS = [["", "whole"], ["100", "100 × 100"], ["30", "30 × 30"]];
-const FEW = 15;
+const ZOOMS = [["", "whole grid"], ["100", "100 × 100"], ["30", "30 × 30"]];
+const FIRST_ROWS = 15; // shown before "Show all" is clicked
 
-export async function show(root, params, { run, still }) {
+export async function show(root, params, { run, is_current }) {
   const state = {
     operator: params.get("operator") ?? run.classified_operators[0],
     layer: params.get("layer"), neuron: params.get("neuron"),
     heuristic: params.get("heuristic") ?? "", zoom: params.get("zoom") ?? "",
   };
-  if (state.layer === null || state.neuron === null) throw new Error("No neuron was named; choose one from the table of neurons.");
-  const remember = () => note("neuron", { run: run.name, ...state });
-  const at = run_path(run.name, "neurons", state.layer, state.neuron);
-  const found = await get(at, { operator: state.operator });
-  if (!still()) return;
+  if (state.layer === null || state.neuron === null) throw new Error("The link names no neuron; choose one in the table of neurons.");
+  const save = () => save_settings("neuron", { run: run.name, ...state });
+  const path = run_path(run.name, "neurons", state.layer, state.neuron);
+  const neuron = await get(path, { operator: state.operator });
+  if (!is_current()) return;
   root.append(
     h("p", { className: "trail" }, h("a", { href: link("neurons", { run: run.name, operator: state.operator, layer: state.layer }) }, "← neurons of this layer")),
-    h("h1", {}, `${found.name}, operator ${SIGNS[found.operator]}`),
-    h("p", { className: "lead" }, facts(found)),
-    h("p", {}, found.top_for.length ? ["Also a top neuron for ", found.top_for.map((o, i) => [i ? ", " : "", h("a", { href: link("neuron", { run: run.name, operator: o, layer: state.layer, neuron: state.neuron }) }, SIGNS[o])])] : "A top neuron for no other operator.",
+    h("h1", {}, `${neuron.name}, operator ${SIGNS[neuron.operator]}`),
+    h("p", { className: "lead" }, map_facts(neuron.activation_map)),
+    h("p", {}, neuron.top_for.length ? ["Also a top neuron for ", neuron.top_for.map((o, i) => [i ? ", " : "", h("a", { href: link("neuron", { run: run.name, operator: o, layer: state.layer, neuron: state.neuron }) }, SIGNS[o])])] : "Not a top neuron for any other operator.",
       run.checkpoints.length ? [" · ", h("a", { href: link("training", { run: run.name, operator: state.operator, layer: state.layer, neuron: state.neuron }) }, "follow it through training")] : ""));
-  const maps_at = h("div", { className: "maps" }), details = h("div", { className: "two" });
-  root.append(maps_at, details);
-  if (!found.pattern) {
-    maps_at.append(notice("It is not among the top neurons of its layer for this operator, so its pattern was not stored."));
-    details.append(effects_table(found));
+  const maps_holder = h("div", { className: "maps" }), details = h("div", { className: "two" });
+  root.append(maps_holder, details);
+  if (!neuron.activation_map) {
+    maps_holder.append(notice("Not a top neuron of its layer for this operator, so its activation map was not stored."));
+    details.append(effects_table(neuron));
     return;
   }
   const size = run.max_operand + 1;
-  const activation = new Float32Array(await get_bytes(`${at}/pattern`, { operator: state.operator }));
-  if (!still()) return;
-  const { maps, fields } = draw_maps(found, activation, size, run.limit);
-  const zoom = buttons("Enlarge", state.zoom, ZOOMS, (value) => { state.zoom = value; remember(); set_zoom(); });
-  const set_zoom = () => maps.forEach((m) => m.zoom(state.zoom ? [Math.floor(0.6 * size), Math.floor(0.3 * size), Number(state.zoom)] : null));
-  maps_at.before(h("div", { className: "controls" }, zoom));
-  maps_at.append(...fields);
+  const activation = new Float32Array(await get_bytes(`${path}/activation_map`, { operator: state.operator }));
+  if (!is_current()) return;
+  const { maps, panels } = draw_maps(neuron, activation, size, run.limit);
+  const zoom = buttons("Zoom", state.zoom, ZOOMS, (value) => { state.zoom = value; save(); set_zoom(); });
+  const set_zoom = () => maps.forEach((m) => m.zoom(state.zoom ? { centre: [Math.floor(0.6 * size), Math.floor(0.3 * size)], width: Number(state.zoom) } : null));
+  maps_holder.before(h("div", { className: "controls" }, zoom));
+  maps_holder.append(...panels);
   set_zoom();
 
+  /** Outline the prompts of a heuristic; without one, those of the pinned heuristic. */
   async function outline(heuristic) {
-    const wanted = heuristic || state.heuristic;
-    const mask = wanted ? new Uint8Array(await get_bytes(run_path(run.name, "heuristics", "prompts"), { operator: state.operator, heuristic: wanted })) : null;
-    if (still() && wanted === (hovered || state.heuristic)) maps.forEach((m) => m.outline(mask));
+    const outlined = heuristic || state.heuristic;
+    const mask = outlined ? new Uint8Array(await get_bytes(run_path(run.name, "heuristics", "prompts"), { operator: state.operator, heuristic: outlined })) : null;
+    if (is_current() && outlined === (hovered || state.heuristic)) maps.forEach((m) => m.outline(mask));
   }
   let hovered = "";
   const hover = (heuristic) => { hovered = heuristic; outline(heuristic).catch(() => {}); };
   const pin = (heuristic, table) => {
     state.heuristic = state.heuristic === heuristic ? "" : heuristic;
-    remember();
+    save();
     for (const tr of table.querySelectorAll("tr[data-heuristic]")) tr.setAttribute("aria-selected", String(tr.dataset.heuristic === state.heuristic));
     outline(hovered).catch(() => {});
   };
 
   const heuristics = h("section", { className: "panel" });
-  const draw_heuristics = (most) => {
-    const any = found.heuristics.length > 0;
-    const rows = any ? found.heuristics : found.best;
+  const draw_heuristics = (count) => {
+    const has_matches = neuron.heuristics.length > 0;
+    const rows = has_matches ? neuron.heuristics : neuron.best;
     const table = sorted_table({
-      caption: any ? `${found.heuristics.length} matched heuristics, ${found.heuristics.filter((r) => r.calibrated).length} of them calibrated` : "No heuristic matches; the best of each kind",
-      rows: rows.slice(0, most),
-      row: (r) => ({
+      caption: has_matches ? `${neuron.heuristics.length} matched heuristics, ${neuron.heuristics.filter((r) => r.calibrated).length} of them calibrated` : "No heuristic matches; the best of each kind",
+      rows: rows.slice(0, count),
+      row_attributes: (r) => ({
         "data-heuristic": r.heuristic, "aria-selected": String(r.heuristic === state.heuristic), className: r.calibrated ? "calibrated" : "",
         onmouseenter: () => hover(r.heuristic), onmouseleave: () => hover(""), onfocusin: () => hover(r.heuristic), onfocusout: () => hover(""),
       }),
       columns: [
-        { title: "heuristic", cell: (r) => h("button", { type: "button", className: "rule", title: "Hover to outline its prompts, click to keep the outline", onclick: () => pin(r.heuristic, heuristics) }, r.heuristic) },
+        { title: "heuristic", cell: (r) => h("button", { type: "button", className: "heuristic", title: "Hover to outline its prompts, click to keep the outline", onclick: () => pin(r.heuristic, heuristics) }, r.heuristic) },
         { title: "calibrated", cell: (r) => (r.calibrated ? "yes" : "") },
-        { title: "score", numeric: true, hint: "share of its prompts among as many foremost ones of the neuron", cell: (r) => number(r.score) },
-        { title: "expected", numeric: true, hint: "score that the value vector alone brings; for operand heuristics chance", cell: (r) => number(r.expected) },
-        { title: "FDR", numeric: true, hint: "false-discovery rate, against permuted activations", cell: (r) => number(r.fdr) },
+        { title: "score", numeric: true, hint: "share of the heuristic's k prompts among the neuron's top-k prompts", cell: (r) => number(r.score) },
+        { title: "expected", numeric: true, hint: "mean score under the permutation null: activations permuted, value vector kept", cell: (r) => number(r.expected) },
+        { title: "FDR", numeric: true, hint: "false-discovery rate against the permutation null", cell: (r) => number(r.fdr) },
         { title: "prompts", numeric: true, cell: (r) => r.size.toLocaleString("en") },
-        { title: "sign", cell: (r) => (r.sign === -1 ? "−" : "+"), hint: "whether it fires with high or with low activations" },
+        { title: "sign", cell: (r) => (r.sign === -1 ? "−" : "+"), hint: "− if its most negative activations match" },
       ],
     });
-    heuristics.replaceChildren(h("h2", {}, "Heuristics"), h("p", { className: "hint" }, `Together they explain ${percent(found.coverage.raw)} of the pattern's variance, the calibrated ones ${percent(found.coverage.calibrated)}.`),
-      table, rows.length > most ? h("button", { type: "button", onclick: () => draw_heuristics(rows.length) }, `Show all ${rows.length}`) : "");
+    heuristics.replaceChildren(h("h2", {}, "Heuristics"), h("p", { className: "hint" }, `Variance of the activation map explained by all matches together: ${percent(neuron.coverage.raw)}; by calibrated matches: ${percent(neuron.coverage.calibrated)}.`),
+      table, rows.length > count ? h("button", { type: "button", onclick: () => draw_heuristics(rows.length) }, `Show all ${rows.length}`) : "");
   };
-  draw_heuristics(state.heuristic && found.heuristics.findIndex((r) => r.heuristic === state.heuristic) >= FEW ? Infinity : FEW);
-  const top = found.pattern.tokens;
+  draw_heuristics(state.heuristic && neuron.heuristics.findIndex((r) => r.heuristic === state.heuristic) >= FIRST_ROWS ? Infinity : FIRST_ROWS);
   details.append(heuristics, h("div", { className: "stack" },
-    h("section", { className: "panel" }, h("h2", {}, "What it writes"),
-      h("p", {}, "Numbers it promotes most: ", h("strong", {}, top.join(" "))),
-      line_chart({ title: "Logits of the numbers in its value vector", x_label: "number", y_label: "logit", series: [{ name: "logit", colour: "var(--accent)", points: found.pattern.logits.map((value, x) => ({ x, value })) }] })),
-    effects_table(found)));
+    h("section", { className: "panel" }, h("h2", {}, "Value vector"),
+      h("p", {}, "Most promoted numbers: ", h("strong", {}, neuron.activation_map.tokens.join(" "))),
+      line_chart({ title: "Logit of each number (logit lens)", x_label: "number", y_label: "logit", series: [{ name: "logit", colour: "var(--accent)", points: neuron.activation_map.logits.map((value, x) => ({ x, value })) }] })),
+    effects_table(neuron)));
   if (state.heuristic) outline("").catch((error) => heuristics.append(notice(error.message, "error")));
 }
 
-function facts(found) {
-  const p = found.pattern;
-  if (!p) return "";
-  return `Rank ${p.rank} of its layer. Of its pattern's variance op1 tells ${percent(p.op1)}, op2 ${percent(p.op2)}, the result ${percent(p.result)}; correlation with its value vector's logit of the answer ${number(p.alignment)}: ${p.direct ? "direct" : "indirect"}.`;
+function map_facts(map) {
+  if (!map) return "";
+  return `Rank ${map.rank} in its layer. Variance of the activation map explained by op1: ${percent(map.variance_explained_op1)}, op2: ${percent(map.variance_explained_op2)}, result: ${percent(map.variance_explained_result)}. Correlation with the logit of the answer in its value vector: ${number(map.alignment)} (${map.direct ? "direct" : "indirect"}).`;
 }
 
-function effects_table(found) {
+function effects_table(neuron) {
   return h("section", { className: "panel" }, h("h2", {}, "Effect at the last position"), sorted_table({
-    caption: "Patched with the activation on counterfactual prompts; mean with 95 % interval",
-    rows: found.effects,
+    caption: "Activation patching from counterfactual prompts; mean with 95 % interval",
+    rows: neuron.effects,
     columns: [
       { title: "measure", cell: (r) => r.measure.replace("_", " ") },
       { title: "mean", numeric: true, cell: (r) => `${number(r.value)} [${number(r.low)}, ${number(r.high)}]` },
@@ -112,41 +111,41 @@ function effects_table(found) {
   }));
 }
 
-/** Activation, logit of the answer, and their product, over the square. */
-function draw_maps(found, activation, size, limit) {
-  const { operator } = found;
-  const { logits } = found.pattern;
+/** Maps over the operand grid of the activation, the logit of the answer, and their product. */
+function draw_maps(neuron, activation, size, limit) {
+  const { operator } = neuron;
+  const { logits } = neuron.activation_map;
   const on_answer = new Float32Array(size * size).fill(NaN), product = new Float32Array(size * size).fill(NaN), on_legal = new Float32Array(size * size).fill(NaN);
   for (let cell = 0; cell < size * size; cell++) {
-    const right = answer(Math.floor(cell / size), operator, cell % size);
-    if (right === null || right < 0 || right >= limit) continue;
-    on_answer[cell] = logits[right];
+    const result = answer(Math.floor(cell / size), operator, cell % size);
+    if (result === null || result < 0 || result >= limit) continue;
+    on_answer[cell] = logits[result];
     on_legal[cell] = activation[cell];
-    product[cell] = activation[cell] * logits[right];
+    product[cell] = activation[cell] * logits[result];
   }
-  const wanted = [
-    ["Activation", activation, on_legal, false, "what makes it fire"],
-    ["Logit of the answer", on_answer, on_answer, true, "what its value vector writes"],
-    ["Product", product, product, true, "what it adds to the answer"],
+  const contents = [ // title, values, values that set the colour scale, whether it is diverging, hint
+    ["Activation", activation, on_legal, false, "at the last position"],
+    ["Logit of the answer", on_answer, on_answer, true, "in its value vector"],
+    ["Activation × logit", product, product, true, "its contribution to the answer"],
   ];
-  const maps = wanted.map(([name, values, scaled, centred]) => {
-    const scale = scale_of(scaled, centred);
+  const maps = contents.map(([name, values, scaled, diverging]) => {
+    const scale = colour_scale(scaled, diverging);
     return heatmap({
-      size, label: `${name} of ${found.name} for each pair of operands`, logarithmic: operator === "*",
-      colour: (cell) => (Number.isNaN(values[cell]) ? null : faded(scale.colour(values[cell]), Number.isNaN(on_answer[cell]))),
+      size, label: `${name} of ${neuron.name} for each pair of operands`, logarithmic: operator === "*",
+      colour: (cell) => (Number.isNaN(values[cell]) ? null : fade(scale.colour(values[cell]), Number.isNaN(on_answer[cell]))),
       describe: (a, b) => {
-        const right = answer(a, operator, b), v = values[a * size + b];
-        return `${a} ${SIGNS[operator]} ${b}${right === null ? "" : ` = ${right}`}: ${Number.isNaN(v) ? "no legal prompt" : number(v)}`;
+        const result = answer(a, operator, b), value = values[a * size + b];
+        return `${a} ${SIGNS[operator]} ${b}${result === null ? "" : ` = ${result}`}: ${Number.isNaN(value) ? "not a legal prompt" : number(value)}`;
       },
       legend: { ...scale, text: number },
     });
   });
-  together(maps);
-  const fields = wanted.map(([name, , , , hint], i) => h("section", { className: "panel map" }, h("h2", {}, name), h("p", { className: "hint" }, hint), maps[i].element));
-  return { maps, fields };
+  link_maps(maps);
+  const panels = contents.map(([name, , , , hint], i) => h("section", { className: "panel map" }, h("h2", {}, name), h("p", { className: "hint" }, hint), maps[i].element));
+  return { maps, panels };
 }
 
-/** Prompts that are not legal play no part in a classification, so they are pale. */
-function faded(colour, pale) {
+/** Illegal prompts do not count in the classification, so they are drawn pale. */
+function fade(colour, pale) {
   return pale ? colour.map((v) => Math.round(0.3 * v + 0.7 * 235)) : colour;
 }

@@ -1,13 +1,14 @@
-// All top neurons of a run: filter, sort, open one.
+// The table of top neurons.
 
 import { get, run_path } from "../api.js";
 import { SIGNS, buttons, choice, criterion_buttons, h, notice, number, operator_buttons, percent } from "../dom.js";
-import { criterion_of, link, note, settings } from "../state.js";
+import { criterion_of, link, save_settings, settings } from "../state.js";
 import { pager, sorted_table } from "../table.js";
 
-const SIZE = 50;
+const PAGE_SIZE = 50;
+const VARIABLES = ["op1", "op2", "result"];
 
-export async function show(root, params, { run, still }) {
+export async function show(root, params, { run, is_current }) {
   const state = { ...settings(params, { operator: "", layer: "", kind: "", heuristic: "", classified: "any", sort: "effect", descending: "true", offset: "0" }), criterion: criterion_of(params) };
   if (!run.classified_operators.length) {
     root.append(h("h1", {}, "Neurons"), notice("This run has no classified neurons; run it again with all stages.", "error"));
@@ -15,38 +16,37 @@ export async function show(root, params, { run, still }) {
   }
   const results = h("div", { className: "results panel" });
   const change = (values) => { Object.assign(state, { offset: "0" }, values); load(); };
-  const chosen_rule = h("p", { className: "filter-note" });
+  const heuristic_filter = h("p", { className: "filter-note" });
   root.append(
     h("h1", {}, "Neurons"),
-    h("p", { className: "lead" }, "The neurons of largest effect at the last position, for each operator, with the rule that each matches best."),
+    h("p", { className: "lead" }, "The neurons with the largest effect at the last position, for each operator, with the heuristic that each matches best."),
     h("div", { className: "controls panel" },
       operator_buttons(run.classified_operators, state.operator, (operator) => change({ operator }), true),
       choice("Layer", state.layer, [["", "all"], ...run.neuron_layers.map((l) => [String(l), String(l)])], (layer) => change({ layer })),
       choice("Kind of heuristic", state.kind, [["", "any"], ...run.kinds.map((k) => [k, k])], (kind) => change({ kind })),
       buttons("Show", state.classified, [["any", "all"], ["classified", "classified"], ["unclassified", "not classified"]], (classified) => change({ classified })),
       criterion_buttons(state.criterion, (criterion) => change({ criterion })),
-      chosen_rule),
+      heuristic_filter),
     results);
 
   async function load() {
-    note("neurons", { run: run.name, ...state, classified: state.classified === "any" ? "" : state.classified, offset: state.offset === "0" ? "" : state.offset });
-    chosen_rule.replaceChildren(...(state.heuristic ? ["Only those that match ", h("code", {}, state.heuristic), " ",
+    save_settings("neurons", { run: run.name, ...state, classified: state.classified === "any" ? "" : state.classified, offset: state.offset === "0" ? "" : state.offset });
+    heuristic_filter.replaceChildren(...(state.heuristic ? ["Only neurons that match ", h("code", {}, state.heuristic), " ",
       h("button", { type: "button", onclick: () => change({ heuristic: "" }) }, "show all")] : []));
     results.setAttribute("aria-busy", "true");
     try {
-      const asked = JSON.stringify(state);
-      const page = await get(run_path(run.name, "neurons"), { ...state, size: SIZE });
-      if (!still() || asked !== JSON.stringify(state)) return;
+      const requested = JSON.stringify(state);
+      const page = await get(run_path(run.name, "neurons"), { ...state, size: PAGE_SIZE });
+      if (!is_current() || requested !== JSON.stringify(state)) return;
       draw(page);
     } catch (error) {
-      if (still()) results.replaceChildren(notice(error.message, "error"));
+      if (is_current()) results.replaceChildren(notice(error.message, "error"));
     } finally {
       results.removeAttribute("aria-busy");
     }
   }
 
   function draw({ rows, total }) {
-    const told = ["op1", "op2", "result"];
     const offset = Number(state.offset);
     results.replaceChildren(
       sorted_table({
@@ -60,16 +60,16 @@ export async function show(root, params, { run, still }) {
           { title: "for", cell: (r) => SIGNS[r.operator] },
           { title: "layer", sort: "layer", numeric: true, cell: (r) => r.layer },
           { title: "rank", sort: "rank", numeric: true, hint: "in its layer, by effect", cell: (r) => r.rank },
-          { title: "effect", sort: "effect", numeric: true, hint: "mean effect of patching it at the last position (Eq. 1)", cell: (r) => number(r.effect) },
+          { title: "effect", sort: "effect", numeric: true, hint: "mean effect of activation patching at the last position", cell: (r) => number(r.effect) },
           { title: "heuristic", cell: (r) => r.heuristic ?? h("span", { className: "faint" }, "none") },
           { title: "score", sort: "score", numeric: true, cell: (r) => number(r.score) },
-          { title: "matches", sort: "heuristics", numeric: true, hint: "how many heuristics it matches", cell: (r) => r.heuristics },
-          { title: "explained", sort: "coverage", numeric: true, hint: "share of its pattern's variance that its matched heuristics explain together", cell: (r) => percent(r.coverage) },
-          ...told.map((name) => ({ title: name, sort: name, numeric: true, hint: `share of its pattern's variance that ${name} tells`, cell: (r) => percent(r[name]) })),
-          { title: "alignment", sort: "alignment", numeric: true, hint: "correlation of its activation with its value vector's logit of the answer", cell: (r) => number(r.alignment) },
+          { title: "matches", sort: "heuristics", numeric: true, hint: "number of heuristics it matches", cell: (r) => r.heuristics },
+          { title: "coverage", sort: "coverage", numeric: true, hint: "variance of its activation map explained by its matched heuristics together", cell: (r) => percent(r.coverage) },
+          ...VARIABLES.map((name) => ({ title: `variance: ${name}`, sort: `variance_explained_${name}`, numeric: true, hint: `variance of its activation map explained by ${name}`, cell: (r) => percent(r[`variance_explained_${name}`]) })),
+          { title: "alignment", sort: "alignment", numeric: true, hint: "correlation of its activation with the logit of the answer in its value vector", cell: (r) => number(r.alignment) },
         ],
       }),
-      pager({ offset, size: SIZE, total, onpage: (to) => { state.offset = String(to); load(); results.scrollIntoView({ block: "start" }); } }));
+      pager({ offset, size: PAGE_SIZE, total, onpage: (to) => { state.offset = String(to); load(); results.scrollIntoView({ block: "start" }); } }));
   }
 
   await load();

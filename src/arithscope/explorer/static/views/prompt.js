@@ -1,240 +1,250 @@
-// One prompt: the answer, the bag of heuristics behind it, and the answer without some of them.
+// One prompt: the model's answer, the heuristics behind it, and the answer with some of their neurons ablated.
 
 import { get, get_bytes, post, run_path } from "../api.js";
 import { share_bar, waterfall } from "../charts.js";
 import { page_colour } from "../colours.js";
-import { SIGNS, adds, answer, criterion_buttons, h, notice, number, operator_buttons, prompt_text } from "../dom.js";
+import { SIGNS, answer, count, criterion_buttons, h, notice, number, operator_buttons, prompt_text, signed } from "../dom.js";
 import { heatmap } from "../heatmap.js";
-import { criterion_of, link, note } from "../state.js";
+import { criterion_of, link, save_settings } from "../state.js";
 import { sorted_table } from "../table.js";
 
-const FEW = 12; // rows that are shown at first
-const ALL = "all"; // stands in the address for all associated neurons
+const FIRST_ROWS = 12; // shown before "Show all" is clicked
+const ALL = "all"; // in the address: all associated neurons
+const NOT_A_NUMBER = -1, ILLEGAL = -2; // in predictions
 
-export async function show(root, params, { run, still }) {
+export async function show(root, params, { run, is_current }) {
   const state = {
     prompt: params.get("prompt") ?? default_prompt(run),
     criterion: criterion_of(params),
-    off: new Set(params.getAll("off")),
-    without: new Set(params.getAll("without")),
+    neurons: new Set(params.getAll("ablate")), // ablated neurons
+    heuristics: new Set(params.getAll("ablate_heuristic")), // heuristics whose neurons are ablated
     operator: null,
   };
   state.operator = operator_of(state.prompt, run.operators) ?? run.operators[0];
-  const remember = () => note("prompt", { run: run.name, prompt: state.prompt, criterion: state.criterion, off: [...state.off], without: [...state.without] });
+  const save = () => save_settings("prompt", { run: run.name, prompt: state.prompt, criterion: state.criterion, ablate: [...state.neurons], ablate_heuristic: [...state.heuristics] });
+  const restore_all = () => { state.neurons.clear(); state.heuristics.clear(); };
 
   const field = h("input", { type: "text", name: "prompt", value: state.prompt, autocomplete: "off", spellcheck: false, ariaLabel: "Prompt" });
-  const square = h("div", { className: "square" });
+  const map_holder = h("div", { className: "map-holder" });
   const result = h("div", { className: "result" });
-  const form = h("form", { className: "ask", onsubmit: (event) => { event.preventDefault(); choose(field.value); } },
+  const form = h("form", { className: "prompt-form", onsubmit: (event) => { event.preventDefault(); choose(field.value); } },
     h("label", {}, "Prompt", field), h("button", { type: "submit", className: "primary" }, "Explain"));
   const controls = h("div", { className: "controls" });
-  root.append(h("h1", {}, "What makes it answer so?"),
+  root.append(h("h1", {}, "How does the model get its answer?"),
     h("div", { className: "two" },
-      h("section", { className: "panel picker" }, form, controls, square),
+      h("section", { className: "panel picker" }, form, controls, map_holder),
       result));
 
   function draw_controls() {
     controls.replaceChildren(
-      operator_buttons(run.operators, state.operator, (o) => { state.operator = o; draw_square(); }),
-      criterion_buttons(state.criterion, (c) => { state.criterion = c; state.off.clear(); state.without.clear(); remember(); explain(); }));
+      operator_buttons(run.operators, state.operator, (operator) => { state.operator = operator; draw_map(); }),
+      criterion_buttons(state.criterion, (criterion) => { state.criterion = criterion; restore_all(); save(); explain(); }));
   }
 
-  async function draw_square() {
+  async function draw_map() {
     const { operator } = state;
     const size = run.max_operand + 1;
-    square.replaceChildren(notice("Reading what the model answers…"));
-    const bytes = await get_bytes(run_path(run.name, "square"), { operator });
-    if (!still() || operator !== state.operator) return;
-    const answered = new Int32Array(bytes, 0, size * size);
-    const p = new Float32Array(bytes, 4 * size * size, size * size);
-    const [right, wrong] = [page_colour("--right"), page_colour("--wrong")];
-    const is_right = (cell) => answered[cell] === answer(Math.floor(cell / size), operator, cell % size);
+    map_holder.replaceChildren(notice("Loading the model's predictions…"));
+    const bytes = await get_bytes(run_path(run.name, "predictions"), { operator });
+    if (!is_current() || operator !== state.operator) return;
+    const predicted = new Int32Array(bytes, 0, size * size);
+    const p_answer = new Float32Array(bytes, 4 * size * size, size * size);
+    const [correct_colour, incorrect_colour] = [page_colour("--correct"), page_colour("--incorrect")];
+    const is_correct = (cell) => predicted[cell] === answer(Math.floor(cell / size), operator, cell % size);
     let legal = 0, correct = 0;
     for (let cell = 0; cell < size * size; cell++) {
-      if (answered[cell] !== -2) { legal += 1; correct += is_right(cell); }
+      if (predicted[cell] !== ILLEGAL) { legal += 1; correct += is_correct(cell); }
     }
     const map = heatmap({
       size,
-      label: `Prompts with ${SIGNS[operator]}, right or wrong`,
+      label: `Prompts with ${SIGNS[operator]}, correct or incorrect`,
       logarithmic: operator === "*",
-      colour: (cell) => (answered[cell] === -2 ? null : is_right(cell) ? right : wrong),
+      colour: (cell) => (predicted[cell] === ILLEGAL ? null : is_correct(cell) ? correct_colour : incorrect_colour),
       describe: (a, b) => {
         const cell = a * size + b;
         const text = `${a} ${SIGNS[operator]} ${b}`;
-        if (answered[cell] === -2) return `${text}: no legal prompt`;
-        const given = answered[cell] === -1 ? "no number" : answered[cell];
-        return `${text} = ${given} (${is_right(cell) ? "right" : `wrong, it is ${answer(a, operator, b)}`}), P(right) ${number(p[cell])}`;
+        if (predicted[cell] === ILLEGAL) return `${text}: not a legal prompt`;
+        const shown = predicted[cell] === NOT_A_NUMBER ? "not a number" : predicted[cell];
+        return `${text} = ${shown} (${is_correct(cell) ? "correct" : `incorrect, the answer is ${answer(a, operator, b)}`}), P(answer) = ${number(p_answer[cell])}`;
       },
       pick: (a, b) => choose(prompt_text(a, operator, b)),
     });
     const parts = operands(state.prompt);
-    if (parts && parts[1] === operator) map.fix([parts[0], parts[2]]);
-    square.replaceChildren(map.element, h("p", { className: "key-line" },
-      h("span", { className: "swatch right" }), `right (${correct.toLocaleString("en")})`,
-      h("span", { className: "swatch wrong" }), `wrong (${(legal - correct).toLocaleString("en")})`,
-      h("span", { className: "swatch nothing" }), "not legal"));
+    if (parts && parts[1] === operator) map.select([parts[0], parts[2]]);
+    map_holder.replaceChildren(map.element, h("p", { className: "key-line" },
+      [["correct", `correct (${correct.toLocaleString("en")})`], ["incorrect", `incorrect (${(legal - correct).toLocaleString("en")})`], ["empty", "not legal"]]
+        .map(([name, text]) => h("span", {}, h("span", { className: `swatch ${name}` }), text))));
   }
 
   function choose(text) {
     state.prompt = text.trim();
     field.value = state.prompt;
-    state.off.clear();
-    state.without.clear();
-    const operator = operator_of(state.prompt, run.operators);
-    if (operator) state.operator = operator;
-    remember();
+    restore_all();
+    state.operator = operator_of(state.prompt, run.operators) ?? state.operator;
+    save();
     draw_controls();
-    draw_square();
+    draw_map();
     explain();
   }
 
   async function explain() {
-    const asked = `${state.prompt} ${state.criterion}`;
-    result.replaceChildren(notice("Asking the model…"));
+    const { prompt, criterion } = state;
+    result.replaceChildren(notice("Running the model…"));
     try {
-      const found = await get(run_path(run.name, "explanation"), { prompt: state.prompt, criterion: state.criterion });
-      if (still() && asked === `${state.prompt} ${state.criterion}`) draw_explanation(found);
+      const explanation = await get(run_path(run.name, "explanation"), { prompt, criterion });
+      if (is_current() && prompt === state.prompt && criterion === state.criterion) draw_explanation(explanation);
     } catch (error) {
-      if (still()) result.replaceChildren(notice(error.message, "error"));
+      if (is_current()) result.replaceChildren(notice(error.message, "error"));
     }
   }
 
-  function draw_explanation(e) {
-    const live = h("section", { className: "panel live", ariaLive: "polite" });
+  function draw_explanation(explanation) {
+    const { op1, operator, op2, right, criterion } = explanation;
+    const ablation = h("section", { className: "panel ablation", ariaLive: "polite" });
     const toggles = h("div", { className: "toggles" });
-    const right = e.answer.number === e.right;
-    const said = e.answer.number ?? JSON.stringify(e.answer.token);
+    const is_correct = explanation.answer.number === right;
     const steps = [
-      ...e.kinds.map((k) => ({ name: k.name, value: k.contribution, note: `${k.neurons} neurons` })),
-      ...Object.entries(e.parts).filter(([name]) => name !== "associated neurons").map(([name, value]) => ({ name, value })),
+      ...explanation.kinds.map((k) => ({ name: k.name, value: k.contribution, note: count(k.neurons, "neuron") })),
+      ...Object.entries(explanation.parts).filter(([name]) => name !== "associated neurons").map(([name, value]) => ({ name, value })),
     ];
     result.replaceChildren(
       h("section", { className: "panel verdict" },
-        h("p", { className: "equation" }, `${e.op1} ${SIGNS[e.operator]} ${e.op2} = `, h("strong", { className: right ? "good" : "bad" }, String(said)),
-          h("span", { className: "small" }, ` with P = ${number(e.answer.probability)}${right ? "" : `; right is ${e.right}, P = ${number(e.answer.p_answer)}`}`)),
-        h("p", {}, `${e.heuristics.length} heuristics that hold for this prompt are matched by ${e.neurons.length} neurons (${e.criterion}).`)),
-      live,
+        h("p", { className: "equation" }, `${op1} ${SIGNS[operator]} ${op2} = `, h("strong", { className: is_correct ? "good" : "bad" }, answer_text(explanation.answer)),
+          h("span", { className: "small" }, ` with P = ${number(explanation.answer.probability)}${is_correct ? "" : `; the correct answer is ${right}, P = ${number(explanation.answer.p_answer)}`}`)),
+        h("p", {}, `Heuristics that hold for this prompt: ${explanation.heuristics.length}, with ${count(explanation.neurons.length, "associated neuron")} (${criterion} matches).`)),
+      ablation,
       h("section", { className: "panel" },
-        h("h2", {}, `Where the logit of ${e.right} comes from`),
-        h("p", { className: "hint" }, "Each neuron counts once, with its best heuristic that holds. Below, whatever else writes into the last position."),
-        waterfall({ steps, total: e.logit, total_name: `logit of ${e.right}` })),
+        h("h2", {}, `Direct logit attribution for ${right}`),
+        h("p", { className: "hint" }, "Associated neurons by kind of heuristic: each counts once, for the best-scoring heuristic that holds. Then everything else that writes to the residual stream at the last position."),
+        waterfall({ steps, total: explanation.logit, total_name: `logit of ${right}` })),
       toggles);
-    draw_toggles(e, toggles, () => { remember(); silence(e, live); draw_toggles_state(toggles); });
-    silence(e, live);
+    draw_toggles(explanation, toggles, () => { save(); ablate(explanation, ablation); tick_toggles(toggles); });
+    ablate(explanation, ablation);
   }
 
-  function draw_toggles(e, holder, changed) {
-    const names = e.neurons.map((n) => neuron_id(n));
+  function draw_toggles(explanation, holder, changed) {
+    const { operator, criterion, right } = explanation;
+    const names = explanation.neurons.map(neuron_name), texts = explanation.heuristics.map((r) => r.heuristic);
     const heuristics = h("section", { className: "panel" }), neurons = h("section", { className: "panel" });
-    const set = (which, value, on) => { (on ? which.delete(value) : which.add(value)); changed(); };
-    /** If all are off and one is switched on, the others are off one by one. */
-    const spell_out = (which, values) => { if (state.off.delete(ALL)) values.forEach((v) => which.add(v)); };
+    /** A checkbox that ablates or restores one member of a set. If all neurons are ablated, the others stay ablated one by one. */
+    const toggle = (set, members, value, label) => h("input", { type: "checkbox", className: "toggle", ariaLabel: label, value, onchange: (event) => {
+      if (state.neurons.delete(ALL)) members.forEach((member) => set.add(member));
+      if (event.target.checked) set.delete(value); else set.add(value);
+      changed();
+    } });
+    const tick = () => tick_toggles(holder);
     holder.replaceChildren(
       h("p", { className: "actions" },
-        h("button", { type: "button", onclick: () => { state.off.clear(); state.without.clear(); state.off.add(ALL); changed(); } }, "Silence all associated neurons"),
-        h("button", { type: "button", onclick: () => { state.off.clear(); state.without.clear(); changed(); } }, "Restore all")),
+        h("button", { type: "button", onclick: () => { restore_all(); state.neurons.add(ALL); changed(); } }, "Ablate all associated neurons"),
+        h("button", { type: "button", onclick: () => { restore_all(); changed(); } }, "Restore all")),
       heuristics, neurons);
-    more(heuristics, "Heuristics that hold", e.heuristics, (rows) => sorted_table({
-      caption: "Heuristics that hold for this prompt; untick one to silence its neurons",
+    expandable(heuristics, "Heuristics that hold", explanation.heuristics, (rows) => sorted_table({
+      caption: "Heuristics that hold for this prompt; untick one to ablate its neurons",
       rows,
       columns: [
-        { title: "on", cell: (r) => h("input", { type: "checkbox", className: "toggle", ariaLabel: `Neurons of ${r.heuristic}`, value: r.heuristic, onchange: (event) => { spell_out(state.without, e.heuristics.map((x) => x.heuristic)); set(state.without, r.heuristic, event.target.checked); } }) },
-        { title: "heuristic", cell: (r) => h("a", { href: link("heuristics", { run: run.name, operator: e.operator, criterion: e.criterion, open: r.heuristic, of: e.operator }) }, r.heuristic) },
+        { title: "on", cell: (r) => toggle(state.heuristics, texts, r.heuristic, `Neurons of ${r.heuristic}`) },
+        { title: "heuristic", cell: (r) => h("a", { href: link("heuristics", { run: run.name, operator, criterion, selected: r.heuristic, selected_operator: operator }) }, r.heuristic) },
         { title: "neurons", numeric: true, cell: (r) => r.neurons },
-        { title: "adds", numeric: true, cell: (r) => adds(r.contribution) },
+        { title: "contribution", numeric: true, hint: `to the logit of ${right}`, cell: (r) => signed(r.contribution) },
       ],
-    }), () => draw_toggles_state(holder));
-    more(neurons, "Their neurons", e.neurons, (rows) => sorted_table({
-      caption: "Neurons by what they add to the logit of the right answer; untick one to silence it",
+    }), tick);
+    expandable(neurons, "Associated neurons", explanation.neurons, (rows) => sorted_table({
+      caption: "Neurons by their contribution to the logit of the correct answer; untick one to ablate it",
       rows,
       columns: [
-        { title: "on", cell: (r) => h("input", { type: "checkbox", className: "toggle", ariaLabel: `Neuron ${neuron_id(r)}`, value: neuron_id(r), onchange: (event) => { spell_out(state.off, names); set(state.off, neuron_id(r), event.target.checked); } }) },
-        { title: "neuron", cell: (r) => h("a", { href: link("neuron", { run: run.name, operator: e.operator, layer: r.layer, neuron: r.neuron, heuristic: r.heuristic }) }, neuron_id(r)) },
+        { title: "on", cell: (r) => toggle(state.neurons, names, neuron_name(r), `Neuron ${neuron_name(r)}`) },
+        { title: "neuron", cell: (r) => h("a", { href: link("neuron", { run: run.name, operator, layer: r.layer, neuron: r.neuron, heuristic: r.heuristic }) }, neuron_name(r)) },
         { title: "activation", numeric: true, cell: (r) => number(r.activation) },
-        { title: "logit", numeric: true, hint: `of ${e.right} in its value vector`, cell: (r) => number(r.value_logit) },
-        { title: "adds", numeric: true, hint: `activation × logit ÷ ${number(e.scale)}`, cell: (r) => adds(r.contribution) },
+        { title: "logit", numeric: true, hint: `of ${right}, in its value vector`, cell: (r) => number(r.value_logit) },
+        { title: "contribution", numeric: true, hint: `activation × logit ÷ ${number(explanation.scale)}`, cell: (r) => signed(r.contribution) },
         { title: "heuristic", cell: (r) => r.heuristic },
       ],
-    }), () => draw_toggles_state(holder));
-    draw_toggles_state(holder);
+    }), tick);
+    tick();
   }
 
-  function draw_toggles_state(holder) {
+  function tick_toggles(holder) {
     for (const box of holder.querySelectorAll("input.toggle")) {
-      box.checked = !state.off.has(ALL) && !state.off.has(box.value) && !state.without.has(box.value);
+      box.checked = !state.neurons.has(ALL) && !state.neurons.has(box.value) && !state.heuristics.has(box.value);
     }
   }
 
-  let asked = 0;
-  async function silence(e, live) {
-    const mine = ++asked;
-    const neurons = state.off.has(ALL) ? e.neurons.map((n) => [n.layer, n.neuron]) : [...state.off].map(place_of).filter(Boolean);
-    if (!neurons.length && !state.without.size) {
-      const control = e.ablated.control;
-      live.replaceChildren(h("h2", {}, "Take some away"),
-        h("p", {}, `Untick heuristics or neurons below: the model answers again without them. Without all ${e.ablated.neurons} associated neurons it says `,
-          h("strong", {}, said(e.ablated.answer)), control ? [", without as many other top neurons of each layer ", h("strong", {}, said(control)), "."] : " (there are not as many other top neurons in each layer to compare with)."));
+  let latest = 0;
+  async function ablate(explanation, panel) {
+    const { op1, operator, op2, ablated } = explanation;
+    const request = ++latest;
+    const neurons = state.neurons.has(ALL) ? explanation.neurons.map((n) => [n.layer, n.neuron]) : [...state.neurons].map(parse_neuron).filter(Boolean);
+    if (!neurons.length && !state.heuristics.size) {
+      panel.replaceChildren(h("h2", {}, "Ablate neurons"),
+        h("p", {}, `Untick heuristics or neurons below to ablate them. With all ${ablated.neurons} associated neurons ablated, the model answers `,
+          h("strong", {}, with_probability(ablated.answer)), ablated.control ? ["; with as many other top neurons of each layer ablated, ", h("strong", {}, with_probability(ablated.control)), "."] : " (too few other top neurons for a control)."));
       return;
     }
-    live.setAttribute("aria-busy", "true");
+    panel.setAttribute("aria-busy", "true");
     try {
-      const found = await post(run_path(run.name, "silence"), { prompt: state.prompt, criterion: state.criterion, neurons, heuristics: [...state.without] });
-      if (mine !== asked || !still()) return;
-      const changed = found.before.token !== found.after.token;
-      live.replaceChildren(
-        h("h2", {}, `Without ${found.neurons} neuron${found.neurons === 1 ? "" : "s"}`),
-        h("p", { className: "equation" }, `${e.op1} ${SIGNS[e.operator]} ${e.op2} = `, h("strong", { className: found.after.number === found.right ? "good" : "bad", id: "new-answer" }, String(found.after.number ?? JSON.stringify(found.after.token))),
-          h("span", { className: "small" }, changed ? ` instead of ${found.before.number ?? found.before.token}` : " as before")),
-        h("div", { className: "candidates" }, candidates("with all neurons", found.before, found.right), candidates("without", found.after, found.right)));
+      const { before, after, ...reply } = await post(run_path(run.name, "ablate"), { prompt: state.prompt, criterion: state.criterion, neurons, heuristics: [...state.heuristics] });
+      if (request !== latest || !is_current()) return;
+      panel.replaceChildren(
+        h("h2", {}, `With ${count(reply.neurons, "neuron")} ablated`),
+        h("p", { className: "equation" }, `${op1} ${SIGNS[operator]} ${op2} = `, h("strong", { className: after.number === reply.right ? "good" : "bad", id: "new-answer" }, answer_text(after)),
+          h("span", { className: "small" }, before.token === after.token ? " as before" : ` instead of ${before.number ?? before.token}`)),
+        h("div", { className: "candidates" }, candidates("before", before, reply.right), candidates("after ablation", after, reply.right)));
     } catch (error) {
-      if (mine === asked && still()) live.replaceChildren(notice(error.message, "error"));
+      if (request === latest && is_current()) panel.replaceChildren(notice(error.message, "error"));
     } finally {
-      if (mine === asked) live.removeAttribute("aria-busy");
+      if (request === latest) panel.removeAttribute("aria-busy");
     }
   }
 
   draw_controls();
-  await Promise.all([draw_square(), explain()]);
+  await Promise.all([draw_map(), explain()]);
 }
 
-function candidates(title, found, right) {
-  return h("table", { className: "probabilities" }, h("caption", {}, title), h("tbody", {}, found.most_probable.map(([token, p]) =>
-    h("tr", { className: token.trim() === String(right) ? "is-right" : "" }, h("th", { scope: "row" }, token), h("td", {}, share_bar(p)), h("td", { className: "figure" }, number(p))))));
+/** The most probable tokens with their probabilities. */
+function candidates(title, given, right) {
+  return h("table", { className: "probabilities" }, h("caption", {}, title), h("tbody", {}, given.most_probable.map(([token, p]) =>
+    h("tr", { className: token.trim() === String(right) ? "is-correct" : "" }, h("th", { scope: "row" }, token), h("td", {}, share_bar(p)), h("td", { className: "figure" }, number(p))))));
 }
 
-/** The first rows of a table, and a button for the rest. */
-function more(section, title, rows, draw, drawn) {
+/** The first rows of a table, and a button that shows all of them. */
+function expandable(section, title, rows, draw, drawn) {
   const fill = (n) => {
     section.replaceChildren(h("h2", {}, title), draw(rows.slice(0, n)),
       n < rows.length ? h("button", { type: "button", onclick: () => { fill(rows.length); drawn(); } }, `Show all ${rows.length}`) : "");
   };
-  fill(FEW);
+  fill(FIRST_ROWS);
 }
 
-function said(found) {
-  return `${found.number ?? JSON.stringify(found.token)} (P = ${number(found.probability)})`;
+function answer_text(given) {
+  return String(given.number ?? JSON.stringify(given.token));
 }
 
-function neuron_id(n) {
-  return `L${n.layer}N${n.neuron}`;
+function with_probability(given) {
+  return `${answer_text(given)} (P = ${number(given.probability)})`;
 }
 
-function place_of(text) {
-  const found = /^L(\d{1,5})N(\d{1,9})$/.exec(text);
-  return found ? [Number(found[1]), Number(found[2])] : null;
+function neuron_name({ layer, neuron }) {
+  return `L${layer}N${neuron}`;
 }
 
+/** [layer, neuron] of a name, or null. */
+function parse_neuron(name) {
+  const match = /^L(\d{1,5})N(\d{1,9})$/.exec(name);
+  return match ? [Number(match[1]), Number(match[2])] : null;
+}
+
+/** [op1, operator, op2] of a prompt, or null. */
 function operands(text) {
-  const found = /^\s*(\d+)\s*([+\-*/])\s*(\d+)\s*=?\s*$/.exec(text);
-  return found ? [Number(found[1]), found[2], Number(found[3])] : null;
+  const match = /^\s*(\d+)\s*([+\-*/])\s*(\d+)\s*=?\s*$/.exec(text);
+  return match ? [Number(match[1]), match[2], Number(match[3])] : null;
 }
 
 function operator_of(text, operators) {
-  const found = operands(text);
-  return found && operators.includes(found[1]) ? found[1] : null;
+  const parts = operands(text);
+  return parts && operators.includes(parts[1]) ? parts[1] : null;
 }
 
-/** The paper's example if it can be asked, or something like it. */
+/** The paper's example if the run has it, or a similar prompt. */
 function default_prompt(run) {
   if (run.operators.includes("-") && run.max_operand >= 226) return "226-68";
   const [a, b] = [Math.floor(0.75 * run.max_operand), Math.floor(0.25 * run.max_operand)];

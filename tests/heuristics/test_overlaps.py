@@ -1,4 +1,4 @@
-"""Counting against Python sets: every kind of heuristic, every operator, random and tied patterns."""
+"""Counting against Python sets: every kind of heuristic, every operator, random and tied activations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arithscope.heuristics.classification import NeuronBatch
-from arithscope.heuristics.matching import histogram, is_match, order, overlaps
+from arithscope.heuristics.neuron_matching import NeuronBatch
+from arithscope.heuristics.overlaps import count_overlaps, histogram, is_match, top_prompts
 from tests.heuristics import brute
-from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, operators, pairs_of, patterns
+from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, activation_maps, operators, pairs_of
 
 
 @operators
@@ -20,15 +20,17 @@ def test_every_overlap_against_sets(operator: str) -> None:
     assert sorted(prompts) == brute.legal(operator, MAX_OPERAND, LIMITS[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).integers(-2, 3, (7, 130)).astype(np.float32)
-    neurons = NeuronBatch(patterns(sets), logits)
+    neurons = NeuronBatch(activation_maps(sets), logits)
     activations, on_answer = neurons.on_prompts(range(7), sets)
     found = {
-        False: torch.maximum(*(overlaps(order(x, sets.depth), sets.indirect) for x in (activations, -activations))),
-        True: overlaps(order(activations * on_answer, sets.depth), sets.direct),
+        False: torch.maximum(
+            *(count_overlaps(top_prompts(x, sets.max_k), sets.indirect) for x in (activations, -activations))
+        ),
+        True: count_overlaps(top_prompts(activations * on_answer, sets.max_k), sets.direct),
     }
     kinds = set()
-    for direct, side in ((False, sets.indirect), (True, sets.direct)):
-        for i, h in enumerate(side.heuristics):
+    for direct, group in ((False, sets.indirect), (True, sets.direct)):
+        for i, h in enumerate(group.heuristics):
             kinds.add((h.kind, h.on))
             assert h.direct is direct
             for row in {i % 7, (i + 3) % 7}:
@@ -38,29 +40,29 @@ def test_every_overlap_against_sets(operator: str) -> None:
                     for a, b in prompts
                 }
                 want = brute.overlap(str(h), operator, value, tie_order, both_signs=not direct)
-                assert (int(found[direct][row, i]), int(side.sizes[i])) == want
+                assert (int(found[direct][row, i]), int(group.sizes[i])) == want
     places = [("range", on) for on in ("op1", "op2", "result", "op1, op2")]
     places += [("modulo", on) for on in ("op1", "op2", "result", "op1, op2")]
     assert kinds == {*places, *(("pattern", on) for on in ("op1", "op2", "result")), ("identical", "op1, op2")}
 
 
 @operators
-def test_the_foremost_prompts_suffice_for_small_heuristics(operator: str) -> None:
+def test_the_top_prompts_suffice_for_small_heuristics(operator: str) -> None:
     sets = CATALOGUES[operator]
     noise = torch.randn(5, len(sets), generator=torch.Generator().manual_seed(2))
-    for side in (sets.indirect, sets.direct):
-        every = overlaps(order(noise), side)
-        for largest in side.sizes.unique().tolist():
-            small = side.sizes <= largest
-            assert (overlaps(order(noise, largest), side)[:, small] == every[:, small]).all()
+    for group in sets.groups:
+        every = count_overlaps(top_prompts(noise), group)
+        for largest in group.sizes.unique().tolist():
+            small = group.sizes <= largest
+            assert (count_overlaps(top_prompts(noise, largest), group)[:, small] == every[:, small]).all()
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50), st.integers(1, 60))
-def test_order_is_a_stable_sort(values: list[float], first: int) -> None:
+def test_top_prompts_is_a_stable_sort(values: list[float], k: int) -> None:
     want = sorted(range(len(values)), key=lambda i: (-values[i], i))
     rows = torch.tensor([values, values[::-1]], dtype=torch.float32)
-    assert order(rows)[0].tolist() == want
-    assert order(rows, first)[0].tolist() == want[:first]
+    assert top_prompts(rows)[0].tolist() == want
+    assert top_prompts(rows, k)[0].tolist() == want[:k]
 
 
 def test_three_of_five_match() -> None:
@@ -69,7 +71,7 @@ def test_three_of_five_match() -> None:
 
 
 def test_histograms_by_hand() -> None:
-    """In integers, as sums over very many cells are taken of them."""
+    """Integers, since very many bins are summed."""
     found = histogram(torch.tensor([[0, 2, 2], [1, 1, 1]]), 4)
     assert found.tolist() == [[1, 0, 2, 0], [0, 3, 0, 0]]
     assert found.dtype is torch.int32

@@ -1,4 +1,4 @@
-"""An explorer that really listens, and requests to it as a browser, or somebody worse, would send them."""
+"""An explorer that listens on a real socket, and requests to it exactly as given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arithscope.results.run import Run
 
 @contextmanager
 def serving(paths: Sequence[Path]) -> Iterator[str]:
-    """The address of an explorer over some run folders, on a free port of this machine."""
+    """Serve run folders on a free loopback port; yields the address."""
     app = make_app([Run(path) for path in paths], LOOPBACK)
     with bound_socket("127.0.0.1", 0) as bound:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -33,7 +33,7 @@ def serving(paths: Sequence[Path]) -> Iterator[str]:
             thread.join(30)
 
 
-class Answer:
+class Reply:
     def __init__(self, response: http.client.HTTPResponse):
         self.status, self.headers, self.body = response.status, dict(response.getheaders()), response.read()
 
@@ -42,8 +42,8 @@ class Answer:
         return json.loads(self.body)
 
     @property
-    def sentence(self) -> str:
-        """Of a refusal: one sentence, and nothing of the program's inside."""
+    def error(self) -> str:
+        """Message of a refusal: one sentence, with no internals of the program."""
         assert 400 <= self.status < 500
         [(key, text)] = self.json.items()
         assert key == "error"
@@ -53,22 +53,23 @@ class Answer:
         return str(text)
 
 
-def ask(address: str, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
-    """A request with exactly this path: clients tidy up paths, attackers do not."""
+def send(address: str, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Reply:
+    """Send a request with exactly this path; other clients normalize paths, attackers do not."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
     try:
         connection.request(method, path, body or None, {k.replace("_", "-"): v for k, v in headers.items()})
-        return Answer(connection.getresponse())
+        return Reply(connection.getresponse())
     finally:
         connection.close()
 
 
-def get(address: str, *parts: str | int, **values: Any) -> Answer:
-    """From the run of tiny-llama."""
+def get(address: str, *parts: str | int, **values: Any) -> Reply:
+    """GET something of the tiny-llama run."""
     path = "/api/runs/tiny-llama" + "".join(f"/{quote(str(part), safe='')}" for part in parts)
-    return ask(address, f"{path}?{urlencode(values)}")
+    return send(address, f"{path}?{urlencode(values)}")
 
 
-def post(address: str, asked: Any) -> Answer:
-    body = json.dumps(asked).encode()
-    return ask(address, "/api/runs/tiny-llama/silence", "POST", body, content_type="application/json")
+def post_ablation(address: str, content: Any) -> Reply:
+    """POST an ablation to the tiny-llama run."""
+    body = json.dumps(content).encode()
+    return send(address, "/api/runs/tiny-llama/ablate", "POST", body, content_type="application/json")

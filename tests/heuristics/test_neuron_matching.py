@@ -1,4 +1,4 @@
-"""NeuronBatch and the heuristics that they match: tables, scores, chances and rates."""
+"""Neurons and the heuristics that they match: tables, scores, p and false-discovery rates."""
 
 from __future__ import annotations
 
@@ -11,46 +11,49 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.calibration import Direct, Overlaps
-from arithscope.heuristics.calibration import direct as directly
+from arithscope.heuristics.calibration import DirectOverlaps, Overlaps, direct_overlaps
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.classification import Matched, NeuronBatch, _pairs, calibrate, classify, tries
 from arithscope.heuristics.kinds import parse
-from arithscope.heuristics.matching import order, overlaps
+from arithscope.heuristics.neuron_matching import (
+    NeuronBatch,
+    UncalibratedMatches,
+    _pairs,
+    calibrate,
+    calibrated_matches,
+    tries,
+)
+from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.prompts import legal_prompts
 from tests.heuristics import brute
-from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, SMALL, pairs_of, patterns
+from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, SMALL, activation_maps, pairs_of
 
 
-def test_neurons_are_scored_alike_in_any_company() -> None:
-    """In another order, and in other batches: the same scores, the same permutations."""
+def test_scores_do_not_depend_on_the_batch() -> None:
+    """Alone or with others, a neuron has the same scores and the same permutations."""
     sets = CATALOGUES["/"]
-    rows = patterns(sets)
+    rows = activation_maps(sets)
     logits = np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
     names = [f"n{i}" for i in range(7)]
-    together = classify(NeuronBatch(rows, logits), sets, 8, 0, names, lambda n: None)
+    together = calibrated_matches(NeuronBatch(rows, logits), sets, 8, 0, names, lambda n: None)
     for i in (0, 4):
-        alone = classify(NeuronBatch(rows[i : i + 1], logits[i : i + 1]), sets, 8, 0, names[i : i + 1], lambda n: None)
-        columns = [
-            "heuristic",
-            "sign",
-            "overlap",
-            "size",
-            "score",
-            "chance",
-            "corrected",
-            "neg_log10_p_hypergeom",
-            "expected",
-            "neg_log10_p",
-        ]
+        alone = calibrated_matches(
+            NeuronBatch(rows[i : i + 1], logits[i : i + 1]), sets, 8, 0, names[i : i + 1], lambda n: None
+        )
+        columns = ["heuristic", "sign", "overlap", "size", "score", "chance", "corrected"]
+        columns += ["neg_log10_p_hypergeom", "expected", "neg_log10_p"]
         for ours, theirs in ((together.best, alone.best), (together.matches, alone.matches)):
             assert ours[ours.row == i][columns].values.tolist() == theirs[columns].values.tolist()
 
 
 def test_scores_and_chances() -> None:
     sets = CATALOGUES["+"]
-    found = classify(
-        NeuronBatch(patterns(sets), np.ones((7, 130), dtype=np.float32)), sets, 8, 0, list("abcdefg"), lambda n: None
+    found = calibrated_matches(
+        NeuronBatch(activation_maps(sets), np.ones((7, 130), dtype=np.float32)),
+        sets,
+        8,
+        0,
+        list("abcdefg"),
+        lambda n: None,
     )
     for table in (found.matches, found.best):
         assert np.allclose(table.score, table.overlap / table["size"])
@@ -69,16 +72,16 @@ def test_scores_and_chances() -> None:
 
 @pytest.mark.parametrize("operator", ["+", "/"])
 def test_the_tables_against_sets(operator: str) -> None:
-    """Every pair in the tables recounted one by one, and no pair missing."""
+    """Recounts every pair in the tables one by one; no pair is missing."""
     sets, prompts = CATALOGUES[operator], pairs_of(CATALOGUES[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = NeuronBatch(patterns(sets), logits), []
-    found = classify(neurons, sets, 3, 0, list("abcdefg"), done.append)
+    neurons, done = NeuronBatch(activation_maps(sets), logits), []
+    found = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), done.append)
     assert sum(done) == 7
     activations, on_answer = neurons.on_prompts(range(7), sets)
-    up, down = (overlaps(order(x), sets.indirect) for x in (activations, -activations))
-    promoted = overlaps(order(activations * on_answer), sets.direct)
+    up, down = (count_overlaps(top_prompts(x), sets.indirect) for x in (activations, -activations))
+    promoted = count_overlaps(top_prompts(activations * on_answer), sets.direct)
     for table in (found.matches, found.best):
         assert table.row.is_monotonic_increasing
         for pair in table.iloc[:: max(1, len(table) // 150)].itertuples():
@@ -92,12 +95,12 @@ def test_the_tables_against_sets(operator: str) -> None:
             want = brute.overlap(pair.heuristic, operator, value, tie_order, both_signs=not h.direct)
             assert (pair.overlap, pair.size) == want
             assert pair.neg_log10_p_hypergeom == pytest.approx(
-                _evidence(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6
+                _neg_log10_tail(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6
             )
             if h.direct:
                 assert pair.sign == 1
             else:
-                at = sets.indirect.column[h]
+                at = sets.indirect.index[h]
                 assert pair.sign == (-1 if down[row, at] > up[row, at] else 1)
                 assert pair.expected == pytest.approx(pair.size / len(sets))
                 assert pair.neg_log10_p == pytest.approx(pair.neg_log10_p_hypergeom)
@@ -107,15 +110,15 @@ def test_the_tables_against_sets(operator: str) -> None:
     assert len(several) == (6 if operator == "/" else 0) == max(len(own) - 1, 0)  # one of seven is no match
     want_matches = {
         (row, str(h))
-        for side, counted in ((sets.indirect, torch.maximum(up, down)), (sets.direct, promoted))
+        for group, counted in ((sets.indirect, torch.maximum(up, down)), (sets.direct, promoted))
         for row in range(7)
-        for h, x, k in zip(side.heuristics, counted[row].tolist(), side.sizes.tolist(), strict=True)
+        for h, x, k in zip(group.heuristics, counted[row].tolist(), group.sizes.tolist(), strict=True)
         if 10 * x >= 6 * k
     }
     assert set(found.matches[["row", "heuristic"]].itertuples(index=False, name=None)) - several == want_matches
     assert len(found.matches) == len(want_matches) + len(several)
-    # Of each kind there is one, about each number: the furthest beyond expectation.
-    kinds = {(h.kind, h.on) for side in (sets.indirect, sets.direct) for h in side.heuristics}
+    # One per kind and number: that with the largest statistic.
+    kinds = {(h.kind, h.on) for group in sets.groups for h in group.heuristics}
     best = found.best[found.best.kind != "multi-result"]
     assert sorted(best[["row", "kind", "on"]].itertuples(index=False, name=None)) == sorted(
         (row, *kind) for row in range(7) for kind in kinds
@@ -126,7 +129,7 @@ def test_the_tables_against_sets(operator: str) -> None:
     assert (found.neurons.row == np.arange(7)).all()
 
 
-def _evidence(total: int, k: int, x: int) -> float:
+def _neg_log10_tail(total: int, k: int, x: int) -> float:
     p = brute.tail(total, k, x)
     return log10(p.denominator) - log10(p.numerator)
 
@@ -143,9 +146,9 @@ def test_p_and_rates_by_hand() -> None:
         }
     )
     null = np.array([[11.0, 12.0], [13.0, 14.0]])
-    found = calibrate(Matched(best, best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
-    # Indirect: 1 of 9 nulls is at least 8.5, 7 are at least 2.5. Direct: all 4 are above 3; none reaches 15.5, so that the
-    # sum of 1000 probabilities is the bound.
+    found = calibrate(UncalibratedMatches(best, best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
+    # Indirect: 1 of 9 nulls is at least 8.5, 7 are at least 2.5. Direct: all 4 are above 3; none reaches 15.5, so the sum of
+    # 1000 probabilities is the bound.
     p = [2 * 2 / 10, 1.0, 1.0, 2 * 1000 * 10**-15.5]
     assert found.matches.p.tolist() == pytest.approx(p)
     assert found.best.p.tolist() == pytest.approx([p[0], p[3]])
@@ -154,21 +157,23 @@ def test_p_and_rates_by_hand() -> None:
     assert found.neurons.fdr.tolist() == pytest.approx([0.4, 2 * p[3]])
     assert found.matches.fdr.tolist() == pytest.approx([0.4, 1.0, 1.0, 2 * p[3]])
     assert found.matches.calibrated.tolist() == [False, False, False, True]
-    # However improbable, 2 of 5 are no match.
-    few = calibrate(Matched(best.assign(overlap=2), best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
+    # 2 of 5 is no match, however improbable.
+    few = calibrate(
+        UncalibratedMatches(best.assign(overlap=2), best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000)
+    )
     assert few.matches.fdr.tolist() == found.matches.fdr.tolist()
     assert not few.matches.calibrated.any()
 
 
-def test_a_rate_of_just_the_level_will_do() -> None:
-    """One neuron that is above all of 39 nulls: twice 1/40, exactly."""
+def test_a_rate_of_exactly_the_level_is_calibrated() -> None:
+    """One neuron above all of 39 nulls: twice 1/40, exactly."""
     best = pd.DataFrame({"row": [0], "direct": [False], "neg_log10_p": [1.0], "overlap": [6], "size": [10]})
-    found = calibrate(Matched(best, best, np.zeros((1, 1))), np.zeros(39), (1000, 1000))
+    found = calibrate(UncalibratedMatches(best, best, np.zeros((1, 1))), np.zeros(39), (1000, 1000))
     assert (found.best.fdr.tolist(), found.best.calibrated.tolist()) == ([0.05], [True])
 
 
 def test_how_many_heuristics_are_tried() -> None:
-    """Either sign of indirect ones; of 12 results there are C(12, 2) + C(12, 3) + C(12, 4) sets."""
+    """Indirect ones with either sign; 12 results have C(12, 2) + C(12, 3) + C(12, 4) sets."""
     assert tries(SMALL) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)
     sums = CATALOGUES["+"]
     assert tries(sums) == (2 * len(sums.indirect.heuristics), len(sums.direct.heuristics))
@@ -176,34 +181,36 @@ def test_how_many_heuristics_are_tried() -> None:
 
 def test_a_table_without_a_row_has_columns_of_the_same_kinds() -> None:
     none, zero = torch.zeros(0, dtype=torch.long), torch.zeros(1, 1)
-    sets = Overlaps(zero.int(), zero.int(), zero, zero)
+    sets = Overlaps(zero.int(), zero.int(), zero.int(), zero, zero, zero)
     empty, one = (
-        _pairs((at, at), range(1), found, torch.ones_like(at), zero, sets)
+        _pairs((at, at), range(1), found, sets)
         for at, found in ((none, []), (torch.zeros(1, dtype=torch.long), [parse("op1 = op2")]))
     )
     assert {name: x.dtype for name, x in empty.items()} == {name: x.dtype for name, x in one.items()}
 
 
-def test_permuted_neurons_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two prompts there is one order but the neuron's own, and every permutation is that."""
-    moved: list[list[int]] = []
+def test_permutations_are_never_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts have one ranking besides the neuron's own, and every permutation is that."""
+    all_shifts: list[list[int]] = []
 
-    def asked(activations: Tensor, logits: Tensor, sets: Catalogue, shifts: NDArray[np.int64], rows: int) -> Direct:
-        moved.extend(shifts.tolist())
-        return directly(activations, logits, sets, shifts, rows)
+    def recorded(
+        activations: Tensor, logits: Tensor, sets: Catalogue, shifts: NDArray[np.int64], rows: int
+    ) -> DirectOverlaps:
+        all_shifts.extend(shifts.tolist())
+        return direct_overlaps(activations, logits, sets, shifts, rows)
 
-    monkeypatch.setattr("arithscope.heuristics.classification.direct", asked)
+    monkeypatch.setattr("arithscope.heuristics.neuron_matching.direct_overlaps", recorded)
     neurons = NeuronBatch(np.ones((2, 2, 2), dtype=np.float16), np.ones((2, 2), dtype=np.float32))
-    classify(neurons, catalogue("/", 1, 1000), 10, 0, ["a", "b"], lambda n: None)
-    assert moved == [[1] * 10] * 2
+    calibrated_matches(neurons, catalogue("/", 1, 1000), 10, 0, ["a", "b"], lambda n: None)
+    assert all_shifts == [[1] * 10] * 2
 
 
-def test_so_little_memory_that_neurons_are_worked_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_neuron_at_a_time_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     sets, logits = CATALOGUES["/"], np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = NeuronBatch(patterns(sets), logits), []
-    want = classify(neurons, sets, 3, 0, list("abcdefg"), lambda n: None)
-    monkeypatch.setattr("arithscope.heuristics.classification.CPU_CELLS", 1)
-    found = classify(neurons, sets, 3, 0, list("abcdefg"), done.append)
+    neurons, done = NeuronBatch(activation_maps(sets), logits), []
+    want = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), lambda n: None)
+    monkeypatch.setattr("arithscope.heuristics.overlaps.CPU_ELEMENTS", 1)
+    found = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), done.append)
     assert done == [1] * 7
     for a, b in ((found.matches, want.matches), (found.best, want.best), (found.neurons, want.neurons)):
         pd.testing.assert_frame_equal(a, b)

@@ -1,4 +1,4 @@
-"""Screens against finite differences, a slow loop, and one prompt at a time."""
+"""Attribution methods against finite differences, a slow loop, and one prompt at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, STEPS, attributed_effects
-from arithscope.experiments.common.samples import SampleSizes, Split, splits
+from arithscope.experiments.common.samples import Split, split_prompts
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts
-from arithscope.stats.measures import EFFECTS
+from arithscope.settings import SampleSizes
+from arithscope.stats.effects import EFFECTS
 from tests.experiments import plain
 from tests.families import FAMILY_AND_ATTENTION, small
 from tests.models.test_edits import slope_of
@@ -21,12 +22,12 @@ LAYER, NEURONS = 1, (0, 11, 30)
 
 
 def pairs(model: Model, n: int = 3) -> Split:
-    return splits(plain.pretended(model, "+", 9), SampleSizes(n, 1, 1, None), 0)["+"]
+    return split_prompts(plain.pretended(model, "+", 9), SampleSizes(n, 1, 1, 1), 0)["+"]
 
 
-def estimates(model: Model, split: Split, screen: str) -> NDArray[np.float32]:
+def estimates(model: Model, split: Split, method: str) -> NDArray[np.float32]:
     """[neurons, prompts, measures] of LAYER."""
-    found = attributed_effects(model, split.discovery, split.counterfactuals, [LAYER], screen, advance=lambda n: None)
+    found = attributed_effects(model, split.discovery, split.counterfactuals, [LAYER], method, advance=lambda n: None)
     return found[0]
 
 
@@ -97,11 +98,11 @@ def test_ig_is_the_mean_slope_along_the_path() -> None:
             assert found[neuron, i] == pytest.approx(want, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("screen", list(ATTRIBUTION_METHODS))
+@pytest.mark.parametrize("method", list(ATTRIBUTION_METHODS))
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_prompts_do_not_depend_on_their_batch(family: str, screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_do_not_depend_on_their_batch(family: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(family, "sdpa", torch.float64)
     split = pairs(model, 5)
-    together = estimates(model, split, screen)
+    together = estimates(model, split, method)
     monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 2)
-    assert np.allclose(estimates(model, split, screen), together, rtol=1e-4, atol=1e-6)
+    assert np.allclose(estimates(model, split, method), together, rtol=1e-4, atol=1e-6)

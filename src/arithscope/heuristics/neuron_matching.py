@@ -1,0 +1,212 @@
+"""Match every neuron of an operator with every heuristic (paper Section 4.1, App. F), and calibrate.
+
+With A the activations over the N legal prompts and L the value vector's logit of each prompt's answer:
+
+1. Count the overlap of indirect heuristics of k prompts with the top k of A, and of −A, since gated MLPs fire with both signs;
+   the larger one counts. Count the overlap of direct ones with the top k of A × L.
+2. score = overlap / k. A raw match has a score of at least 0.6.
+3. Compute p and false-discovery rates against permuted activations (calibration.py). A calibrated match also has fdr ≤ 0.05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.heuristics.calibration import (
+    FDR_LEVEL,
+    N_CLASSES,
+    N_SIGNS,
+    Overlaps,
+    direct_overlaps,
+    false_discovery_rate,
+    indirect_null,
+    p_values,
+)
+from arithscope.heuristics.catalogue import Catalogue
+from arithscope.heuristics.kinds import Rule
+from arithscope.heuristics.multi_result import result_set_count
+from arithscope.heuristics.overlaps import count_overlaps, is_match, rankings_at_a_time, take_columns, top_prompts
+from arithscope.prompts import random_source
+from arithscope.utils.threads import workers
+
+Advance = Callable[[int], None]
+Columns = dict[str, NDArray[Any]]  # of a table
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronBatch:
+    """Activation maps of neurons over the operand grid, and their value vectors' logits of the numbers 0, 1, …"""
+
+    activations: Float[np.ndarray, "neurons *grid"]  # float16
+    logits: Float[np.ndarray, "neurons numbers"]  # float32
+
+    def __len__(self) -> int:
+        return len(self.activations)
+
+    def on_prompts(
+        self, rows: range, catalogue: Catalogue
+    ) -> tuple[Float[Tensor, "rows prompts"], Float[Tensor, "rows prompts"]]:
+        """Activations, and logits of the answer, over the catalogue's prompts."""
+        arrays = (np.array(x[rows.start : rows.stop]) for x in (self.activations, self.logits))
+        activations, logits = (torch.from_numpy(x).to(catalogue.results.device) for x in arrays)
+        return take_columns(activations.flatten(1), catalogue.grid_index).float(), take_columns(
+            logits, catalogue.answers
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class UncalibratedMatches:
+    """Tables of `NeuronMatches` without p and fdr, and the largest statistic of each permutation of each neuron."""
+
+    matches: pd.DataFrame
+    best: pd.DataFrame
+    null: Float[np.ndarray, "neurons draws"]
+
+
+@dataclass(frozen=True)
+class NeuronMatches:
+    """Matches with p and false-discovery rates.
+
+    chance is k/N and corrected (score − chance)/(1 − chance). expected is the score that the value vector alone brings (for
+    indirect heuristics, chance). neg_log10_p_hypergeom is the tail in a random ranking; neg_log10_p, p and fdr are those of
+    calibration.py. calibrated: score ≥ THRESHOLD and fdr ≤ FDR_LEVEL.
+    """
+
+    matches: pd.DataFrame  # pairs with score ≥ THRESHOLD: row, heuristic, kind, on, direct, sign, size, overlap, …
+    best: pd.DataFrame  # the same columns; for each neuron and kind the largest neg_log10_p, match or not
+    neurons: pd.DataFrame  # row, smallest p, fdr
+
+
+def calibrated_matches(
+    neurons: NeuronBatch, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str], advance: Advance
+) -> NeuronMatches:
+    """Match neurons with every heuristic of the catalogue and calibrate the matches.
+
+    Args:
+        draws: Number of permutations of each neuron.
+        names: Name of each neuron. With `seed` it seeds the neuron's permutations, which depend on no other neuron.
+        advance: Called with the number of neurons done.
+    """
+    with workers() as pool:
+        null = pool.submit(indirect_null, catalogue, seed)
+        uncalibrated = match_neurons(neurons, catalogue, draws, seed, names, pool, advance)
+        return calibrate(uncalibrated, null.result(), tries(catalogue))
+
+
+def tries(catalogue: Catalogue) -> tuple[int, int]:
+    """Number of indirect and of direct heuristics that each neuron is matched with."""
+    direct = len(catalogue.direct.heuristics) + result_set_count(catalogue)
+    return N_SIGNS * len(catalogue.indirect.heuristics), direct
+
+
+def calibrate(
+    uncalibrated: UncalibratedMatches, of_indirect: Float[np.ndarray, " draws"], tried: tuple[int, int]
+) -> NeuronMatches:
+    """Add p and false-discovery rates to the matches of all neurons of an operator, given `indirect_null` and `tries`."""
+    null, best = (of_indirect, uncalibrated.null.ravel()), uncalibrated.best
+
+    def p_of(frame: pd.DataFrame) -> NDArray[np.float64]:
+        by_class = [p_values(frame.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
+        return np.minimum(N_CLASSES * np.where(frame.direct, *by_class), 1.0)
+
+    smallest = best.assign(p=p_of(best)).groupby("row").p.min().to_numpy()
+
+    def calibrated(frame: pd.DataFrame) -> pd.DataFrame:
+        p = p_of(frame)
+        fdr = false_discovery_rate(p, smallest)
+        return frame.assign(p=p, fdr=fdr, calibrated=is_match(frame.overlap, frame["size"]) & (fdr <= FDR_LEVEL))
+
+    neurons = {"row": np.arange(len(smallest)), "p": smallest, "fdr": false_discovery_rate(smallest, smallest)}
+    return NeuronMatches(calibrated(uncalibrated.matches), calibrated(best), pd.DataFrame(neurons))
+
+
+def match_neurons(
+    neurons: NeuronBatch,
+    catalogue: Catalogue,
+    draws: int,
+    seed: int,
+    names: Sequence[str],
+    pool: Executor,
+    advance: Advance,
+) -> UncalibratedMatches:
+    """Match neurons with every heuristic; arguments as in `calibrated_matches`, with threads from `pool` on a CPU."""
+    size = max(1, rankings_at_a_time(catalogue) // (1 + draws))
+
+    def chunk(start: int) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
+        rows = range(start, min(start + size, len(neurons)))
+        tables = _match_rows(neurons, rows, catalogue, draws, seed, names)
+        advance(len(rows))
+        return tables
+
+    each = map if catalogue.results.is_cuda else pool.map  # one chunk keeps a GPU busy and fills its memory
+    matches, best, null = zip(*each(chunk, range(0, len(neurons), size)), strict=True)
+    tables = [_scored(list(chain(*parts)), len(catalogue)) for parts in (matches, best)]
+    return UncalibratedMatches(tables[0], tables[1], np.concatenate(null))
+
+
+def _match_rows(
+    neurons: NeuronBatch, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
+) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
+    """Matches, best pairs and permutation null of a few neurons."""
+    activations, logits = neurons.on_prompts(rows, catalogue)
+    group = catalogue.indirect
+    above, below = (count_overlaps(top_prompts(x, catalogue.max_k), group) for x in (activations, -activations))
+    overlap, sign = torch.maximum(above, below), torch.where(below > above, -1, 1)
+    tail = group.neg_log10_p_hypergeom(overlap)
+    indirect = Overlaps(sign, group.sizes[None], overlap, tail, group.chance_overlap[None], tail)
+    sources = [random_source(seed, "direct null", catalogue.operator, names[row]) for row in rows]
+    shifts = np.stack([random.integers(1, len(catalogue), draws) for random in sources])
+    direct = direct_overlaps(activations, logits, catalogue, shifts, rankings_at_a_time(catalogue))
+    matches: list[Columns] = []
+    best: list[Columns] = []
+    for group, sets in zip(catalogue.groups, (indirect, direct.catalogued), strict=True):
+        columns = torch.stack([sets.neg_log10_p[:, a:b].argmax(1) + a for a, b in group.kind_spans], dim=1)
+        is_best = torch.zeros_like(sets.overlap, dtype=torch.bool).scatter_(1, columns, True)
+        for tables, chosen in ((matches, is_match(sets.overlap, sets.size)), (best, is_best)):
+            at = chosen.nonzero(as_tuple=True)
+            tables.append(_pairs(at, rows, [group.heuristics[i] for i in at[1].tolist()], sets))
+    if direct.result_sets is not None:
+        result_sets, sets = direct.result_sets
+        exists = result_sets.exists[:, None]
+        for tables, chosen in ((matches, exists & is_match(sets.overlap, sets.size)), (best, exists)):
+            at = chosen.nonzero(as_tuple=True)
+            tables.append(_pairs(at, rows, [result_sets.heuristic(i, catalogue) for i in at[0].tolist()], sets))
+    return matches, best, direct.null.cpu().numpy()
+
+
+_DTYPES = {"row": torch.int64, "sign": torch.int8, "size": torch.int32, "overlap": torch.int32}  # others: float64
+
+
+def _pairs(at: tuple[Tensor, ...], rows: range, heuristics: Sequence[Rule], sets: Overlaps) -> Columns:
+    """Columns of pairs of neuron and heuristic, at the given rows and columns of `sets`."""
+    texts = {
+        "heuristic": [str(h) for h in heuristics],
+        "kind": [h.kind for h in heuristics],
+        "on": [h.on for h in heuristics],
+    }
+    numbers = {"row": at[0] + rows.start, **{name: x.expand_as(sets.overlap)[at] for name, x in vars(sets).items()}}
+    return {
+        **{name: np.array(x, dtype=object) for name, x in texts.items()},
+        "direct": np.array([h.direct for h in heuristics], dtype=np.bool_),
+        **{name: x.to(_DTYPES.get(name, torch.float64)).cpu().numpy() for name, x in numbers.items()},
+    }
+
+
+def _scored(pieces: Sequence[Columns], total: int) -> pd.DataFrame:
+    """One table of all pairs, neuron after neuron, with scores; `expected` becomes a score too."""
+    joined = pd.DataFrame({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+    pairs = joined.sort_values("row", kind="stable", ignore_index=True)
+    score, chance = pairs.overlap / pairs["size"], pairs["size"] / total
+    corrected = (score - chance) / (1 - chance)
+    return pairs.assign(score=score, chance=chance, corrected=corrected, expected=pairs.expected / pairs["size"])
