@@ -182,7 +182,7 @@ def test_maps_of_a_neuron_show_values_and_outline_heuristics(page: Page, run: Ru
     wide = matches[(matches.operator == "+") & (matches.kind == "range") & (matches["size"] > 100)]
     row = wide.iloc[0]
     at(page, "neuron", run="tiny-llama", operator="+", layer=int(row.layer), neuron=int(row.neuron))
-    own_map = run.neuron(int(row.layer), int(row.neuron), "+").pattern
+    own_map = run.neuron(int(row.layer), int(row.neuron), "+").activation_map
     assert own_map is not None
     point(page, 12, 30, 41)
     readouts = page.locator(".readout")
@@ -249,7 +249,7 @@ def test_the_circuit_and_its_heads(page: Page, run: Run) -> None:
     expect(page.get_by_role("heading", name=f"L{layer}H{head}: attention pattern")).to_be_visible()
     roles = run.heads.roles.reset_index(drop=True)
     roles = roles[(roles.operator == "-") & (roles.layer == layer) & (roles["head"] == head)]
-    share = run.heads.patterns[int(roles.index[0])][-1, -2]
+    share = run.heads.attention[int(roles.index[0])][-1, -2]
     cell = page.locator('.matrix [aria-label^="from last to op2: "]')
     assert float(cell.get_attribute("aria-label").split(": ")[1]) == pytest.approx(share, rel=6e-3, abs=1e-4)  # type: ignore[union-attr]
     assert settings(page)["head"] == [f"L{layer}H{head}"]

@@ -153,19 +153,19 @@ def test_neuron_page(address: str, run: Run) -> None:
     operator, layer, neuron = str(row.operator), int(row.layer), int(row.neuron)
     page = get(address, "neurons", layer, neuron, operator=operator).json
     expected = run.neuron(layer, neuron, operator)
-    assert expected.pattern is not None
+    assert expected.activation_map is not None
     assert page["name"] == expected.name
-    assert page["activation_map"]["tokens"] == expected.pattern.tokens
-    assert page["activation_map"]["logits"] == pytest.approx(expected.pattern.logits.tolist(), abs=1e-5)
-    assert page["activation_map"]["variance_explained_op1"] == expected.pattern.op1
-    assert page["activation_map"]["variance_explained_result"] == expected.pattern.result
+    assert page["activation_map"]["tokens"] == expected.activation_map.tokens
+    assert page["activation_map"]["logits"] == pytest.approx(expected.activation_map.logits.tolist(), abs=1e-5)
+    assert page["activation_map"]["variance_explained_op1"] == expected.activation_map.variance_explained["op1"]
+    assert page["activation_map"]["variance_explained_result"] == expected.activation_map.variance_explained["result"]
     assert [h["heuristic"] for h in page["heuristics"]] == expected.heuristics.heuristic.tolist()
     assert [e["rank"] for e in page["effects"]] == expected.effects["rank"].tolist()
     assert page["coverage"] == pytest.approx(expected.coverage)
     others = [o for o in ("+", "-") if o != operator and (layer, neuron) in run.topk.chosen(o)]
     assert page["top_for"] == others
     body = get(address, "neurons", layer, neuron, "activation_map", operator=operator).body
-    assert np.array_equal(np.frombuffer(body, "<f4"), expected.pattern.activations.ravel())
+    assert np.array_equal(np.frombuffer(body, "<f4"), expected.activation_map.activations.ravel())
 
 
 def test_a_neuron_outside_the_top_k(address: str, run: Run) -> None:
@@ -284,8 +284,8 @@ def test_circuit(address: str, run: Run) -> None:
     roles = run.heads.roles.reset_index(drop=True)
     for place, row in roles[roles.operator == "+"].iterrows():
         [shown] = [r for r in circuit["roles"] if (r["layer"], r["head"]) == (row.layer, row["head"])]
-        assert (shown["attends_to"], shown["attention"]) == (row.role, pytest.approx(row.share))
-        assert np.allclose(shown["attention_pattern"], run.heads.patterns[int(str(place))], atol=1e-4)
+        assert (shown["attends_to"], shown["attention"]) == (row.attends_to, pytest.approx(row.attention))
+        assert np.allclose(shown["attention_pattern"], run.heads.attention[int(str(place))], atol=1e-4)
     assert "has no circuit" in get(address, "circuit", operator="*").error
 
 

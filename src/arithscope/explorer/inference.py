@@ -61,8 +61,8 @@ class Inference:
             raise NotFound(f"The model has no neuron L{layer}N{neuron}.")
         if operator not in run.operators:
             raise NotFound(f"The run {served.name} does not include {operator}.")
-        if {"neurons", "patterns"} <= set(run.stages) and (place := run.place(layer, neuron, operator)) is not None:
-            return run.patterns.activations[place]
+        if {"neurons", "patterns"} <= set(run.stages) and (row := run.map_row(layer, neuron, operator)) is not None:
+            return run.patterns.activations[row]
         key = (str(run.path), operator, layer, neuron)
         with self._registry.model(run) as model:
             if key not in self._maps:

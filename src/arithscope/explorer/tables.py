@@ -20,11 +20,6 @@ from arithscope.heuristics.kinds import kind_name
 
 NEURON = ["operator", "layer", "neuron"]
 HEURISTIC = ["operator", "heuristic"]
-# Columns of stored tables under the names that the API uses for them.
-API_NAMES = {
-    "activation_maps": {name: f"variance_explained_{name}" for name in ("op1", "op2", "result")},
-    "heads": {"role": "attends_to", "share": "attention", "reads_attention": "reads_attention"},
-}
 
 
 def page(rows: pd.DataFrame, query: TableQuery) -> dict[str, Any]:
@@ -60,7 +55,7 @@ class NeuronTable:
 
     def __init__(self, maps: ActivationMaps, classify: Classification):
         self._matches = {criterion: _matches(classify, criterion) for criterion in CRITERIA}
-        neurons = maps.neurons.drop(columns="tokens").rename(columns=API_NAMES["activation_maps"])
+        neurons = maps.neurons.drop(columns="tokens")
         neurons = neurons.merge(
             classify.neurons[[*NEURON, *(f"coverage_{c}" for c in CRITERIA)]], on=NEURON, how="left"
         )

@@ -14,7 +14,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.localize import MLP
 from arithscope.explorer.request_models import NotFound
 from arithscope.explorer.run_registry import ServedRun
-from arithscope.explorer.tables import API_NAMES, NEURON
+from arithscope.explorer.tables import NEURON
 from arithscope.heuristics.kinds import parse
 from arithscope.prompts import operand_grid
 from arithscope.results.comparison import CURVES, Comparison
@@ -79,7 +79,7 @@ def neuron_page(served: ServedRun, operator: str, layer: int, index: int) -> dic
     served.require("neurons")
     run = served.run
     neuron = run.neuron(layer, index, operator)
-    own_map = neuron.pattern
+    own_map = neuron.activation_map
     return {
         "name": neuron.name,
         "layer": layer,
@@ -89,10 +89,10 @@ def neuron_page(served: ServedRun, operator: str, layer: int, index: int) -> dic
         "heuristics": neuron.heuristics.drop(columns=NEURON, errors="ignore").to_dict("records"),
         "best": neuron.best.drop(columns=NEURON, errors="ignore").to_dict("records"),
         "coverage": neuron.coverage,
-        "top_for": [o for o in run.operators if o != operator and run.place(layer, index, o) is not None],
+        "top_for": [o for o in run.operators if o != operator and run.map_row(layer, index, o) is not None],
         "activation_map": own_map
         and {
-            **{shown: getattr(own_map, name) for name, shown in API_NAMES["activation_maps"].items()},
+            **{f"variance_explained_{name}": share for name, share in own_map.variance_explained.items()},
             **{name: getattr(own_map, name) for name in ("rank", "alignment", "direct", "tokens")},
             "logits": [round(float(logit), 5) for logit in own_map.logits],
         },
@@ -121,7 +121,6 @@ def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
 
     effects = run.localize.effects
     effects = effects[(effects.operator == operator) & (effects.measure == measure)]
-    roles = run.heads.roles.rename(columns=API_NAMES["heads"])
     probe = run.probe if "probe" in run.stages else None
     return {
         "operator": operator,
@@ -131,7 +130,7 @@ def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
         "positions": run.heads.positions,
         "heads": rows(run.circuit.heads),
         "shared": run.circuit.shared(),
-        "roles": rows(roles.assign(attention_pattern=run.heads.patterns.round(4).tolist())),
+        "roles": rows(run.heads.roles.assign(attention_pattern=run.heads.attention.round(4).tolist())),
         "isolation": rows(run.heads.isolation),
         "curve": rows(run.circuit.curve),
         "summary": run.circuit.summary().get(operator, {}),

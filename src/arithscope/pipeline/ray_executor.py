@@ -71,7 +71,7 @@ def open_executor(
 
 
 class RayExecutor(Executor):
-    """Runs units on the Ray cluster at an address, or (`local`) on one started on this machine for the lifetime of this object."""
+    """Runs units on the Ray cluster at an address, or (`local`) on one that lives on this machine as long as this object."""
 
     def __init__(self, address: str, options: LoadOptions, progress: Progress):
         self.options, self.progress = options, progress

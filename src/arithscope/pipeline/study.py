@@ -1,4 +1,4 @@
-"""A whole study: the stages, then if wanted the checkpoints of training and repetitions. Behind `arithscope run` and `run()`."""
+"""A whole study: the stages, then if wanted checkpoints of training and repetitions. Behind `arithscope run` and `run()`."""
 
 from __future__ import annotations
 

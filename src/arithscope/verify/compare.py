@@ -37,8 +37,8 @@ class Noise:
 
 
 EXACT = Noise("as it follows from what is stored", 1e-9, 1e-12)
-# In single precision logits agree to about 1e-6; what is computed from them (ratios of probabilities, shares of a small span) to
-# a hundred times that. In half precision every activation is rounded to 3 or 2 digits.
+# In single precision logits agree to about 1e-6; what is computed from them (ratios of probabilities, shares of a small span)
+# to a hundred times that. In half precision every activation is rounded to 3 or 2 digits.
 _NOISE = {
     "float64": Noise("float64 noise", 1e-6, 1e-8, 1e-9),
     "float32": Noise("float32 noise", 1e-3, 2e-5, 1e-4),

@@ -26,6 +26,7 @@ from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.topk import TopK
+from arithscope.heuristics.calibration import N_CLASSES
 from arithscope.stats.rankings import share_of
 from arithscope.verify.compare import Noise
 
@@ -104,16 +105,16 @@ def _statistics(rows: pd.DataFrame, given: Situation) -> Iterator[Part]:
 
 def _matches(rows: pd.DataFrame, given: Situation) -> Iterator[Part]:
     """Overlaps are counts; p of direct heuristics was counted among the permutations of all neurons, now of a sample."""
-    noise = Noise("of logarithms", 1e-5, 1e-6)
     if "p" not in rows:
-        yield Part(rows, noise)
+        yield Part(rows, Noise("of sums over prompts", 1e-4, 1e-5))
         return
-    yield Part(rows.drop(columns="p"), noise)
-    null, keys = given.hints.get("sampled_null"), ["operator", "layer", "neuron", "heuristic"]
-    if null is not None:
-        share = np.clip(rows.p.to_numpy() / 2, 1 / (1 + null), 1.0)
-        extra = np.where(rows.direct, STANDARD_ERRORS * 2 * np.sqrt(share / null) + 2 / null, 0.0)
-        yield Part(rows[[*keys, "p"]], noise, extra)
+    counted, sampled = Noise("of logarithms", 1e-5, 1e-6), given.hints["sampled_null"]
+    yield Part(rows.drop(columns="p"), counted)
+    neurons, draws = (rows.operator.map({o: x[i] for o, x in sampled.items()}).to_numpy(float) for i in (0, 1))
+    share = np.clip(rows.p.to_numpy() / N_CLASSES, 1 / (1 + neurons * draws), 1.0)
+    error = STANDARD_ERRORS * N_CLASSES * np.sqrt(share / neurons)
+    extra = np.where(rows.direct & rows.operator.isin(list(sampled)), error, 0.0)
+    yield Part(rows[["operator", "layer", "neuron", "heuristic", "p"]], counted, extra)
 
 
 TABLES: dict[tuple[type, str], Tolerance] = {

@@ -1,8 +1,8 @@
 """Whether a run's numbers can be reproduced: its files, its model, and every stage, recomputed on a sample with full passes.
 
-Each stage is run again by the same function that computed it, in a `VerifyContext`: the model uses the slow engine of plain full
-passes instead of replay, only a sample of the independent pieces is computed, and what is measured is compared with what is
-stored. What follows from it is computed from the stored whole, and must be the same to the last digits.
+Each stage is run again by the same function that computed it, in a `VerifyContext`: the model uses the slow engine of plain
+full passes instead of replay, only a sample of the independent pieces is computed, and what is measured is compared with what
+is stored. What follows from it is computed from the stored whole, and must be the same to the last digits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Verification:
         nested = (parent.parent / "manifest.json").exists()
         if parent.name == REPEATS and nested:
             raise UserError(
-                f"{run.path} is a repetition of the run in {parent.parent} and keeps too little to be verified; verify that run."
+                f"{run.path} is a repetition of the run in {parent.parent} and keeps too little to be verified; verify "
+                "that run."
             )
         self.run, self.seed, self.settings = run, seed, _settings_of(run)
         self.final = Run(parent.parent) if parent.name == CHECKPOINTS and nested else None
