@@ -26,7 +26,7 @@ from arithscope.heuristics.neuron_matching import NeuronBatch, calibrated_matche
 from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
-from arithscope.utils.threads import workers
+from arithscope.utils.threads import thread_pool
 
 MAX_OPERAND, LIMIT = 300, 1000
 MANY = 32  # neurons of each operator that are counted together; the loop over pairs gets one
@@ -106,7 +106,7 @@ def everything(n: int, device: str) -> Table:
     total = {"classify": 0.0, "with calibration": 0.0}
     for operator in OPERATORS:
         sets = catalogue(operator, MAX_OPERAND, LIMIT, device=device)
-        with workers() as pool:
+        with thread_pool() as pool:
             plain = seconds(match_neurons, neurons, sets, 0, 0, names, pool, silent)
         full = seconds(calibrated_matches, neurons, sets, PERMUTATIONS, 0, names, silent)
         total["classify"] += plain

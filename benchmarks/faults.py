@@ -90,7 +90,7 @@ def out_of_memory(scratch: Path) -> Iterator[Row]:
     model, asked = copy_and_add(), Smaller(("+",), 6, topk=8, neurons="atp")
     tried = same = 0
     for stage in (s for s in all_stages() if not s.on_request):
-        memory._pieces = memory._Pieces()
+        memory._chunks = memory._Chunks()
         rows: list[int] = []
         with memory_for(np.inf, model, rows):
             much = run_stages(model, asked, scratch / "much", [stage.name], Silent())

@@ -32,7 +32,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from arithscope.cli.benchmark import PROMPTS, Task
+from arithscope.cli.bench import PROMPTS, Task
 from arithscope.cli.doctor import examine
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
@@ -51,7 +51,7 @@ from arithscope.pipeline.registry import Stage, all_stages
 from arithscope.pipeline.store import RunWriter
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.settings import PRESETS, Settings
-from arithscope.utils.progress import Silent, for_console
+from arithscope.utils.progress import Silent, console_progress
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": dict(
@@ -210,7 +210,7 @@ def study_table(
     rows: list[list[Any]] = []
     every: list[float] = []
     least = floors(model, settings, speed)
-    lines = for_console(Console(stderr=True))
+    lines = console_progress(Console(stderr=True))
 
     def after(folder: RunWriter) -> None:
         done = [name for name, entry in folder.manifest["stages"].items() if entry["status"] == "done"]

@@ -10,10 +10,19 @@ import argparse
 from benchmarks.record import Table, record, record_option
 from rich.console import Console
 
-from arithscope.cli.bench import layer_numbers
-from arithscope.cli.benchmark import BATCHED, LENS, ONE_BY_ONE, PROMPTS, REPLAY, SECONDS, Bench, bench
+from arithscope.cli.bench import (
+    BATCHED,
+    LENS,
+    ONE_BY_ONE,
+    PROMPTS,
+    REPLAY,
+    SECONDS,
+    Bench,
+    bench,
+    bench_report,
+    layer_numbers,
+)
 from arithscope.models.load import LoadOptions, load
-from arithscope.report.bench import bench_report
 from arithscope.utils.progress import Silent
 
 

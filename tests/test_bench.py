@@ -1,4 +1,4 @@
-"""`arithscope bench`: its ways of patching must agree, what it says of them adds up, and bad options get one sentence."""
+"""`arithscope bench`: its methods agree, its numbers are consistent, and bad options are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import arithscope.cli.benchmark as benching
-from arithscope.cli.benchmark import (
+import arithscope.cli.bench as bench_module
+from arithscope.cli.bench import (
     BATCHED,
     EXACT_TOLERANCE,
     HALF_TOLERANCE,
     LENS,
     ONE_BY_ONE,
     REPLAY,
-    LayerRates,
     Task,
     bench,
+    bench_report,
+    duration,
     estimates,
 )
 from arithscope.errors import UserError
@@ -34,7 +35,6 @@ from arithscope.models.flops import first_layer_run, row_operations
 from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.models.transformer_lens import Lens, NoLens
-from arithscope.report.bench import bench_report, duration
 from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.test_cli import call, complaint
@@ -42,13 +42,13 @@ from tests.test_cli import call, complaint
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer", [1, -1])
-def test_all_ways_agree(family: str, layer: int) -> None:
+def test_all_methods_agree(family: str, layer: int) -> None:
     model = small(family)
     task = Task(model, 6, layer % model.sizes.layers)
-    for way in (task.batched, task.one_by_one):
-        assert task.disagreement(way) < 1e-4
+    for method in (task.batched, task.one_by_one):
+        assert task.disagreement(method) < 1e-4
     neurons = torch.arange(5)
-    batched, replayed = (way(neurons, task.values[neurons], task.effect) for way in (task.batched, task.replayed))
+    batched, replayed = (m(neurons, task.values[neurons], task.effect) for m in (task.batched, task.replayed))
     single = task.one_by_one(neurons, task.values[neurons], task.effect)
     torch.testing.assert_close(replayed, batched, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(replayed[:, : single.shape[1]], single, rtol=1e-3, atol=1e-5)
@@ -63,64 +63,65 @@ WRONG: dict[str, Callable[[Task, Tensor, Tensor, Any], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_way_is_found_out(wrong: str, dtype: torch.dtype) -> None:
+def test_a_wrong_method_is_detected(wrong: str, dtype: torch.dtype) -> None:
     task = Task(small("llama", dtype=dtype), 6, 1)
     allowed = EXACT_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
     assert task.disagreement(task.batched) <= allowed
     assert task.disagreement(lambda n, values, reduce: WRONG[wrong](task, n, values, reduce)) > allowed
 
 
-def test_ways_that_disagree_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_that_disagree_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Task.batched
     monkeypatch.setattr(Task, "batched", lambda self, n, values, reduce: right(self, n + 1, values, reduce))
     with pytest.raises(UserError, match=r"layer 1 edited, batched and replay differ by .* nothing to compare"):
         bench(small("llama"), prompts=4, seconds=0.1, progress=Silent())
 
 
-def test_what_is_measured_adds_up() -> None:
+def test_the_numbers_are_consistent() -> None:
     model = small("llama")
-    found = bench(model, prompts=4, layers=[2, 0], seconds=0.2, progress=Silent())
-    assert [row.layer for row in found.layers] == [0, 2]
+    result = bench(model, prompts=4, layers=[2, 0], seconds=0.2, progress=Silent())
+    assert [row["layer"] for row in result["layers"]] == [0, 2]
     expected = {ONE_BY_ONE, BATCHED, REPLAY} | ({LENS} if find_spec("transformer_lens") else set())
-    for row in found.layers:
-        assert set(row.rates) == expected
-        assert min(row.rates.values()) > 0
-        assert row.ratio(BATCHED) == row.rates[REPLAY] / row.rates[BATCHED] > 0
-        run = first_layer_run(model, row.layer)
-        assert row.tflops == pytest.approx(row.rates[REPLAY] * row_operations(model, run) / 1e12)
-    assert found.upper_half == (1, 2)
-    assert set(found.estimates) == expected
-    told = json.loads(json.dumps(found.as_json()))
-    assert told["layers"][1]["replay_over"][ONE_BY_ONE] == found.layers[1].ratio(ONE_BY_ONE)
-    assert (told["prompts"], told["dtype"], told["estimates"]) == (4, "float32", found.estimates)
+    for row in result["layers"]:
+        rates = row["rates"]
+        assert set(rates) == expected
+        assert min(rates.values()) > 0
+        assert row["replay_over"] == {name: rates[REPLAY] / rates[name] for name in expected - {REPLAY}}
+        run = first_layer_run(model, row["layer"])
+        assert row["tflops"] == pytest.approx(rates[REPLAY] * row_operations(model, run) / 1e12)
+    assert result["upper_half"] == [1, 2]
+    assert set(result["estimates"]) == expected
+    assert (result["prompts"], result["dtype"], result["lens"] == "") == (4, "float32", LENS in expected)
+    assert {"model", "device", "torch", "arithscope"} < set(result)
+    assert json.loads(json.dumps(result)) == result
 
 
 def test_estimates() -> None:
-    """Layers 2…5 of 100 pairs each: measured are 2 and 4, so that 3 lies between and 5 is like 4."""
+    """Layers 2…5 of 100 pairs each, of which 2 and 4 are measured: 3 lies between them, and 5 is like 4."""
     rows = [
-        LayerRates(2, {BATCHED: 10.0, REPLAY: 50.0}, 1.0),
-        LayerRates(4, {BATCHED: 10.0, REPLAY: 100.0}, 1.0),
+        {"layer": 2, "rates": {BATCHED: 10.0, REPLAY: 50.0}},
+        {"layer": 4, "rates": {BATCHED: 10.0, REPLAY: 100.0}},
     ]
-    found = estimates(rows, range(2, 6), 100)
-    assert found[BATCHED] == pytest.approx(4 * 100 / 10)
-    assert found[REPLAY] == pytest.approx(100 * (1 / 50 + (1 / 50 + 1 / 100) / 2 + 2 / 100))
+    seconds = estimates(rows, range(2, 6), 100)
+    assert seconds[BATCHED] == pytest.approx(4 * 100 / 10)
+    assert seconds[REPLAY] == pytest.approx(100 * (1 / 50 + (1 / 50 + 1 / 100) / 2 + 2 / 100))
 
 
 def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = SimpleNamespace(sizes=SimpleNamespace(neurons=1000), device="cpu")
+    task: Any = SimpleNamespace(model=SimpleNamespace(sizes=SimpleNamespace(neurons=1000)))
 
     def chosen(fixed: float, each: float, first: float = 0.0) -> tuple[int, float]:
         spent: list[float] = []
 
-        def pretended(way: Any, neurons: Tensor) -> tuple[float, int]:
-            spent.append(fixed + each * len(neurons) + (0 if spent else first))
+        def pretended(task: Any, method: Any, n: int) -> tuple[float, int]:
+            spent.append(fixed + each * n + (0 if spent else first))
             return spent[-1], 1
 
-        monkeypatch.setattr(benching, "_timed", pretended)
-        return benching._sample_size(lambda n: n, model, 1.0), sum(spent)
+        monkeypatch.setattr(bench_module, "_timed", pretended)
+        return bench_module._sample_size(task, lambda *_: None, 1.0), sum(spent)
 
-    assert chosen(0.0, 5.0) == (1, 10.0)  # one is more than there is time for
-    assert chosen(0.0, 1e-6, first=60.0)[0] == 1000  # what is done only once says nothing
+    assert chosen(0.0, 5.0) == (1, 10.0)  # even one takes too long
+    assert chosen(0.0, 1e-6, first=60.0)[0] == 1000  # the first call does not count
     assert chosen(0.0, 1e-6)[0] == 1000  # all of them
     for fixed, each in ((0.0, 0.01), (0.3, 0.01), (0.0, 0.002), (0.45, 0.002)):
         n, spent = chosen(fixed, each)
@@ -128,13 +129,13 @@ def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert spent <= 5
 
 
-def test_what_is_printed(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_output(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bench.json"
-    asked = ("--prompts", "3", "--layers", "0,2", "--seconds", "0.1", "--device", "cpu", "--json", file)
-    assert call("bench", saved_model, *asked) == 0
-    said = capsys.readouterr().out
+    options = ("--prompts", "3", "--layers", "0,2", "--seconds", "0.1", "--device", "cpu", "--json", file)
+    assert call("bench", saved_model, *options) == 0
+    output = capsys.readouterr().out
     for expected in ("3 prompts", "TFLOP/s", "÷ batched", "layers 1 to 2, 50 prompts of 4 operators", "(replay)"):
-        assert expected in said
+        assert expected in output
     assert [row["layer"] for row in json.loads(file.read_text())["layers"]] == [0, 2]
 
 
@@ -167,9 +168,9 @@ def without_lens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
     without_lens(monkeypatch)
-    found = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
-    assert found.ways == [ONE_BY_ONE, BATCHED, REPLAY]
-    assert "TransformerLens is left out: it is not installed." in list(bench_report(found))
+    result = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
+    assert list(result["estimates"]) == [ONE_BY_ONE, BATCHED, REPLAY]
+    assert "TransformerLens is left out: it is not installed." in list(bench_report(result))
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:
@@ -178,7 +179,7 @@ def refuse(*args: Any, **kwargs: Any) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["when built", "when run"])
 def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it raises is told in a line, and the rest is measured."""
+    """Any error it raises is reported in a line, and the rest is measured."""
     source: Any = ModuleType("transformer_lens.model_bridge.sources")
     late = SimpleNamespace(run_with_hooks=refuse)
     source.build_bridge_from_module = refuse if at_once else lambda *args, **kwargs: late
@@ -186,9 +187,9 @@ def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch:
     for name in ("transformer_lens", "transformer_lens.model_bridge"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, source.__name__, source)
-    found = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
-    assert found.ways == [ONE_BY_ONE, BATCHED, REPLAY]
-    [line] = [part for part in bench_report(found) if "left out" in str(part)]
+    result = bench(small("llama"), prompts=2, layers=[2], seconds=0.05, progress=Silent())
+    assert list(result["estimates"]) == [ONE_BY_ONE, BATCHED, REPLAY]
+    [line] = [part for part in bench_report(result) if "left out" in str(part)]
     assert line.startswith("TransformerLens is left out: it cannot take this model (KeyError: ")
     assert "\n" not in line
 
@@ -201,15 +202,15 @@ def real_lens(model: Model) -> Lens:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformer_lens_agrees(family: str) -> None:
-    """With another library's way of editing."""
+    """Another library's hooks give the same logits."""
     model = small(family)
     lens, task = real_lens(model), Task(model, 6, 1)
     assert task.disagreement(lambda n, values, reduce: task.in_lens(lens, n, values, reduce)) < 1e-4
 
 
 @pytest.mark.slow
-def test_transformer_lens_leaves_the_subject_as_it_was() -> None:
-    """Although it shares the weights."""
+def test_transformer_lens_leaves_the_model_as_it_was() -> None:
+    """Although they share the weights."""
     model = load("tiny-llama")
     lens, task = real_lens(model), Task(model, 6, 3)
     before = model.logits(task.ids)
@@ -217,9 +218,9 @@ def test_transformer_lens_leaves_the_subject_as_it_was() -> None:
     assert torch.equal(model.logits(task.ids), before)
     shared = {p.data_ptr() for p in chain(lens._bridge.parameters(), lens._bridge.buffers())}
     assert {p.data_ptr() for p in model.hf_model.parameters()} <= shared
-    found = bench(model, prompts=4, layers=[3], seconds=0.5, progress=Silent())
-    assert found.lens == ""
-    assert found.layers[0].rates[LENS] > 0
+    result = bench(model, prompts=4, layers=[3], seconds=0.5, progress=Silent())
+    assert result["lens"] == ""
+    assert result["layers"][0]["rates"][LENS] > 0
 
 
 @pytest.mark.slow
@@ -228,12 +229,12 @@ def test_transformer_lens_that_computes_something_else_is_left_out(monkeypatch: 
     real_lens(model)
     right = Lens.logits_with
     monkeypatch.setattr(Lens, "logits_with", lambda self, ids, layer, n, new: right(self, ids, layer, n + 1, new))
-    found = bench(model, prompts=4, layers=[1], seconds=0.1, progress=Silent())
-    assert "its logits differ" in found.lens
-    assert LENS not in found.ways
+    result = bench(model, prompts=4, layers=[1], seconds=0.1, progress=Silent())
+    assert "its logits differ" in result["lens"]
+    assert LENS not in result["estimates"]
 
 
-def test_quantised_and_spread_models_are_no_matter_for_transformer_lens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformer_lens_refuses_quantised_and_spread_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arithscope.models.transformer_lens.find_spec", lambda name: True)
     model = small("llama")
     monkeypatch.setattr(model.hf_model, "hf_device_map", {"": "cpu"}, raising=False)

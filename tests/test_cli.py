@@ -1,4 +1,4 @@
-"""The command line: what it prints, and one sentence with exit code 2 for whatever is wrong."""
+"""The command line: what it prints, and one sentence with exit code 2 for each mistake."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str
 
 
 def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The hand-built adder is right about 0·0 and 2·2 alone, so `*` is a sample of one prompt each, and `/` is left out."""
+    """The hand-built adder gets only 0·0 and 2·2 right, so `*` has samples of one prompt each, and `/` is left out."""
     out = tmp_path / "run"
-    asked = ("run", saved_adder, "--max-operand", "9", "--operators", "+*/", "--out", out)
-    assert call(*asked) == 0
-    said = capsys.readouterr()
-    assert str(out) in said.out.replace("\n", "")
+    arguments = ("run", saved_adder, "--max-operand", "9", "--operators", "+*/", "--out", out)
+    assert call(*arguments) == 0
+    output = capsys.readouterr()
+    assert str(out) in output.out.replace("\n", "")
     summary = json.loads((out / "summary.json").read_text())
     stages = "accuracy localize circuit probe heads mlp0 neurons topk patterns classify overlap"
-    stages += " knockout prompt_knockout bag"  # what it is right about it always is, so nothing is said of failures
+    stages += " knockout prompt_knockout bag"  # no failures stage: it never fails on prompts it can do
     assert list(summary) == stages.split()
     for experiment in summary:
-        assert experiment in said.out
-        assert f"{experiment}: done" in said.err
-    assert "/ is left out" in said.err
+        assert experiment in output.out
+        assert f"{experiment}: done" in output.err
+    assert "/ is left out" in output.err
     assert list(summary["accuracy"]) == ["+", "*", "/", "mean"]
     assert list(summary["circuit"]) == ["+", "*", "mean"]
     manifest = json.loads((out / "manifest.json").read_text())
@@ -58,10 +58,10 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     plates = [p.name for p in PLATES if p.name not in ("training", "stability")]
     assert drawn.keys() == {f"{name}.{kind}" for name in plates for kind in ("png", "svg")} | {"index.json"}
     assert min(drawn.values()) > 1000
-    assert str(out / "report.html") in said.out.replace("\n", "")
+    assert str(out / "report.html") in output.out.replace("\n", "")
     first = (out / "report.html").read_text(encoding="utf-8")
     assert first.count("<img ") == len(plates)
-    assert call(*asked) == 0
+    assert call(*arguments) == 0
     assert (out / "report.html").read_text(encoding="utf-8") == first
     assert capsys.readouterr().err.count("nothing has changed") == len(manifest["stages"])
 
@@ -69,19 +69,19 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_one_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neuron a · 31 + b of layer 3 fires for a + b alone. With one top neuron of a layer, the others have no pattern."""
     out = tmp_path / "run"
-    asked = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--out", out, "--topk", "1")
-    assert call(*asked, "--stages", "classify") == 0
+    arguments = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--out", out, "--topk", "1")
+    assert call(*arguments, "--stages", "classify") == 0
     top = pd.read_parquet(out / "patterns" / "neurons.parquet").set_index("layer").loc[3]
     a, b = divmod(int(top.neuron), 31)
     capsys.readouterr()
     assert call("neuron", out, "3", str(top.neuron), "--operator", "+") == 0
-    said = capsys.readouterr().out
-    assert f"L3N{top.neuron} of " in said
-    assert "rank 1 of 1024 in its layer (32 prompts, exact)" in said
-    assert f"numbers it promotes most: {a + b} " in said
-    pattern = [line for line in said.splitlines() if line.startswith("  |")]
+    output = capsys.readouterr().out
+    assert f"L3N{top.neuron} of " in output
+    assert "rank 1 of 1024 in its layer (32 prompts, exact)" in output
+    assert f"numbers it promotes most: {a + b} " in output
+    pattern = [line for line in output.splitlines() if line.startswith("  |")]
     assert [line.count("@") for line in pattern] == [int(i == a * 25 // 31) for i in range(25)]
-    assert "heuristics match" in said
+    assert "heuristics match" in output
     assert call("neuron", out, "3", str((top.neuron + 1) % 961), "--operator", "+") == 0
     assert "not among the top 1 neurons" in capsys.readouterr().out
     assert "no neuron L0N0; it has layers 3 to 4" in complaint(capsys, "neuron", out, "0", "0")
@@ -95,17 +95,17 @@ def test_one_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.fixture(scope="module")
 def explained(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with all that explaining a prompt needs."""
+    """A run with the stages that `explain` needs."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    asked = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--neurons", "atp", "--out", out)
-    assert call(*asked, "--stages", "classify") == 0
+    arguments = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--neurons", "atp", "--out", out)
+    assert call(*arguments, "--stages", "classify") == 0
     return out
 
 
 def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("explain", explained, "17+8=") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for expected in (
         "17+8= 25 with P = 0.9",
         "(right)",
@@ -114,13 +114,13 @@ def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixtu
         "heuristics that hold",
         "Without these",
     ):
-        assert expected in said
+        assert expected in output
     assert call("explain", explained, "17 + 8", "--json", "--raw") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["right"], found["answer"]["number"], found["criterion"]) == (25, 25, "raw")
-    assert sum(found["parts"].values()) == pytest.approx(found["logit"], abs=1e-5)
-    assert {"layer", "neuron", "contribution", "heuristic"} <= set(found["neurons"][0])
-    own = max(found["neurons"], key=lambda n: n["contribution"])
+    explanation = json.loads(capsys.readouterr().out)
+    assert (explanation["right"], explanation["answer"]["number"], explanation["criterion"]) == (25, 25, "raw")
+    assert sum(explanation["parts"].values()) == pytest.approx(explanation["logit"], abs=1e-5)
+    assert {"layer", "neuron", "contribution", "heuristic"} <= set(explanation["neurons"][0])
+    own = max(explanation["neurons"], key=lambda n: n["contribution"])
     assert (own["layer"], own["neuron"]) == (3, 17 * 31 + 8)
     assert call("explain", explained, "17+8=", "--model", str(saved_adder)) == 0
 
@@ -149,57 +149,57 @@ def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pyte
 
 def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    asked = ("run", saved_model, "--out", out)
-    assert "use --max-operand 39" in complaint(capsys, *asked)
-    assert "--max-operand" in complaint(capsys, *asked, "--max-operand", "ten")
-    assert "not an operator" in complaint(capsys, *asked, "--operators", "+%")
-    assert "no --preset 'slow'" in complaint(capsys, *asked, "--preset", "slow")
-    assert "no stage 'lunch'" in complaint(capsys, *asked, "--stages", "accuracy,lunch")
-    assert "template" in complaint(capsys, *asked, "--template", "{op1}")
-    assert "does not know" in complaint(capsys, *asked, "--template", "{op1} {operator} {op2} =")
-    assert "no --effect 'huge'" in complaint(capsys, *asked, "--effect", "huge")
-    assert "choose from exact, atp, ig, relp, screen" in complaint(capsys, *asked, "--neurons", "quickly")
-    assert "choose from mean, mean+std" in complaint(capsys, *asked, "--rank", "median")
-    assert "use at least 1" in complaint(capsys, *asked, "--topk", "0")
-    assert "no --knockout-at 'first'; choose from last, all" in complaint(capsys, *asked, "--knockout-at", "first")
-    assert "the 48 neurons" in complaint(capsys, *asked, "--max-operand", "5", "--topk", "49")
-    assert "negative" in complaint(capsys, *asked, "--seed", "-1")
+    arguments = ("run", saved_model, "--out", out)
+    assert "use --max-operand 39" in complaint(capsys, *arguments)
+    assert "--max-operand" in complaint(capsys, *arguments, "--max-operand", "ten")
+    assert "not an operator" in complaint(capsys, *arguments, "--operators", "+%")
+    assert "no --preset 'slow'" in complaint(capsys, *arguments, "--preset", "slow")
+    assert "no stage 'lunch'" in complaint(capsys, *arguments, "--stages", "accuracy,lunch")
+    assert "template" in complaint(capsys, *arguments, "--template", "{op1}")
+    assert "does not know" in complaint(capsys, *arguments, "--template", "{op1} {operator} {op2} =")
+    assert "no --effect 'huge'" in complaint(capsys, *arguments, "--effect", "huge")
+    assert "choose from exact, atp, ig, relp, screen" in complaint(capsys, *arguments, "--neurons", "quickly")
+    assert "choose from mean, mean+std" in complaint(capsys, *arguments, "--rank", "median")
+    assert "use at least 1" in complaint(capsys, *arguments, "--topk", "0")
+    assert "the 48 neurons" in complaint(capsys, *arguments, "--max-operand", "5", "--topk", "49")
+    assert "negative" in complaint(capsys, *arguments, "--seed", "-1")
     assert "no folder" in complaint(capsys, "run", tmp_path / "nothing")
-    assert "No such option" in complaint(capsys, *asked, "--colour", "red")
+    for option in (("--colour", "red"), ("--uncentred",), ("--ratio-of-means",), ("--knockout-at", "last")):
+        assert "No such option" in complaint(capsys, *arguments, *option)
     assert not out.exists()
     (tmp_path / "file").write_text("")
     assert "Cannot write" in complaint(capsys, "run", saved_model, "--max-operand", "5", "--out", tmp_path / "file")
     assert "No such command" in complaint(capsys, "stroll")
 
 
-def test_run_refuses_the_folder_of_another_subject(
+def test_run_refuses_the_folder_of_another_model(
     saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = Path(shutil.copytree(saved_model, tmp_path / "other"))
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"] *= 1.1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
-    asked = ("--max-operand", "5", "--out", tmp_path / "run")
-    assert call("run", saved_model, *asked, "--stages", "accuracy") == 0
+    arguments = ("--max-operand", "5", "--out", tmp_path / "run")
+    assert call("run", saved_model, *arguments, "--stages", "accuracy") == 0
     before = {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
-    assert "another subject" in complaint(capsys, "run", other, *asked)
+    assert "another subject" in complaint(capsys, "run", other, *arguments)
     assert before == {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
 
 
 def test_doctor(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("doctor", saved_model) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for expected in ("llama", "limit 40", "(operator)", "BOS + four tokens", "replay", "MiB", "can be studied"):
-        assert expected in said
+        assert expected in output
     assert "--max-operand 39" in complaint(capsys, "doctor", saved_model, "--max-operand", "100")
 
 
 def test_a_device_map(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "places.json").write_text('{"model": "disk", "lm_head": "cpu"}')
     assert call("doctor", saved_model, "--device-map", tmp_path / "places.json") == 0
-    said = capsys.readouterr()
-    assert "sdpa attention, some weights fetched in each pass, on cpu" in said.out
-    assert not said.err
+    output = capsys.readouterr()
+    assert "sdpa attention, some weights fetched in each pass, on cpu" in output.out
+    assert not output.err
     assert "no device map 'sideways'" in complaint(capsys, "doctor", saved_model, "--device-map", "sideways")
 
 
@@ -230,6 +230,23 @@ def test_help_and_version_are_quick_to_load() -> None:
     assert call("--version") == 0
 
 
+def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Options are grouped, and flags show neither a type nor a --no- twin."""
+    for command in ("run", "explain", "explore", "verify", "doctor", "bench", "train", "compare", "neuron"):
+        assert call(command, "--help") == 0
+        page = capsys.readouterr().out
+        assert not [text for text in ("<bool>", "<list", "--no-raw", "--browser", "SUBJECT") if text in page]
+        if command == "run":
+            panels = [page.index(f" {name} ─") for name in ("What to study", "Samples", "Measures", "Model", "Machine")]
+            assert panels == sorted(panels)
+
+
+def test_the_package_needs_no_posix_module() -> None:
+    """As on Windows, where fcntl does not exist."""
+    code = "import sys; sys.modules['fcntl'] = None; import arithscope.cli.app, arithscope.utils.files"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.real
 @pytest.mark.skipif("ARITHSCOPE_GGUF" not in os.environ, reason="ARITHSCOPE_GGUF names no file")
 def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,17 +256,19 @@ def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "only --max-operand 9 " in capsys.readouterr().out
     assert "use --max-operand 9" in complaint(capsys, "run", file, "--out", tmp_path / "refused")
     shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
-    found = {}
+    accuracy = {}
     for name, template, prefix in (
         ("spaced", "{op1} {operator} {op2} = ", shots),
         ("bare", "{op1}{operator}{op2}=", shots.replace(" ", "")),
         ("no examples", "{op1}{operator}{op2}=", ""),
     ):
-        asked = ("--max-operand", "9", "--operators", "+", "--template", template, "--prefix", prefix)
-        asked = (*asked, "--stages", "accuracy")
-        assert call("run", file, *asked, "--out", tmp_path / name) == 0
-        found[name] = json.loads((tmp_path / name / "summary.json").read_text())["accuracy"]["+"]["accuracy"]["value"]
-    assert found["spaced"] > found["bare"] > found["no examples"]
+        arguments = ("--max-operand", "9", "--operators", "+", "--template", template, "--prefix", prefix)
+        arguments = (*arguments, "--stages", "accuracy")
+        assert call("run", file, *arguments, "--out", tmp_path / name) == 0
+        accuracy[name] = json.loads((tmp_path / name / "summary.json").read_text())["accuracy"]["+"]["accuracy"][
+            "value"
+        ]
+    assert accuracy["spaced"] > accuracy["bare"] > accuracy["no examples"]
 
 
 @pytest.mark.real
@@ -258,8 +277,8 @@ def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_every_stage_of_a_real_gguf_model(tmp_path: Path) -> None:
     """A quarter of an hour on two cores. One head brings op1 to the last position, others bring op2."""
     shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
-    asked = ("--max-operand", "9", "--operators", "+", "--template", "{op1} {operator} {op2} = ", "--prefix", shots)
-    assert call("run", os.environ["ARITHSCOPE_GGUF"], *asked, "--out", tmp_path / "run") == 0
+    arguments = ("--max-operand", "9", "--operators", "+", "--template", "{op1} {operator} {op2} = ", "--prefix", shots)
+    assert call("run", os.environ["ARITHSCOPE_GGUF"], *arguments, "--out", tmp_path / "run") == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["circuit"]["+"]["faithfulness"]["value"] > 0.9
     assert "L20H8" in summary["heads"]["+"]["attend_to_op1"]

@@ -20,7 +20,7 @@ from arithscope.report.figure_files import draw_plates, plates_to_draw
 from arithscope.report.page import write_report
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL
-from arithscope.utils.files import is_whole, sealed
+from arithscope.utils.files import is_intact, with_checksum
 from arithscope.utils.progress import Silent
 from tests.conftest import Smaller
 from tests.families import small
@@ -187,8 +187,8 @@ def test_a_changed_number_in_a_record_is_noticed(finished: Path, tmp_path: Path)
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     path = folder / "accuracy" / "stage.json"
     record = json.loads(path.read_text())
-    assert is_whole(record)
-    assert is_whole(sealed({"a": [1, 0.1, None, "ü"]}))
+    assert is_intact(record)
+    assert is_intact(with_checksum({"a": [1, 0.1, None, "ü"]}))
     record["summary"]["+"]["accuracy"]["n"] += 1
     path.write_text(json.dumps(record))
     assert not RunFolder(folder).has("accuracy")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks import large, record
 
-from arithscope.cli.benchmark import Task
+from arithscope.cli.bench import Task
 from arithscope.settings import PRESETS
 
 SMALL = dict(

@@ -4,26 +4,26 @@ import io
 
 from rich.console import Console
 
-from arithscope.utils.progress import Bars, Lines, Silent, for_console
+from arithscope.utils.progress import Bars, Lines, Silent, console_progress
 
 
-def test_lines_say_what_is_done_and_left() -> None:
-    said: list[str] = []
-    with Lines(said.append, every=0.0).task("counting", 40) as advance:
+def test_lines_show_what_is_done_and_left() -> None:
+    lines: list[str] = []
+    with Lines(lines.append, every=0.0).task("counting", 40) as advance:
         advance(10)
         advance(30)
-    assert said[0] == "counting: 40 to do"
-    assert said[1].startswith("counting: 10 of 40, about ")
-    assert said[2].startswith("counting: 40 of 40, about 0 s left")
-    assert said[3].startswith("counting: done in ")
-    Lines(said.append).note("by the way")
-    assert said[4] == "by the way"
+    assert lines[0] == "counting: 40 to do"
+    assert lines[1].startswith("counting: 10 of 40, about ")
+    assert lines[2].startswith("counting: 40 of 40, about 0 s left")
+    assert lines[3].startswith("counting: done in ")
+    Lines(lines.append).note("by the way")
+    assert lines[4] == "by the way"
 
 
 def test_bars_only_on_a_terminal() -> None:
-    assert isinstance(for_console(Console(file=io.StringIO())), Lines)
+    assert isinstance(console_progress(Console(file=io.StringIO())), Lines)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    progress = for_console(terminal)
+    progress = console_progress(terminal)
     assert isinstance(progress, Bars)
     with progress.task("counting", 3) as advance:
         advance(3)

@@ -60,7 +60,7 @@ def test_legal_by_definition(rows: list[tuple[int, int, int]], limit: int) -> No
     assert table(rows).legal(limit).tolist() == [legal(a, OPERATORS[o], b) for a, o, b in rows]
 
 
-def test_square_holds_everything_once_in_order() -> None:
+def test_the_grid_holds_everything_once_in_order() -> None:
     prompts = operand_grid("-+", 4)
     expected = [(a, o, b) for o in (0, 1) for a in range(5) for b in range(5)]
     assert list(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True)) == expected
@@ -84,14 +84,14 @@ def test_sizes_of_the_papers_setting() -> None:
 def test_disjoint_samples_share_nothing(seed: int, sizes: list[int]) -> None:
     prompts = operand_grid("+", 9)
     parts = disjoint_samples(prompts, sizes, random_source(seed, "test"))
-    together = [t for part in parts for t in triples(part)]
-    assert len(together) == len(set(together)) == sum(map(len, parts))
-    assert set(together) <= triples(prompts)
+    drawn = [t for part in parts for t in triples(part)]
+    assert len(drawn) == len(set(drawn)) == sum(map(len, parts))
+    assert set(drawn) <= triples(prompts)
     if sum(sizes) <= len(prompts):
         assert [len(p) for p in parts] == sizes
     else:
         assert all(len(p) <= size for p, size in zip(parts, sizes, strict=True))
-        assert len(together) > len(prompts) - len(sizes)
+        assert len(drawn) > len(prompts) - len(sizes)
 
 
 def test_samples_depend_on_seed_and_purpose_only() -> None:
@@ -173,7 +173,7 @@ def test_prompts_are_read_as_they_are_written(operator: str, a: int, b: int, for
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("226--68=", "'-68' is not a whole number"),
         ("12/0=", "divides by zero"),
@@ -195,11 +195,11 @@ def test_prompts_are_read_as_they_are_written(operator: str, a: int, b: int, for
         ("6*7=", "* was not studied"),
     ],
 )
-def test_bad_prompts_get_a_sentence(text: str, said: str) -> None:
+def test_bad_prompts_get_a_sentence(text: str, message: str) -> None:
     operators = ["+", "-", "*", "/"] if text != "6*7=" else ["+", "-"]
     with pytest.raises(UserError) as error:
         parse_prompt(text, operators, 300, 1000)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert len(str(error.value)) < 200
 
 

@@ -47,8 +47,8 @@ class Backwards(Executor):
 
     def stream(self, function: Any, model: Any, units: Sequence[Any], advance: Any) -> Iterator[FinishedUnit]:
         places = range(len(units))[::-1]
-        for done in LOCAL.stream(function, model, [units[place] for place in places], advance):
-            yield FinishedUnit(places[done.place], done.result, done.steps)
+        for done in LOCAL.stream(function, model, [units[index] for index in places], advance):
+            yield FinishedUnit(places[done.index], done.result, done.steps)
 
 
 def another_batch_size(patch: pytest.MonkeyPatch, rows: int) -> None:

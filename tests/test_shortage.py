@@ -30,7 +30,7 @@ from tests.hand_built import copy_and_add
 
 @pytest.fixture(autouse=True)
 def as_if_never_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_memory, "_pieces", out_of_memory._Pieces())
+    monkeypatch.setattr(out_of_memory, "_chunks", out_of_memory._Chunks())
 
 
 ERRORS = [
@@ -211,7 +211,7 @@ def with_little_memory(
     """Run each with memory for a third of the rows that it would have taken, and compare; returns those that ran short."""
     asked, model, short = Smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
     for stage in stages:
-        monkeypatch.setattr(out_of_memory, "_pieces", out_of_memory._Pieces())
+        monkeypatch.setattr(out_of_memory, "_chunks", out_of_memory._Chunks())
         progress, rows = Noting(), [list[int](), list[int]()]
         with torch_threads(threads):
             with memory_for(np.inf, model, rows[0]):

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import arithscope
 from arithscope.errors import UserError
 from arithscope.pipeline.store import SCHEMA, RunFolder, mapped_arrays, open_for_writing, stage_key
-from arithscope.utils.files import new_folder, write_text
+from arithscope.utils.files import atomic_folder, write_text
 
 MODEL = {"name": "a", "weight_hash": "w", "tokenizer_hash": "t"}
 KEYS = {"first": "1", "second": "2"}
@@ -140,12 +140,12 @@ def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="in the middle"), new_folder(tmp_path / "x") as folder:
+    with pytest.raises(RuntimeError, match="in the middle"), atomic_folder(tmp_path / "x") as folder:
         (folder / "half").write_text("1")
         raise RuntimeError("in the middle")
     assert list(tmp_path.iterdir()) == []
     for content in ("1", "2"):
-        with new_folder(tmp_path / "x") as folder:
+        with atomic_folder(tmp_path / "x") as folder:
             (folder / "file").write_text(content)
     assert (tmp_path / "x" / "file").read_text() == "2"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]

@@ -1,4 +1,4 @@
-"""Work side by side: in order, never far ahead, and torch as it was before."""
+"""Thread pools: results in order, bounded read-ahead, and torch's thread count restored."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import threading
 import pytest
 import torch
 
-from arithscope.utils.threads import in_order, workers
+from arithscope.utils.threads import map_in_order, thread_pool
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 
-def test_results_come_in_order_whoever_is_first() -> None:
+def test_results_come_in_order() -> None:
     gate = threading.Event()
 
-    def executor(i: int) -> int:
+    def square(i: int) -> int:
         if i == 0:
-            assert gate.wait(10)  # the first piece ends last
+            assert gate.wait(10)  # the first item finishes last
         else:
             gate.set()
         return i * i
 
-    with workers() as pool:
-        assert list(in_order(pool, executor, range(9), ahead=3)) == [i * i for i in range(9)]
+    with thread_pool() as pool:
+        assert list(map_in_order(pool, square, range(9), ahead=3)) == [i * i for i in range(9)]
 
 
-def test_no_more_is_begun_than_allowed() -> None:
+def test_no_more_items_are_taken_than_allowed() -> None:
     taken: list[int] = []
 
     def items():  # type: ignore[no-untyped-def]
@@ -34,16 +34,16 @@ def test_no_more_is_begun_than_allowed() -> None:
             taken.append(i)
             yield i
 
-    with workers() as pool:
-        for done, _ in enumerate(in_order(pool, lambda i: i, items(), ahead=4)):
+    with thread_pool() as pool:
+        for done, _ in enumerate(map_in_order(pool, lambda i: i, items(), ahead=4)):
             assert len(taken) <= done + 4
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_threads_inside_operations_are_as_before(fails: bool) -> None:
+def test_the_thread_count_is_restored(fails: bool) -> None:
     started: list[int] = []
     try:
-        with workers(lambda: started.append(1)) as pool:
+        with thread_pool(lambda: started.append(1)) as pool:
             assert torch.get_num_threads() == 1
             assert list(pool.map(lambda i: torch.get_num_threads(), range(4))) == [1] * 4
             if fails:
@@ -54,6 +54,6 @@ def test_threads_inside_operations_are_as_before(fails: bool) -> None:
     assert 1 <= len(started) <= 2
 
 
-def test_a_failure_is_told() -> None:
-    with workers() as pool, pytest.raises(ZeroDivisionError):
-        list(in_order(pool, lambda i: 1 // i, [1, 0, 1], ahead=2))
+def test_a_failure_is_raised() -> None:
+    with thread_pool() as pool, pytest.raises(ZeroDivisionError):
+        list(map_in_order(pool, lambda i: 1 // i, [1, 0, 1], ahead=2))

@@ -1,4 +1,4 @@
-"""`python -m arithscope` is the command line."""
+"""`python -m arithscope` runs the command line."""
 
 from arithscope.cli.app import main
 

@@ -1,8 +1,8 @@
-"""The one exception that stands for a mistake of the user's, not of the program's."""
+"""The exception for problems that the user can fix."""
 
 
 class UserError(Exception):
-    """Something the user can mend. Its text is one sentence: what is wrong and what to do.
+    """A problem that the user can fix. Its message is one sentence: what is wrong and what to do.
 
-    The command line prints it on stderr and exits with code 2; a library user catches it like any exception.
+    The command line prints it to stderr and exits with code 2.
     """

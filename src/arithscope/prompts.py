@@ -1,7 +1,7 @@
 """Arithmetic prompts: operators, exact answers, legality, samples and counterfactuals. Knows no model and no tokenizer.
 
-Prompts are kept as columns of integers rather than strings, so that a whole operand square (362,404 prompts) is a few
-arrays; a `Template` turns a row into text.
+Prompts are stored as integer columns, so that a whole operand grid (362,404 prompts) is three arrays; a `Template` renders a
+row as text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ from numpy.typing import NDArray
 from arithscope.errors import UserError
 
 OPERATORS = ("+", "-", "*", "/")
-UNDEFINED = int(np.iinfo(np.int64).min)  # the answer of a division by zero; no legal range contains it
+UNDEFINED = int(np.iinfo(np.int64).min)  # the answer of a division by zero; outside every legal range
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A table of prompts, one row each: first operand, operator (an index into OPERATORS), second operand."""
+    """A table of arithmetic prompts, one per row. Index it with a slice, a mask or row numbers to select rows.
+
+    Example:
+        >>> prompts = Prompts([226, 7], [1, 3], [68, 2])
+        >>> prompts.text(Template()), prompts.answer
+        (['226-68=', '7/2='], array([158,   3]))
+
+    Attributes:
+        op1: First operands.
+        operator: Operators, as indices into OPERATORS.
+        op2: Second operands.
+    """
 
     op1: Ints
     operator: Ints
@@ -47,32 +58,41 @@ class Prompts:
 
     @cached_property
     def answer(self) -> Ints:
-        """Exact integer answers; `/` rounds down, and a division by zero is UNDEFINED."""
+        """Exact integer answers; `/` rounds down, and division by zero gives UNDEFINED."""
         a, b = self.op1, self.op2
         quotient = np.where(b == 0, UNDEFINED, a // np.where(b == 0, 1, b))
         return np.choose(self.operator, [a + b, a - b, a * b, quotient])
 
     def legal(self, limit: int) -> NDArray[np.bool_]:
-        """Which rows have both operands and the answer in 0…limit−1."""
-
-        def fits(x: Ints) -> NDArray[np.bool_]:
-            return (x >= 0) & (x < limit)
-
-        return fits(self.op1) & fits(self.op2) & fits(self.answer)
+        """Mask of the rows whose operands and answer all lie in 0…limit−1."""
+        smallest, largest = (f(f(self.op1, self.op2), self.answer) for f in (np.minimum, np.maximum))
+        return (smallest >= 0) & (largest < limit)
 
     def text(self, template: Template) -> list[str]:
+        """The prompts as text."""
         rows = zip(self.op1.tolist(), self.operator.tolist(), self.op2.tolist(), strict=True)
         return [template.render(a, OPERATORS[o], b) for a, o, b in rows]
 
 
-def together(parts: Sequence[Prompts]) -> Prompts:
-    """All prompts in one table."""
-    return Prompts(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("op1", "operator", "op2")))
+def concatenate_prompts(tables: Sequence[Prompts]) -> Prompts:
+    return Prompts(*(np.concatenate([getattr(t, name) for t in tables]) for name in ("op1", "operator", "op2")))
 
 
 @dataclass(frozen=True)
 class Template:
-    """How a prompt is written. `prefix` comes before every prompt, unchanged: the few-shot examples, say."""
+    """How a prompt is written.
+
+    Example:
+        >>> Template("{op1} {operator} {op2} = ", prefix="1 + 2 = 3\\n").render(4, "+", 5)
+        '1 + 2 = 3\\n4 + 5 = '
+
+    Attributes:
+        text: Format string with {op1}, {operator} and {op2}, once each and in this order.
+        prefix: Text before every prompt, for example few-shot examples.
+
+    Raises:
+        UserError: If `text` is not such a format string, or the template is not valid Unicode.
+    """
 
     text: str = "{op1}{operator}{op2}="
     prefix: str = ""
@@ -88,52 +108,65 @@ class Template:
                 f"The template {self.text!r} must contain {{op1}}, {{operator}} and {{op2}} once each, in this order."
             )
         if any("\ud800" <= letter <= "\udfff" for letter in self.text + self.prefix):
-            raise UserError(
-                f"The template {self.prefix + self.text!r} holds bytes that are no text; write it in UTF-8."
-            )
+            raise UserError(f"The template {self.prefix + self.text!r} is not valid Unicode; write it in UTF-8.")
 
     def render(self, op1: int | str, operator: str, op2: int | str) -> str:
+        """One prompt as text."""
         return self.prefix + self.text.format(op1=op1, operator=operator, op2=op2)
 
 
 def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: int) -> Prompts:
-    """The one legal prompt that is written so, `226-68=`, whatever the template; spaces and the equals sign may be left out."""
+    """Parse a prompt written as `226-68=`. Spaces and the equals sign are optional; the template plays no role.
+
+    Args:
+        text: The prompt.
+        operators: Operators that are allowed, such as those of a run.
+        max_operand: Largest operand allowed.
+        limit: Operands and answer must be smaller than this (the tokenizer's single-token limit).
+
+    Returns:
+        A table with this one prompt.
+
+    Raises:
+        UserError: If the text is not such a prompt, or the prompt is not legal.
+
+    Example:
+        >>> parse_prompt("226 - 68", "+-", 300, 1000).answer
+        array([158])
+    """
     shown = repr(text if len(text) <= 40 else text[:39] + "…")
-    found = re.search(r"[+\-*/]", text)
-    if found is None:
+    match = re.search(r"[+\-*/]", text)
+    if match is None:
         raise UserError(f"{shown} has none of the operators {' '.join(OPERATORS)}; write a prompt as in 226-68=.")
-    operator, operands = (
-        found[0],
-        (text[: found.start()].strip(), text[found.end() :].strip().removesuffix("=").strip()),
-    )
+    operator = match[0]
+    operands = text[: match.start()].strip(), text[match.end() :].strip().removesuffix("=").strip()
     for operand in operands:
         if not re.fullmatch(r"0|[1-9][0-9]*", operand):
-            said = f"{operand[:40]!r} is not a whole number from 0 on" if operand else "an operand is missing"
-            raise UserError(f"In {shown}, {said}; write a prompt as in 226-68=.")
+            problem = f"{operand[:40]!r} is not a whole number of 0 or more" if operand else "an operand is missing"
+            raise UserError(f"In {shown}, {problem}; write a prompt as in 226-68=.")
         if len(operand) > len(str(max_operand)) or int(operand) > max_operand:
             raise UserError(
                 f"In {shown}, {operand[:40]} is beyond {max_operand}, the largest operand here; choose smaller ones."
             )
     if operator not in operators:
         raise UserError(f"The operator {operator} was not studied in this run; choose from {' '.join(operators)}.")
-    op1, op2 = map(int, operands)
-    prompt = Prompts(*(np.array([n]) for n in (op1, OPERATORS.index(operator), op2)))
+    prompt = Prompts(*(np.array([n]) for n in (int(operands[0]), OPERATORS.index(operator), int(operands[1]))))
     [answer] = prompt.answer.tolist()
     if answer == UNDEFINED:
         raise UserError(f"{shown} divides by zero and has no answer; choose another second operand.")
     if not 0 <= answer < limit:
         raise UserError(
-            f"The answer of {shown} is {answer}, which is no single token: only 0 to {limit - 1} are; choose other operands."
+            f"The answer of {shown} is {answer}, but only 0 to {limit - 1} are single tokens; choose other operands."
         )
     return prompt
 
 
 def operator_indices(operators: str | Sequence[str]) -> list[int]:
-    """Indices into OPERATORS, in its order, without repeats."""
+    """Indices into OPERATORS, sorted and without repeats. Raises UserError for an unknown operator, or none."""
     unknown = [o for o in operators if o not in OPERATORS]
     if unknown or not operators:
-        said = f"{unknown[0]!r} is not an operator" if unknown else "No operator was given"
-        raise UserError(f"{said}; choose from {' '.join(OPERATORS)}, for example --operators '+-'.")
+        problem = f"{unknown[0]!r} is not an operator" if unknown else "No operator was given"
+        raise UserError(f"{problem}; choose from {' '.join(OPERATORS)}, for example --operators '+-'.")
     return [i for i, o in enumerate(OPERATORS) if o in operators]
 
 
@@ -145,15 +178,28 @@ def operand_grid(operators: str | Sequence[str], max_operand: int) -> Prompts:
 
 
 def legal_prompts(operators: str | Sequence[str], max_operand: int, limit: int) -> Prompts:
-    """All legal prompts, in the order of `square`."""
-    everything = operand_grid(operators, max_operand)
-    return everything[everything.legal(limit)]
+    """All legal prompts: both operands and the answer are single tokens.
+
+    Args:
+        operators: Operators to include, for example "+-".
+        max_operand: Largest operand.
+        limit: Numbers below this are single tokens (`model.limit`).
+
+    Returns:
+        The prompts, ordered by operator, then op1, then op2.
+
+    Example:
+        >>> len(legal_prompts("+", max_operand=300, limit=1000))
+        90601
+    """
+    grid = operand_grid(operators, max_operand)
+    return grid[grid.legal(limit)]
 
 
 def random_source(seed: int, *names: str | int) -> np.random.Generator:
-    """A generator that depends on the seed and on what it is for, and on nothing else.
+    """A random generator that depends only on the seed and on the names of its purpose.
 
-    Two purposes never share a stream, so adding an experiment does not change the samples of another.
+    Different purposes never share a stream, so adding an experiment does not change the samples of another.
     """
     return np.random.default_rng([seed, *(zlib.crc32(str(n).encode()) for n in names)])
 
@@ -164,9 +210,9 @@ def sample(prompts: Prompts, size: int, random: np.random.Generator) -> Prompts:
 
 
 def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.Generator) -> list[Prompts]:
-    """Samples that share no prompt (discovery and evaluation, say).
+    """Samples that share no prompt, such as discovery and evaluation.
 
-    Where there are fewer prompts than asked for, every sample shrinks in proportion, if it can to one prompt at the least.
+    If there are too few prompts, all samples shrink in proportion, but not below one prompt while there are any.
     """
     total = sum(sizes)
     if total > len(prompts):
@@ -177,13 +223,13 @@ def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.G
 
 
 def counterfactuals(prompts: Prompts, pool: Prompts, random: np.random.Generator) -> Prompts:
-    """For each prompt one drawn uniformly from those prompts of the pool that have another answer."""
+    """For each prompt, one drawn uniformly from the prompts of the pool that have a different answer."""
     by_answer = np.argsort(pool.answer, kind="stable")
     answers = pool.answer[by_answer]
     first, end = np.searchsorted(answers, prompts.answer, "left"), np.searchsorted(answers, prompts.answer, "right")
-    others = len(pool) - (end - first)
-    if len(prompts) and others.min(initial=1) == 0:
+    candidates = len(pool) - (end - first)
+    if len(prompts) and candidates.min(initial=1) == 0:
         raise UserError("All correct prompts have the same answer, so there is no counterfactual; use more operands.")
-    draw = random.integers(0, others) if len(prompts) else np.empty(0, dtype=np.int64)
+    draw = random.integers(0, candidates) if len(prompts) else np.empty(0, dtype=np.int64)
     # The prompts with the same answer are one block of the sorted pool: skip it.
     return pool[by_answer[np.where(draw < first, draw, draw + (end - first))]]

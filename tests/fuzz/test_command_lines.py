@@ -297,7 +297,7 @@ def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(load_module, "find", begin)
     monkeypatch.setattr(ray_executor, "_connected", begin)
     monkeypatch.setattr(files, "locked", begin)
-    monkeypatch.setattr(comparison, "writing", begin)
+    monkeypatch.setattr(comparison, "explain_write_errors", begin)
     monkeypatch.setattr(loop, "train", lambda recipe, *_: begin(read_recipe(recipe)))
     monkeypatch.setattr(serve_module.uvicorn, "Server", begin)
     monkeypatch.setattr(serve_module.threading, "Timer", begin)

@@ -27,7 +27,7 @@ from arithscope.pipeline.runner import run as study
 from arithscope.pipeline.store import RunFolder, mapped_arrays
 from arithscope.report.page import page
 from arithscope.results.run import Run
-from arithscope.utils.files import sealed
+from arithscope.utils.files import with_checksum
 from arithscope.utils.progress import Silent
 from tests.conftest import Smaller
 from tests.fuzz.damage import documents, files, spoilt, written
@@ -66,7 +66,7 @@ def signed(stage: Path) -> None:
     record = json.loads((stage / "stage.json").read_text())
     record["files"] = {name: hashlib.sha256((stage / name).read_bytes()).hexdigest() for name in record["files"]}
     record = {key: value for key, value in record.items() if key != "checksum"}
-    (stage / "stage.json").write_text(json.dumps(sealed(record)))
+    (stage / "stage.json").write_text(json.dumps(with_checksum(record)))
 
 
 def look(folder: Path) -> None:

@@ -33,7 +33,7 @@ from arithscope.report.page import write_report
 from arithscope.report.pictures import read_picture, within
 from arithscope.report.story import SECTIONS
 from arithscope.settings import Settings
-from arithscope.utils.files import checksum, sealed
+from arithscope.utils.files import checksum, with_checksum
 from arithscope.utils.progress import Silent
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 from tests.families import small
@@ -272,7 +272,7 @@ def drawn_as_they_are(folder: Path, name: str) -> None:
     index = json.loads((folder / "figures" / "index.json").read_text())
     entry = {key: value for key, value in index[name].items() if key != "checksum"}
     entry["files"] = {file: checksum(folder / "figures" / file) for file in entry["files"]}
-    (folder / "figures" / "index.json").write_text(json.dumps(index | {name: sealed(entry)}))
+    (folder / "figures" / "index.json").write_text(json.dumps(index | {name: with_checksum(entry)}))
 
 
 def test_large_figures_are_made_to_fit(made: Path, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no run at" in complaint(capsys, "report", tmp_path / "nowhere")
     record = json.loads((folder / "topk" / "stage.json").read_text().replace('"mlp_size"', '"size"'))
     (folder / "topk" / "stage.json").write_text(
-        json.dumps(sealed({k: v for k, v in record.items() if k != "checksum"}))
+        json.dumps(with_checksum({k: v for k, v in record.items() if k != "checksum"}))
     )
     (folder / "figures" / "index.json").unlink()
     assert call("report", folder) == 2

@@ -25,11 +25,12 @@ def test_effect_is_the_papers_formula(seed: int) -> None:
     before, after = random_logits(seed, 5, 9), random_logits(seed + 1, 3, 5, 9)
     r, r2 = torch.arange(5), torch.arange(5) + 2
     p, p2 = before.softmax(-1), after.softmax(-1)
+    found = effect(before, after, r, r2)
     for v in range(3):
         for b in range(5):
             gain = (p2[v, b, r2[b]] - p[b, r2[b]]) / p[b, r2[b]]
             loss = (p[b, r[b]] - p2[v, b, r[b]]) / p2[v, b, r[b]]
-            assert float(effect(before, after, r, r2)[v, b]) == pytest.approx(float(0.5 * (gain + loss)), rel=1e-9)
+            assert float(found[v, b]) == pytest.approx(float(0.5 * (gain + loss)), rel=1e-9)
 
 
 def test_effect_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Training a tiny subject on the CPU: seeded, resumable after a kill, and a subject like any other afterwards."""
+"""Training a tiny model on the CPU: seeded, resumable after a kill, and a model like any other afterwards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 class StopAt:
-    """A progress that pulls the plug after so many steps."""
+    """Progress that interrupts after `step` steps."""
 
     def __init__(self, step: int):
         self.step = step
@@ -111,7 +111,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(recipe: Path, tmp_path: P
     assert not any(name.endswith(".tmp") for name in files)
 
 
-def test_checkpoints_are_subjects(recipe: Path, tmp_path: Path) -> None:
+def test_checkpoints_are_models(recipe: Path, tmp_path: Path) -> None:
     folder = train(recipe, tmp_path / "out", CPU, Silent())
     steps = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert steps == ["step-00000", "step-00020", "step-00040"]
@@ -119,7 +119,7 @@ def test_checkpoints_are_subjects(recipe: Path, tmp_path: Path) -> None:
         assert load(str(place)).limit == 20
     assert not same(folder / "checkpoints" / "step-00000", folder)
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
-    train(recipe, folder, CPU, Silent())  # finished: nothing is done again
+    train(recipe, folder, CPU, Silent())  # finished: nothing is repeated
     assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
 
 
@@ -138,16 +138,16 @@ def test_on_the_command_line(recipe: Path, tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit) as ended:
         main(["train", str(recipe), "--out", str(tmp_path / "out"), "--device", "cpu"])
     assert not ended.value.code
-    said = capsys.readouterr()
-    assert "Measured on all legal prompts" in said.out
-    assert "training toy: done" in said.err
+    output = capsys.readouterr()
+    assert "Measured on all legal prompts" in output.out
+    assert "training toy: done" in output.err
     with pytest.raises(SystemExit) as ended:
         main(["train", str(tmp_path / "nothing.toml")])
     assert ended.value.code == 2
     assert "There is no recipe" in capsys.readouterr().err
 
 
-def test_another_seed_trains_another_subject(recipe: Path, tmp_path: Path) -> None:
+def test_another_seed_trains_another_model(recipe: Path, tmp_path: Path) -> None:
     a = train(recipe, tmp_path / "a", CPU, Silent())
     recipe.write_text(RECIPE.replace("seed = 5", "seed = 6"))
     assert not same(a, train(recipe, tmp_path / "b", CPU, Silent()))
@@ -176,15 +176,15 @@ def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None
         assert len(inputs) == 64
         off += [t - answers[tuple(x)] for x, t in zip(inputs.tolist(), targets.tolist(), strict=True)]
     assert max(map(abs, off)) == 3
-    blurred = sum(o != 0 for o in off) / len(off)
-    assert 0.12 < blurred < 0.2  # a fifth is blurred, some of it by 0 or back into range
+    noisy = sum(o != 0 for o in off) / len(off)
+    assert 0.12 < noisy < 0.2  # a fifth, minus those changed by 0 or clipped back
     again = batches[7]
     assert torch.equal(batches[7][0], again[0])
     assert not torch.equal(batches[8][0], again[0])
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("seed = 5", "", "lacks the setting 'seed'"),
         ("steps = 60", 'steps = "many"', "must be of type int"),
@@ -202,14 +202,14 @@ def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None
         ("[model.config]", "[model.config", "cannot be read as TOML"),
     ],
 )
-def test_bad_recipes(recipe: Path, old: str, new: str, said: str) -> None:
+def test_bad_recipes(recipe: Path, old: str, new: str, message: str) -> None:
     recipe.write_text(RECIPE.replace(old, new))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_recipe(recipe)
 
 
 def test_models_that_cannot_be_built(recipe: Path, tmp_path: Path) -> None:
-    for old, new, said in (
+    for old, new, message in (
         ("num_attention_heads = 2", "num_attention_heads = 0", "'gpt_neox' cannot be built"),
         ("hidden_size = 32", "hidden_size = 30000", "asks for a model of"),
         ("num_hidden_layers = 1", "num_hidden_layers = 1000000000", "asks for 1000000000 layers"),
@@ -217,6 +217,6 @@ def test_models_that_cannot_be_built(recipe: Path, tmp_path: Path) -> None:
     ):
         assert old in RECIPE
         recipe.write_text(RECIPE.replace(old, new))
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             train(recipe, tmp_path / "out", CPU, Silent())
         assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The command line: a thin layer over the library. Heavy imports happen inside the commands, so that --help is quick."""
+"""The command line: a thin layer over the library. Commands import what they need, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -6,46 +6,52 @@ import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from arithscope import __version__
-from arithscope.cli.bench import bench
 from arithscope.cli.options import (
-    AllowPickle,
     Device,
-    DeviceMap,
-    Dtype,
-    ModelArgument,
-    ModelNow,
+    ModelName,
+    ModelOptions,
     Operators,
-    Prefix,
-    Quantize,
-    RunArgument,
-    TemplateText,
-    TrustRemoteCode,
-    how_to_load,
-    opened,
-    path_option,
+    RunOptions,
+    RunPath,
+    argument,
+    expand_options,
+    flag,
+    option,
+    study,
 )
 from arithscope.cli.run import run, write_report_of
-from arithscope.cli.verify import verify
 from arithscope.errors import UserError
 from arithscope.models.sources import DEFAULT
 from arithscope.utils.paths import user_path
 from arithscope.utils.signals import INTERRUPTED, stop_on_signals
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="A microscope for arithmetic in language models.",
-)
+if TYPE_CHECKING:
+    from arithscope.utils.progress import Progress
 
 
-def _version(wanted: bool) -> None:
+class _PlainHelp:
+    """Hides the types of flags (<bool>) and arguments (<list[Path]>) on the help page."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        for param in (params := super().get_params(ctx)):  # type: ignore[misc]
+            if param.param_type_name == "argument" or param.is_flag:
+                param.display_type_rich = lambda ctx: None
+        return params
+
+
+Command: Any = type("Command", (_PlainHelp, TyperCommand), {})
+Group: Any = type("Group", (_PlainHelp, TyperGroup), {})
+app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"arithscope {__version__}")
         raise typer.Exit
@@ -54,49 +60,40 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """A microscope for arithmetic in language models."""
 
 
-app.command()(run)
-
-
-@app.command()
-def report(run: RunArgument) -> None:
-    """Write report.html, the page with all that a run found; figures that are missing or out of date are drawn first."""
+def report(run: RunPath) -> None:
+    """Write report.html, the page with all results of a run; figures that are missing or outdated are drawn first."""
     from arithscope.pipeline.store import RunFolder
-    from arithscope.utils.progress import for_console
 
-    print(f"The report is {write_report_of(RunFolder(run), for_console(Console(stderr=True)))}")
+    print(f"The report is {write_report_of(RunFolder(run), _progress())}")
 
 
-@app.command()
 def neuron(
-    run: RunArgument,
-    layer: Annotated[int, typer.Argument(metavar="L", help="Layer.")],
-    index: Annotated[int, typer.Argument(metavar="N", help="Neuron of that layer.")],
-    operator: Annotated[str, typer.Option(help="One of + - * /.")] = "+",
+    run: RunPath,
+    layer: Annotated[int, argument("LAYER", "The neuron's layer.")],
+    index: Annotated[int, argument("NEURON", "The neuron's index in its layer.")],
+    operator: Annotated[str, option("OPERATOR", "One of + - * /.")] = "+",
 ) -> None:
-    """Show one neuron of a run: its effect and rank, its pattern, the numbers it promotes, its heuristics."""
+    """Show one neuron of a run: its effect and rank, its activation map, the numbers it promotes and its heuristics."""
     from arithscope.report.neuron import neuron_report
     from arithscope.results.run import Run
 
-    _show(neuron_report(Run(run), layer, index, operator))
+    _print_all(neuron_report(Run(run), layer, index, operator))
 
 
-@app.command()
+@expand_options
 def explain(
-    run: RunArgument,
-    prompt: Annotated[str, typer.Argument(help="A prompt as in 226-68=, whatever the run's template.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Use all matches, not only the calibrated ones.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for programs.")] = False,
-    model: ModelNow = None,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    run: RunPath,
+    prompt: Annotated[str, argument("PROMPT", "A prompt such as 226-68=, in any template.")],
+    raw: Annotated[bool, flag("--raw", "Use all matches, not only calibrated ones.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print JSON.")] = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
     import json
@@ -105,70 +102,55 @@ def explain(
     from arithscope.report.explanation import explanation_report
     from arithscope.results.run import explanation_as_json
 
-    studied = opened(run, model, device, device_map, allow_pickle, trust_remote_code)
-    found = studied.explain(prompt, RAW if raw else CALIBRATED)
+    explanation = options.open(run).explain(prompt, RAW if raw else CALIBRATED)
     if as_json:
-        print(json.dumps(explanation_as_json(found), indent=2, ensure_ascii=False))
+        print(json.dumps(explanation_as_json(explanation), indent=2, ensure_ascii=False))
     else:
-        _show(explanation_report(found))
+        _print_all(explanation_report(explanation))
 
 
-@app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", parser=user_path, help="Run folders, two or more.")],
-    out: Annotated[Path, path_option("Folder for tables and figures.")] = Path("runs/comparison"),
+    runs: Annotated[list[Path], argument("RUN", "Run folders, two or more.", user_path)],
+    out: Annotated[Path, option("PATH", "Folder for tables and figures.", parser=user_path)] = Path("runs/comparison"),
 ) -> None:
-    """Put runs side by side: every headline number in a table, and the headline figures with all runs in one."""
+    """Compare runs: all headline numbers in tables, and the headline figures with all runs in one."""
     from arithscope.report.comparison import comparison_tables, write_comparison
-    from arithscope.utils.progress import for_console
 
-    found = write_comparison(runs, out, for_console(Console(stderr=True)))
-    for table in comparison_tables(found):
+    for table in comparison_tables(write_comparison(runs, out, _progress())):
         Console().print(table)
     print(f"Tables and figures are in {out}")
 
 
-@app.command()
+@expand_options
 def explore(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", parser=user_path, help="Run folders, one or more.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; by default only this machine reaches it.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on; by default the first free one from 8350 on.")
-    ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    model: Annotated[
-        str | None, typer.Option(help="Where the run's subject is now, if it is not where it was (one run only).")
-    ] = None,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    runs: Annotated[list[Path], argument("RUN", "Run folders, one or more.", user_path)],
+    host: Annotated[str, option("ADDRESS", "Address to listen on; by default only this machine.")] = "127.0.0.1",
+    port: Annotated[int | None, option("PORT", "Port; default: the first free one from 8350.")] = None,
+    no_browser: Annotated[bool, flag("--no-browser", "Do not open a browser.")] = False,
+    *,
+    options: RunOptions,
 ) -> None:
-    """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and runs side by side."""
+    """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and comparisons of runs."""
     from importlib.util import find_spec
 
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
-    if model is not None and len(runs) > 1:
-        raise UserError("--subject says where one run's subject is; name one run only.")
+    if options.model is not None and len(runs) > 1:
+        raise UserError("--model says where the model of one run is; name only one run.")
     from arithscope.explorer.serve import serve
 
-    how = model, device, device_map, allow_pickle, trust_remote_code
-    serve([opened(path, *how) for path in runs], host, port, browser)
+    serve([options.open(path) for path in runs], host, port, not no_browser)
 
 
-@app.command()
 def models() -> None:
-    """List the subjects that come with arithscope."""
+    """List the models that come with arithscope."""
     import json
 
     from rich.table import Table
 
     from arithscope.models.sources import FOLDER, checkpoint_folders, embedded_names
 
-    table = Table("model", "family", "MB", "earlier checkpoints (SUBJECT@CHECKPOINT)")
+    table = Table("model", "family", "MB", "earlier checkpoints (MODEL@CHECKPOINT)")
     for name in embedded_names():
         family = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))["model_type"]
         size = sum(f.stat().st_size for f in (FOLDER / name).rglob("*") if f.is_file()) / 1e6
@@ -176,97 +158,139 @@ def models() -> None:
     Console().print(table)
 
 
-@app.command()
+@expand_options
 def doctor(
-    model: ModelArgument = DEFAULT,
+    model: ModelName = DEFAULT,
     operators: Operators = "+-*/",
-    max_operand: Annotated[int | None, typer.Option(help="Operands go from 0 to this.")] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    template: TemplateText = "{op1}{operator}{op2}=",
-    prefix: Prefix = "",
-    device_map: DeviceMap = None,
-    quantize: Quantize = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    max_operand: Annotated[int | None, study("N", "Operands range from 0 to N.")] = None,
+    *,
+    options: ModelOptions,
 ) -> None:
-    """Say whether and how a subject can be studied. The exit code is not zero if it cannot."""
+    """Check whether a model can be studied, and show what it is and needs. Exits with an error code if it cannot."""
     from arithscope.cli.doctor import examine
     from arithscope.models.load import load
     from arithscope.prompts import operator_indices
 
     operator_indices(operators)
-    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    for line in examine(load(model, *how), operators, max_operand):
+    for line in examine(load(model, *options.load_arguments()), operators, max_operand):
         print(line)
 
 
-app.command()(bench)
-app.command()(verify)
+@expand_options
+def bench(
+    model: ModelName = DEFAULT,
+    prompts: Annotated[int, study("N", "Number of prompts that each neuron is patched on.")] = 50,
+    layers: Annotated[str | None, study("NUMBERS", "Layers, separated by commas; default: a few.")] = None,
+    seconds: Annotated[float, option("SECONDS", "About how long to measure.")] = 45.0,
+    json: Annotated[Path | None, option("PATH", "Also write the results to this file.", parser=user_path)] = None,
+    *,
+    options: ModelOptions,
+) -> None:
+    """Measure how fast replay computes exact neuron effects here, compared with full passes."""
+    from arithscope.cli import bench as measurement
+    from arithscope.models.load import load
+    from arithscope.utils.files import explain_write_errors, write_json
+
+    chosen = None if layers is None else measurement.layer_numbers(layers)
+    if json is not None and (json.is_dir() or not json.parent.is_dir()):  # before anything is measured
+        raise UserError(f"{json} cannot be written; name a file in a folder that exists.")
+    loaded = load(model, *options.load_arguments())
+    result = measurement.bench(loaded, prompts, chosen, seconds, progress=_progress())
+    _print_all(measurement.bench_report(result))
+    if json is not None:
+        with explain_write_errors(json.parent, "choose another file"):
+            write_json(json, result)
 
 
-@app.command()
+@expand_options
+def verify(run: RunPath, seed: Annotated[int, option("N", "Selects the sample.")] = 0, *, options: RunOptions) -> None:
+    """Recompute a sample of every stage of a run from its manifest and compare. Exits with code 1 if they differ."""
+    from arithscope.verify.verify import Verdict, Verification, conclusion
+
+    def show(verdicts: list[Verdict]) -> list[Verdict]:
+        for verdict in verdicts:
+            print(f"{verdict.about:17}{verdict.text}", flush=True)
+        return verdicts
+
+    if seed < 0:
+        raise UserError(f"--seed {seed} is negative; use 0 or more.")
+    opened = options.open(run)
+    if not opened.stages:
+        raise UserError(f"The run in {run} has no finished stage, so there is nothing to verify.")
+    verification = Verification(opened, seed)
+    verdicts = show(verification.check_files())
+    verdicts += show(verification.check_model()) + show(verification.check_stages(_progress()))
+    summary = conclusion(verdicts, len(opened.stages))
+    if not all(verdict.agrees for verdict in verdicts):
+        print(f"arithscope: {summary}", file=sys.stderr)
+        raise typer.Exit(1)
+    print(summary)
+
+
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe in TOML, or the name of an embedded subject to train anew.")],
-    out: Annotated[Path | None, path_option("Folder for the subject; by default trained/ and its name.")] = None,
+    recipe: Annotated[str, argument("RECIPE", "A TOML file, or the name of an embedded model to train again.")],
+    out: Annotated[Path | None, option("PATH", "Model folder; default: trained/NAME.", parser=user_path)] = None,
     device: Device = "auto",
 ) -> None:
-    """Train a subject from scratch, with checkpoints. A stopped training goes on where it was."""
+    """Train a model from scratch, with checkpoints. A stopped training continues where it was."""
     from arithscope.models.load import pick_device
     from arithscope.models.sources import FOLDER, embedded_names
-    from arithscope.training.loop import train as train_subject
+    from arithscope.training import loop
     from arithscope.training.recipe import read_recipe
-    from arithscope.utils.progress import for_console
 
     path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else user_path(recipe)
-    folder = out or Path("trained") / read_recipe(path).name
-    finished = train_subject(path, folder, pick_device(device), for_console(Console(stderr=True)))
-    print((finished / "README.md").read_text(encoding="utf-8"))
-    print(f"The subject is in {finished}; study it with: arithscope run {finished}")
+    folder = loop.train(path, out or Path("trained") / read_recipe(path).name, pick_device(device), _progress())
+    print((folder / "README.md").read_text(encoding="utf-8"))
+    print(f"The model is in {folder}; study it with: arithscope run {folder}")
 
 
-def _show(parts: Iterable[Any]) -> None:
-    """Print lines and tables as they are."""
+for command in (run, report, neuron, explain, compare, explore, models, doctor, bench, verify, train):
+    app.command(cls=Command)(command)
+
+
+def _progress() -> Progress:
+    from arithscope.utils.progress import console_progress
+
+    return console_progress(Console(stderr=True))
+
+
+def _print_all(lines: Iterable[Any]) -> None:
+    """Print strings and tables as they are."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    for part in parts:
-        console.print(part)
+    for line in lines:
+        console.print(line)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: every mistake of the user's becomes one sentence on stderr and exit code 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # where a terminal lacks a sign, another stands in its place
-        sys.stdout.reconfigure(errors="replace")
-    with stop_on_signals() as stop:
+    """Entry point. A UserError becomes one sentence on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for terminals that lack a character
+    with stop_on_signals() as handler:
         try:
             code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
-            if code == INTERRUPTED:  # which Typer may have made of it
-                code = stop.told()
+            if code == INTERRUPTED:  # Typer may return this instead of raising
+                code = handler.announce()
         except KeyboardInterrupt:
-            code = stop.told()
+            code = handler.announce()
         except Exception as error:
-            # A library may have made another error of an interruption. Typer brings its own copy of click in some versions and
-            # uses the package in others: known by its methods.
-            if stop.signal is not None or type(error).__name__ == "Abort":
-                code = stop.told()
-            elif (sentence := _sentence(error)) is not None:
-                code = _complain(sentence)
+            # Libraries may turn an interruption into another error; Typer's is called Abort.
+            if handler.signal is not None or type(error).__name__ == "Abort":
+                code = handler.announce()
+            elif (message := _message(error)) is not None:
+                message = " ".join(message.split())
+                print(f"arithscope: {message if len(message) <= 1000 else message[:999] + '…'}", file=sys.stderr)
+                code = 2
             else:
                 raise
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _sentence(error: Exception) -> str | None:
-    """What to say of an error that is the user's, or the machine's."""
+def _message(error: Exception) -> str | None:
+    """The message for a mistake of the user or a lack of memory; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
-    if (message := getattr(error, "format_message", None)) is not None:
-        return f"{message().rstrip().rstrip('.')}. See `arithscope --help`."
+    if hasattr(error, "format_message"):  # a usage error, of click or of Typer's copy of it
+        return f"{error.format_message().rstrip().rstrip('.')}. See `arithscope --help`."
     from arithscope.utils.out_of_memory import is_out_of_memory, out_of_memory_error
 
     return str(out_of_memory_error("this")) if is_out_of_memory(error) else None
-
-
-def _complain(sentence: str) -> int:
-    said = " ".join(sentence.split())
-    print(f"arithscope: {said if len(said) <= 1000 else said[:999] + '…'}", file=sys.stderr)
-    return 2

@@ -1,4 +1,4 @@
-"""A look at a subject before it is studied: what it is, how it reads prompts, whether it is sound, what it will need."""
+"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether its results can be trusted, and what it needs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import replace
 from arithscope.errors import UserError
 from arithscope.models.checks import Check, in_float32, rounding_noise, soundness, tokenisation
 from arithscope.models.model import Model
-from arithscope.pipeline.registry import STAGES
+from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import device_name, failed_checks
 from arithscope.prompts import Prompts, legal_prompts
 from arithscope.settings import Settings
 
 
 def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[str]:
-    """Lines for a person to read. Raises UserError where the subject cannot be studied as asked."""
+    """Yield lines for the terminal. Raises UserError if the model cannot be studied with these settings."""
     s, encoder = model.sizes, model.encoder
-    yield f"subject       {model.identity.name} {model.identity.revision}".rstrip()
+    yield f"model         {model.identity.name} {model.identity.revision}".rstrip()
     yield f"weights       sha256 {model.identity.weight_hash[:16]}…, {s.parameters:,} parameters"
     yield f"family        {model.family}"
     yield (
@@ -32,14 +32,12 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     yield f"operators     {' '.join(encoder.operators)}"
     shape = "BOS + four tokens" if encoder.has_bos else "four tokens, as this tokenizer defines no BOS"
     yield f"prompt        {encoder.length} tokens; {'this is' if encoder.is_plain else 'this is not'} the plain {shape}"
+    names = {index: f" ({name})" for name, index in encoder.positions.named().items()}
     examples = encoder.examples()
     for text, ids in zip(examples.text(encoder.template), encoder.encode(examples), strict=True):
-        named = {index: name for name, index in encoder.positions.named().items()}
         tokens = encoder.tokens(ids)[-12:]
         start = encoder.length - len(tokens)
-        shown = "  ".join(
-            f"{t!r}" + (f" ({named[start + i]})" if start + i in named else "") for i, t in enumerate(tokens)
-        )
+        shown = "  ".join(f"{token!r}{names.get(i, '')}" for i, token in enumerate(tokens, start))
         yield f"  {text[-40:]!r} → {'… ' if start else ''}{shown}"
     default = Settings(tuple(operators))
     if max_operand is None and encoder.limit <= default.max_operand:
@@ -62,15 +60,15 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     if failed:
         raise failed_checks(model, [(check.name, check.wrong) for check in failed])
     weights = sum(p.numel() * p.element_size() for p in model.hf_model.parameters())
-    yield f"memory        weights {_size(weights)}, and on top of them:"
-    for stage in STAGES:
+    yield f"memory        weights {_size(weights)}, plus for each stage:"
+    for stage in all_stages():
         yield f"  {stage.name:17}{_size(stage.memory(model, settings))}"
-    yield "This subject can be studied."
+    yield "This model can be studied."
 
 
 def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Check]]]:
-    """By the precision they are made in. If that of the subject is less than float32, also in float32, where there is room
-    for a copy: then it is known what rounding does, and it cannot hide anything."""
+    """Checks with their headings. Models in lower precision are also checked in float32, if a copy fits into memory: this
+    measures the rounding noise, so that it cannot hide an error."""
     yield "tokens", [tokenisation(model, prompts)]
     noise = None
     if model.dtype_name not in ("float32", "float64"):
@@ -79,7 +77,7 @@ def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Chec
             noise = rounding_noise(model, wide)
             yield "rounding", [Check("logits", f"{model.dtype_name} moves them by {noise:.1e} of their spread")]
         else:
-            yield "checks in float32: not tried, as a copy of the weights in float32 cannot be had or does not fit", []
+            yield "checks in float32: skipped, as a float32 copy of the weights cannot be made or does not fit", []
     yield f"checks in {model.dtype_name}", soundness(model, noise)
 
 

@@ -1,9 +1,13 @@
-"""Options that several commands have."""
+"""Options of the commands, in the panels of their help pages. Imports nothing heavy, so that --help is quick."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,66 +19,103 @@ if TYPE_CHECKING:
     from arithscope.results.run import Run
 
 
-def path_option(said: str) -> Any:
-    """An option that names a file or a folder."""
-    return typer.Option(metavar="PATH", parser=user_path, help=said)
+def option(metavar: str, text: str, *, panel: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
+    """An option with a value."""
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, parser=parser)
 
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SUBJECT",
-        help="An embedded subject (see `arithscope subjects`), a folder, a .gguf file, or a hub id, with @REVISION.",
-    ),
-]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", parser=user_path)]
-ModelNow = Annotated[
-    str | None, typer.Option("--model", help="Where the run's subject is now, if it is not where it was.")
-]
-Operators = Annotated[str, typer.Option(help="Which of + - * / to study, written together.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-TemplateText = Annotated[str, typer.Option(help="How a prompt is written.")]
-Prefix = Annotated[str, typer.Option(help=r"Text before every prompt: few-shot examples, say. \n is a line break.")]
+def flag(name: str, text: str, *, panel: str | None = None) -> Any:
+    """An option without a value, and without a --no- twin."""
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
+def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
+    return typer.Argument(metavar=metavar, help=text, parser=parser)
+
+
+study, samples, measures, machine = (
+    partial(option, panel=panel) for panel in ("What to study", "Samples", "Measures", "Machine")
+)
+Device = Annotated[str, machine("DEVICE", "auto, cpu, cuda, cuda:N or mps.")]
 DeviceMap = Annotated[
     str | None,
-    typer.Option(help="auto spreads a model over GPUs, CPU and disk; or a JSON file with a place for each part."),
+    machine("MAP", "auto: spread the model over GPUs, CPU and disk; or a JSON file that maps modules to devices."),
 ]
-Quantize = Annotated[str | None, typer.Option(help="4bit or 8bit; needs the extra `quant`.")]
-AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.")]
-ClusterAddress = Annotated[
-    str | None,
-    typer.Option(help="Spread the work over a Ray cluster: its address, or local; needs the extra `cluster`."),
+AllowPickle = Annotated[bool, flag("--allow-pickle", "Also load weights that are not safetensors.", panel="Model")]
+TrustRemoteCode = Annotated[bool, flag("--trust-remote-code", "Run code that comes with the model.", panel="Model")]
+Operators = Annotated[str, study("OPERATORS", "Operators to study, any of +-*/.")]
+ModelName = Annotated[
+    str,
+    argument(
+        "MODEL", "An embedded model (see `arithscope models`), a folder, a .gguf file, or a hub id, with @REVISION."
+    ),
 ]
+RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]
 
 
-def how_to_load(
-    template: str,
-    prefix: str,
-    device: str,
-    dtype: str,
-    device_map: str | None,
-    quantize: str | None,
-    allow_pickle: bool,
-    trust_remote_code: bool,
-) -> tuple[Template, LoadOptions]:
-    """What such options say of loading a subject."""
-    from arithscope.models.load import LoadOptions
-    from arithscope.prompts import Template
+@dataclass(frozen=True)
+class ModelOptions:
+    """How to load a model."""
 
-    written = Template(template.replace("\\n", "\n"), prefix.replace("\\n", "\n"))
-    return written, LoadOptions(device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
+    template: Annotated[str, study("TEXT", "How a prompt is written.")] = "{op1}{operator}{op2}="
+    prefix: Annotated[str, study("TEXT", r"Text before every prompt, such as examples; \n is a line break.")] = ""
+    dtype: Annotated[str, option("DTYPE", "auto, float32, bfloat16 or float16.", panel="Model")] = "auto"
+    quantize: Annotated[str | None, option("BITS", "4bit or 8bit; needs the extra `quant`.", panel="Model")] = None
+    allow_pickle: AllowPickle = False
+    trust_remote_code: TrustRemoteCode = False
+    device: Device = "auto"
+    device_map: DeviceMap = None
+
+    def load_arguments(self) -> tuple[Template, LoadOptions]:
+        from arithscope.models.load import LoadOptions
+        from arithscope.prompts import Template
+
+        options = vars(self).copy()
+        texts = (options.pop(name).replace("\\n", "\n") for name in ("template", "prefix"))
+        return Template(*texts), LoadOptions(**options)
 
 
-def opened(
-    run: Path, model: str | None, device: str, device_map: str | None, allow_pickle: bool, trust_remote_code: bool
-) -> Run:
-    """A run whose subject, once it is needed, is loaded as such options say."""
-    from arithscope.models.load import LoadOptions
-    from arithscope.results.run import Run
+@dataclass(frozen=True)
+class RunOptions:
+    """How to load the model of a finished run."""
 
-    options = LoadOptions(
-        device=device, device_map=device_map, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    model: Annotated[str | None, option("MODEL", "Where the run's model is now, if it has moved.", panel="Model")] = (
+        None
     )
-    return Run(run, model, options)
+    allow_pickle: AllowPickle = False
+    trust_remote_code: TrustRemoteCode = False
+    device: Device = "auto"
+    device_map: DeviceMap = None
+
+    def open(self, folder: Path) -> Run:
+        """Open a run. Its model is loaded when it is first needed."""
+        from arithscope.models.load import LoadOptions
+        from arithscope.results.run import Run
+
+        options = vars(self).copy()
+        return Run(folder, options.pop("model"), LoadOptions(**options))
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the fields of a command's dataclass parameters become options of the command line."""
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(group := parameter.annotation):
+            groups[parameter.name], hints = group, get_type_hints(group, include_extras=True)
+            parameters += [
+                parameter.replace(name=f.name, default=f.default, annotation=hints[f.name]) for f in fields(group)
+            ]
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
+        command(**values)
+
+    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    expanded.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded

@@ -2,159 +2,125 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from arithscope.cli.options import (
-    AllowPickle,
-    ClusterAddress,
-    Device,
-    DeviceMap,
-    Dtype,
-    ModelArgument,
+    ModelName,
+    ModelOptions,
     Operators,
-    Prefix,
-    Quantize,
-    TemplateText,
-    TrustRemoteCode,
-    how_to_load,
-    path_option,
+    expand_options,
+    flag,
+    machine,
+    measures,
+    samples,
+    study,
 )
-from arithscope.errors import UserError
 from arithscope.models.sources import DEFAULT
 from arithscope.utils.paths import user_path
 
 if TYPE_CHECKING:
+    from arithscope.models.model import Model
     from arithscope.pipeline.store import RunFolder
+    from arithscope.utils.executor import Executor
     from arithscope.utils.progress import Progress
 
+NEURONS = (
+    "How neuron effects are computed: exact; atp, ig or relp (attribution methods); or atp+exact: attribution patching for "
+    "all neurons and exact patching for its top 10 %."
+)
 
-def run(
-    model: ModelArgument = DEFAULT,
-    out: Annotated[Path | None, path_option("Run folder; by default runs/ and the subject's name.")] = None,
-    operators: Operators = "+-*/",
-    max_operand: Annotated[int, typer.Option(help="Operands go from 0 to this.")] = 300,
-    preset: Annotated[str, typer.Option(help="quick (smaller samples) or paper (the paper's).")] = "quick",
-    stages: Annotated[
-        str | None, typer.Option(help="Only these stages and what they need, with commas between.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+
+@dataclass(frozen=True)
+class SettingsOptions:
+    """The fields of `Settings` that can be set on the command line."""
+
+    operators: Operators = "+-*/"
+    max_operand: Annotated[int, study("N", "Operands range from 0 to N.")] = 300
+    preset: Annotated[str, samples("NAME", "Sample sizes: quick, or paper (as in the paper).")] = "quick"
+    seed: Annotated[int, samples("N", "Seed of all random choices.")] = 0
     effect: Annotated[
-        str, typer.Option(help="What ranks components: probability (the paper's), log_ratio or logit.")
-    ] = "probability",
-    uncentred: Annotated[
-        bool, typer.Option("--uncentred", help="Take NL from logits as they are, not centred.")
-    ] = False,
-    ratio_of_means: Annotated[
-        bool, typer.Option("--ratio-of-means", help="Faithfulness as a ratio of means, not a mean of ratios.")
-    ] = False,
-    neurons: Annotated[
-        str,
-        typer.Option(
-            help="Effects of neurons: exact, estimated (atp, ig, relp), or exact for those that a screen picks (screen)."
-        ),
-    ] = "exact",
-    rank: Annotated[str, typer.Option(help="What ranks neurons: the mean of their effects, or mean+std.")] = "mean",
-    topk: Annotated[
-        int | None, typer.Option(help="Neurons kept of each MLP (the paper's: 200); by default as few as suffice.")
-    ] = None,
+        str, measures("NAME", "Effect that ranks components: probability (the paper's), log_ratio or logit.")
+    ] = "probability"
+    neurons: Annotated[str, measures("METHOD", NEURONS)] = "exact"
+    rank: Annotated[str, measures("NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
+    topk: Annotated[int | None, measures("K", "Neurons kept per MLP (paper: 200); default: as few as suffice.")] = None
     both_operands: Annotated[
-        bool, typer.Option("--both-operands", help="Also try heuristics about both operands at once.")
-    ] = False,
-    knockout_at: Annotated[
-        str, typer.Option(help="Where neurons are silenced: at the last position, or at all.")
-    ] = "last",
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            help="Also follow the subject through training: all its checkpoints, or names with commas between."
-        ),
+        bool, flag("--both-operands", "Also try heuristics about both operands at once.", panel="Measures")
+    ] = False
+
+
+@expand_options
+def run(
+    model: ModelName = DEFAULT,
+    out: Annotated[Path | None, study("PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
+    stages: Annotated[
+        str | None, study("NAMES", "Only these stages, and those they need; separate with commas.")
     ] = None,
-    cluster: ClusterAddress = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    template: TemplateText = "{op1}{operator}{op2}=",
-    prefix: Prefix = "",
-    device_map: DeviceMap = None,
-    quantize: Quantize = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    checkpoints: Annotated[
+        str | None, study("NAMES", "Also study training checkpoints: all, or names separated by commas.")
+    ] = None,
+    *,
+    settings: SettingsOptions,
+    options: ModelOptions,
+    cluster: Annotated[
+        str | None, machine("ADDRESS", "Use a Ray cluster: its address, or local; needs the extra `cluster`.")
+    ] = None,
 ) -> None:
-    """Study a subject: run all stages, or some, into a run folder. A stopped run goes on where it was."""
-    from arithscope.pipeline import runner
-    from arithscope.pipeline.checkpoints import follow_training
-    from arithscope.pipeline.ray_executor import open_executor
-    from arithscope.pipeline.repeats import repeat_study, wants_repeats
+    """Study a model: run all stages, or some, and write a run folder. A stopped run continues where it was."""
+    from arithscope.pipeline.study import study as run_study
     from arithscope.report.figure_workers import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.warnings import result_warnings
     from arithscope.settings import Settings
-    from arithscope.utils.progress import for_console
+    from arithscope.utils.progress import console_progress
 
-    settings = Settings(
-        operators=tuple(operators),
-        max_operand=max_operand,
-        preset=preset,
-        seed=seed,
-        effect=effect,
-        centre=not uncentred,
-        ratio_of_means=ratio_of_means,
-        neurons=neurons,
-        rank=rank,
-        topk=topk,
-        both_operands=both_operands,
-        knockout_at=knockout_at,
-    )
-    names = None if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    followed, repeated = _checkpoints(model, checkpoints, names), wants_repeats(settings, names)
-    if followed and names is not None:
-        names.append("training")
-    names = [stage.name for stage in runner.chosen_stages(names) if not stage.asked]
-    how = how_to_load(template, prefix, device, dtype, device_map, quantize, allow_pickle, trust_remote_code)
-    progress = for_console(Console(stderr=True))
+    progress = console_progress(Console(stderr=True))
+    template, load_options = options.load_arguments()
+    with ExitStack() as figures:
 
-    with open_executor(cluster, *how, progress) as (executor, load):
-        with drawing(progress) as draw:
-            loaded = load(model)
-            print(loaded, *([] if executor.where is None else [f"studied by {executor.where}"]))
-            folder = runner.run(loaded, settings, out or _default_out(model), names, progress, draw, executor=executor)
-            if followed:
-                folder = follow_training(
-                    loaded, followed, lambda name: load(f"{model}@{name}"), settings, folder, progress, draw, executor
-                )
-        if repeated:
-            write_report_of(folder, progress)  # repeating takes longest: whoever stops it has a report already
-            folder = repeat_study(loaded, settings, folder, progress, executor)
+        def write_early_report(folder: RunFolder) -> None:
+            figures.close()  # all figures are drawn now
+            write_report_of(folder, progress)  # repetitions take longest: whoever stops them has a report already
+
+        folder = run_study(
+            model,
+            Settings(**vars(settings)),
+            out or _default_out(model),
+            stages=None if stages is None else [name.strip() for name in stages.split(",") if name.strip()],
+            checkpoints=checkpoints,
+            template=template,
+            options=load_options,
+            cluster=cluster,
+            progress=progress,
+            on_load=_print_model,
+            after_stage=figures.enter_context(drawing(progress)),
+            before_repeats=write_early_report,
+        )
     for table in summary_tables(folder.summary):
         Console().print(table)
-    for weak in result_warnings(folder):
-        print(f"Weak point, told in the report: {weak.name}")
+    for warning in result_warnings(folder):
+        print(f"Warning, explained in the report: {warning.name}")
     print(f"Results are in {folder.path}; to read them, open {write_report_of(folder, progress)}")
 
 
 def write_report_of(run: RunFolder, progress: Progress) -> Path:
-    """Draw what is missing, write report.html, and say where it is."""
+    """Draw missing figures, write report.html and return its path."""
     from arithscope.report.figure_files import draw_plates
     from arithscope.report.page import write_report
-    from arithscope.utils.files import locked, writing
+    from arithscope.utils.files import explain_write_errors, locked
 
-    with locked(run.path), writing(run.path):
+    with locked(run.path), explain_write_errors(run.path):
         draw_plates(run, progress)
         return write_report(run)
 
 
-def _checkpoints(model: str, wanted: str | None, stages: list[str] | None) -> list[str]:
-    """The checkpoints to follow, if any."""
-    from arithscope.models.checkpoints import chosen_checkpoints
-
-    if wanted is not None:
-        return chosen_checkpoints(model, wanted)
-    if stages is not None and "training" in stages:
-        raise UserError("The stage training needs checkpoints to follow; add --checkpoints all.")
-    return []
+def _print_model(model: Model, executor: Executor) -> None:
+    print(model if executor.where is None else f"{model}, studied by {executor.where}")
 
 
 def _default_out(model: str) -> Path:

@@ -38,7 +38,7 @@ from arithscope.settings import Settings
 from arithscope.stats.intervals import Mean, bootstrap_mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
-from arithscope.utils.threads import workers
+from arithscope.utils.threads import thread_pool
 
 RAW, CALIBRATED = CRITERIA = ("raw", "calibrated")
 ANY = "any"  # stands for all kinds of heuristics
@@ -280,7 +280,7 @@ def match_unit(
     advance: Advance,
 ) -> tuple[Columns, Columns, NDArray[np.float64]]:
     """Unit of work: match some neurons with all heuristics. Returns matches, best heuristics and the direct null."""
-    with workers() as pool:
+    with thread_pool() as pool:
         batch, sets = NeuronBatch(activations, logits), _catalogue(vocabulary, model.device)
         matched = match_neurons(batch, sets, draws, seed, names, pool, advance)
     return columns_of(matched.matches), columns_of(matched.best), matched.null
@@ -343,7 +343,7 @@ def examine_unit(
             one_operand[some, 2] = needs_both_operands(overlap[some], size[some], overlaps).numpy()
         advance(1)
 
-    with workers() as pool:
+    with thread_pool() as pool:
         list(pool.map(examine, range(len(neurons))))
     return one_operand, coverage
 

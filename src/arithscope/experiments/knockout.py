@@ -31,7 +31,7 @@ from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.heuristics.kinds import Bools, Rule
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, random_source, together
+from arithscope.prompts import Prompts, concatenate_prompts, random_source
 from arithscope.settings import Settings
 from arithscope.stats.intervals import Mean, bootstrap_mean, difference, sign_test
 from arithscope.utils.progress import Advance
@@ -195,7 +195,7 @@ def still_correct(
     """Unit of work: some tests in one pass, given their ablated neurons [tests, variants, top neurons] and prompts."""
     sizes = [len(p) for p in prompts]
     chosen = np.repeat(ablated.swapaxes(0, 1), sizes, axis=1)
-    scores = ablated_scores(model, together(prompts), zero_ablation_by_prompt(model, bag, chosen))
+    scores = ablated_scores(model, concatenate_prompts(prompts), zero_ablation_by_prompt(model, bag, chosen))
     advance(len(sizes))
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 

@@ -32,7 +32,7 @@ from arithscope.settings import Settings
 from arithscope.utils.executor import Unit, split_evenly
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.progress import Advance
-from arithscope.utils.threads import workers
+from arithscope.utils.threads import thread_pool
 
 TOP_TOKENS = 10
 NEURONS_IN_UNIT = 512
@@ -140,7 +140,7 @@ def patterns(ctx: Context) -> ActivationMaps:
         grids = {operator: operand_grid(operator, max_operand)[cells] for operator in by_operator}
         units: list[Unit] = [(grids[o][chunk], layer[by_operator[o]], neuron[by_operator[o]]) for o, chunk in parts]
         for done in ctx.executor.stream(neuron_activations, model, units, advance):  # all results together are large
-            operator, chunk = parts[done.place]
+            operator, chunk = parts[done.index]
             activations[by_operator[operator], chunk] = done.result
         activations = ctx.confirmed("activations", activations, (rows[:, None], cells // side, cells % side))
         activations = activations.reshape(-1, side, side)
@@ -230,6 +230,6 @@ def map_statistics(
         ).cpu()
 
     chunks = np.array_split(np.arange(len(activations)), -(-len(activations) // rows_within(ROWS, 1)))
-    with workers() as pool:
+    with thread_pool() as pool:
         each = map if model.device.type == "cuda" else pool.map
         return torch.cat(list(each(statistics, chunks)), dim=1).numpy()

@@ -17,8 +17,7 @@ from arithscope.explorer.tables import HeuristicTable, NeuronTable
 from arithscope.models.model import Model
 from arithscope.pipeline.checkpoints import FOLDER as CHECKPOINTS
 from arithscope.prompts import operand_grid
-from arithscope.results.compare import compare
-from arithscope.results.comparison import Comparison
+from arithscope.results.comparison import Comparison, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.utils.out_of_memory import explain_out_of_memory
 

@@ -38,7 +38,7 @@ from arithscope.heuristics.kinds import Rule
 from arithscope.heuristics.multi_result import result_set_count
 from arithscope.heuristics.overlaps import count_overlaps, is_match, rankings_at_a_time, take_columns, top_prompts
 from arithscope.prompts import random_source
-from arithscope.utils.threads import workers
+from arithscope.utils.threads import thread_pool
 
 Advance = Callable[[int], None]
 Columns = dict[str, NDArray[Any]]  # of a table
@@ -98,7 +98,7 @@ def calibrated_matches(
         names: Name of each neuron. With `seed` it seeds the neuron's permutations, which depend on no other neuron.
         advance: Called with the number of neurons done.
     """
-    with workers() as pool:
+    with thread_pool() as pool:
         null = pool.submit(indirect_null, catalogue, seed)
         uncalibrated = match_neurons(neurons, catalogue, draws, seed, names, pool, advance)
         return calibrate(uncalibrated, null.result(), tries(catalogue))

@@ -30,7 +30,7 @@ from arithscope.pipeline.runner import AfterStage, Given, run_stages
 from arithscope.pipeline.store import RunFolder, RunWriter, stage_key
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL, Executor
-from arithscope.utils.files import writing
+from arithscope.utils.files import explain_write_errors
 from arithscope.utils.progress import Progress
 
 FOLDER = "checkpoints"  # of a run folder: holds a run folder for each checkpoint
@@ -96,5 +96,5 @@ def _remove_if_outdated(final: RunWriter, names: list[str], keys: list[str]) -> 
     if final.is_done(TRAINING):
         earlier = final.read(Training)
         if (earlier.checkpoints[:-1], earlier.keys) != (names, keys):
-            with writing(final.path):
+            with explain_write_errors(final.path):
                 shutil.rmtree(final.path / TRAINING)

@@ -139,32 +139,32 @@ class RayExecutor(Executor):
         try:
             while waiting or running:
                 while waiting and self._idle:
-                    slot, place = self._idle.pop(), waiting.popleft()
-                    running[slot.actor.run.remote(function, *sent[place])] = slot, place
+                    slot, index = self._idle.pop(), waiting.popleft()
+                    running[slot.actor.run.remote(function, *sent[index])] = slot, index
                 if (reference := self._news([*running])) is None:
                     continue
-                slot, place = running.pop(reference)
+                slot, index = running.pop(reference)
                 try:
                     result, steps, notes = self._ray.get(reference)
                 except self._ray.exceptions.RayTaskError as error:
                     self._idle.append(slot)
                     raise error.cause from error
                 except self._ray.exceptions.RayError as error:
-                    deaths[place] += self._lives(slot.node)  # a lost node is not the unit's fault
+                    deaths[index] += self._lives(slot.node)  # a lost node is not the unit's fault
                     self._replace(slot)
-                    if deaths[place] == TRIES:
+                    if deaths[index] == TRIES:
                         raise UserError(
                             f"A unit of {function.__name__} has killed its worker {TRIES} times, probably for lack of memory "
                             f"({_in_short(error)}); use nodes with more memory, or --dtype bfloat16."
                         ) from error
                     self.progress.note(f"A worker on {slot.host} was lost; its unit is run again by another.")
-                    waiting.append(place)
+                    waiting.append(index)
                 else:
                     self._idle.append(slot)
                     for text in notes:
                         self.progress.note(f"{slot.host}: {text}")
                     advance(steps)
-                    yield FinishedUnit(place, result, steps)
+                    yield FinishedUnit(index, result, steps)
         finally:
             for slot, _ in running.values():  # their results are no longer needed
                 self._start(slot)

@@ -33,14 +33,14 @@ from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.schema import check_manifest, is_record, schema_problem
 from arithscope.utils.files import (
     LOCK,
+    atomic_folder,
     checksum,
-    is_whole,
+    explain_write_errors,
+    is_intact,
     locked,
-    new_folder,
     remove_leftovers,
-    sealed,
+    with_checksum,
     write_json,
-    writing,
 )
 
 SCHEMA = 2
@@ -70,7 +70,7 @@ class RunFolder:
         """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
         try:
             record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
-            if not is_record(record) or not is_whole(record) or (key is not None and record["key"] != key):
+            if not is_record(record) or not is_intact(record) or (key is not None and record["key"] != key):
                 return False
             if stage not in self._whole:
                 if any(checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
@@ -125,7 +125,7 @@ class RunFolder:
         for stage, entry in self.manifest["stages"].items():
             if entry.get("status") == "done":
                 record = _read_json(self.path / stage / "stage.json", "stage")
-                if not is_record(record) or not is_whole(record):
+                if not is_record(record) or not is_intact(record):
                     raise self._incomplete(stage)
                 if record["summary"]:
                     summary[stage] = record["summary"]
@@ -157,7 +157,7 @@ class RunWriter(RunFolder):
     def write(self, stage: str, result: Result, seconds: float) -> None:
         """Store a finished stage, then update manifest and summary."""
         values = {}
-        with new_folder(self.path / stage) as folder:
+        with atomic_folder(self.path / stage) as folder:
             for field in dataclasses.fields(result):  # type: ignore[arg-type]
                 value = getattr(result, field.name)
                 if isinstance(value, pd.DataFrame):
@@ -175,7 +175,7 @@ class RunWriter(RunFolder):
                 "summary": plain(result.summary()),
                 "files": {f.name: checksum(f) for f in sorted(folder.iterdir())},
             }
-            write_json(folder / "stage.json", sealed(record))
+            write_json(folder / "stage.json", with_checksum(record))
         self._whole.add(stage)
         self.refresh()
 
@@ -211,7 +211,7 @@ def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"Cannot write to {path} (not allowed in {existing}); choose another --out.")
-    with writing(path, "choose another --out"):
+    with explain_write_errors(path, "choose another --out"):
         if not _holds_a_run(path):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
         if not (path / "manifest.json").exists():
@@ -232,7 +232,7 @@ def open_for_writing(
         UserError: If another process is writing to it, or it holds something else than a run of this model.
     """
     check_writable(path, model)  # before anything is written
-    with writing(path, "choose another --out"):
+    with explain_write_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
     with locked(path):
         earlier = check_writable(path, model)
@@ -244,7 +244,7 @@ def open_for_writing(
             "configuration": configuration,
             "stages": {},
         }
-        with writing(path):
+        with explain_write_errors(path):
             write_json(path / "manifest.json", manifest)
             yield RunWriter(path, keys)
 
@@ -260,7 +260,7 @@ def damaged_files(stage: Path) -> list[str]:
     """Files of a stage folder that are missing, or differ from what was written."""
     try:
         record = _read_json(stage / "stage.json", "stage")
-        if not is_whole(record):
+        if not is_intact(record):
             return ["stage.json"]
         return [name for name, digest in record["files"].items() if not _has_digest(stage / name, digest)]
     except (UserError, KeyError, AttributeError):

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from arithscope.utils.executor import Executor, FinishedUnit, Function, Unit
-from arithscope.utils.files import new_file, remove
+from arithscope.utils.files import atomic_file, remove
 from arithscope.utils.progress import Advance
 
 FOLDER = ".units"
@@ -36,20 +36,20 @@ class CachingExecutor(Executor):
     def stream(self, function: Function, model: Any, units: Sequence[Unit], advance: Advance) -> Iterator[FinishedUnit]:
         paths = [self.folder / f"{digest}.safetensors" for digest in digests(function, units)]
         missing = []
-        for place, path in enumerate(paths):
+        for index, path in enumerate(paths):
             if (cached := read_unit(path)) is None:
-                missing.append(place)
+                missing.append(index)
             else:
                 result, steps = cached
                 advance(steps)
-                yield FinishedUnit(place, result, steps)
+                yield FinishedUnit(index, result, steps)
         if missing:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for done in self.executor.stream(function, model, [units[place] for place in missing], advance):
-                place = missing[done.place]
-                remove(paths[place])  # whatever is there, it is no cached unit
-                write_unit(paths[place], done.result, done.steps)
-                yield FinishedUnit(place, done.result, done.steps)
+            for done in self.executor.stream(function, model, [units[index] for index in missing], advance):
+                index = missing[done.index]
+                remove(paths[index])  # whatever is there, it is no cached unit
+                write_unit(paths[index], done.result, done.steps)
+                yield FinishedUnit(index, done.result, done.steps)
 
 
 def caching_executor(executor: Executor, run: Path, stage: str, key: str) -> CachingExecutor:
@@ -72,7 +72,7 @@ def write_unit(path: Path, result: Any, steps: int) -> None:
     arrays: list[np.ndarray[Any, Any]] = []
     value = json.dumps({"result": _encode(result, arrays), "steps": steps})
     named = {str(i): array for i, array in enumerate(arrays)}
-    with new_file(path) as temporary:
+    with atomic_file(path) as temporary:
         save_file(named, temporary, metadata={"value": value, "checksum": _checksum(value, arrays)})
 
 

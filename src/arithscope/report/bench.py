@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from arithscope.cli.benchmark import LENS, PROMPTS, REPLAY, Bench
+from arithscope.cli.bench import LENS, PROMPTS, REPLAY, Bench
 from arithscope.prompts import OPERATORS
 from arithscope.report.terminal import bare_table
 

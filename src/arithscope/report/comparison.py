@@ -22,7 +22,7 @@ from arithscope.report.terminal import experiment_table, shown
 from arithscope.results.compare import compare
 from arithscope.results.comparison import Comparison
 from arithscope.results.run import Run
-from arithscope.utils.files import new_folder, write_json, writing
+from arithscope.utils.files import atomic_folder, explain_write_errors, write_json
 from arithscope.utils.progress import Progress
 
 INDEX = "comparison.json"
@@ -34,9 +34,9 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
         raise UserError(f"{out} exists and holds no comparison; choose another --out.")
     found = compare([Run(path) for path in paths])
     todo = [panels for panels in PANELS if panels.shown(found)]
-    with writing(out, "choose another --out"):
+    with explain_write_errors(out, "choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(out) as folder, progress.task("compare", len(todo)) as advance:
+        with atomic_folder(out) as folder, progress.task("compare", len(todo)) as advance:
             found.table.to_parquet(folder / "table.parquet", index=False)
             found.curves.to_parquet(folder / "curves.parquet", index=False)
             for panels in todo:

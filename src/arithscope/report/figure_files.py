@@ -21,7 +21,7 @@ from arithscope.figures.gallery import PLATES, Plate
 from arithscope.figures.style import STYLE, finish
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.store import RunFolder
-from arithscope.utils.files import checksum, is_whole, new_file, sealed, write_json
+from arithscope.utils.files import atomic_file, checksum, is_intact, with_checksum, write_json
 from arithscope.utils.progress import Progress
 
 FOLDER = "figures"
@@ -61,7 +61,7 @@ def plate_drawn(run: RunFolder, plate: Plate) -> dict[str, Any]:
         "drawn_from": drawn_from_now(plate, run),
         "body": list(body),
     }
-    return sealed({**said, "files": _checksums(folder, plate)})
+    return with_checksum({**said, "files": _checksums(folder, plate)})
 
 
 def write_index(run: Path, entries: dict[str, dict[str, Any]]) -> None:
@@ -79,14 +79,14 @@ def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: st
         above, below = finish(figure, title, caption)
         figure.set_dpi(PNG_DPI)
         # Each canvas draws the figure once; `savefig` would draw it twice, first only to find the layout.
-        with new_file(folder / f"{name}.png") as path:
+        with atomic_file(folder / f"{name}.png") as path:
             FigureCanvasAgg(figure).print_png(path)
         gap = GAP * PNG_DPI / 72
         ends = above.get_window_extent().y0 - gap, below.get_window_extent().y1 + gap
         body = tuple(round(1 - float(end / figure.bbox.height), 4) for end in ends)
         figure.set_layout_engine("none")  # everything is in its place by now
         figure.set_dpi(SVG_DPI)
-        with new_file(folder / f"{name}.svg") as path:
+        with atomic_file(folder / f"{name}.svg") as path:
             FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
     return body[0], body[1]
 
@@ -106,7 +106,7 @@ def drawn_from_now(plate: Plate, run: RunFolder) -> dict[str, str | None]:
 
 def _is_drawn(folder: Path, index: dict[str, Any], plate: Plate, run: RunFolder) -> bool:
     entry = index.get(plate.name)
-    if not isinstance(entry, dict) or not is_whole(entry) or entry.get("drawn_from") != drawn_from_now(plate, run):
+    if not isinstance(entry, dict) or not is_intact(entry) or entry.get("drawn_from") != drawn_from_now(plate, run):
         return False
     try:
         return "body" in entry and entry.get("files") == _checksums(folder, plate)

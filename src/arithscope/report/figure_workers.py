@@ -24,7 +24,7 @@ import torch
 from arithscope.figures.gallery import PLATES
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.figure_files import draw_plates, drawn_from_now, plate_drawn, plates_to_draw, write_index
-from arithscope.utils.files import locked, writing
+from arithscope.utils.files import explain_write_errors, locked
 from arithscope.utils.progress import Progress
 
 MOST = 3  # processes; each takes half a gigabyte of memory
@@ -75,7 +75,7 @@ class _Studio:
         if self._run is None:
             return
         left = [future for future in self._handed.values() if not future.done()]
-        with locked(self._run.path), writing(self._run.path):
+        with locked(self._run.path), explain_write_errors(self._run.path):
             if left:
                 with progress.task("figures", len(left)) as advance:
                     for name in self._taken_back():

@@ -12,7 +12,7 @@ from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.samples import batches
 from arithscope.models.hooks import editing, zero_ablation
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, parse_prompt, together
+from arithscope.prompts import Prompts, concatenate_prompts, parse_prompt
 
 
 @torch.no_grad()
@@ -62,4 +62,4 @@ def _parse(model: Model, texts: str | Sequence[str]) -> Prompts:
     prompts = [parse_prompt(text, operators, limit - 1, limit) for text in texts]
     if not prompts:
         raise UserError("There is no prompt to ask; write one as in 226-68=.")
-    return together(prompts)
+    return concatenate_prompts(prompts)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from arithscope.utils.gpu import runs_kernels
+from arithscope.stats.gpu import runs_kernels
 
 EFFECTS = ("probability", "log_ratio", "logit")
 MAX_LOG_RATIO = 80.0  # clamp before exp: e⁸⁰, and a sum of many such values, still fits into float32

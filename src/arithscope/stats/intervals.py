@@ -11,7 +11,7 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike
 from scipy.stats import binomtest
 
-from arithscope.utils.threads import workers
+from arithscope.utils.threads import thread_pool
 
 RESAMPLES = 1000
 BOOTSTRAP_ROWS = 1024  # rows that are resampled together
@@ -97,7 +97,7 @@ def bootstrap_intervals(
         step = resampled[:, below + 1] - resampled[:, below]
         intervals[1:, chunk] = (resampled[:, below] + (position - below) * step).T
 
-    with workers() as pool:
+    with thread_pool() as pool:
         list(pool.map(resample, range(0, rows, BOOTSTRAP_ROWS)))
     return intervals
 

@@ -1,4 +1,4 @@
-"""The model card of a trained subject: what it is, and what it was measured to do."""
+"""The model card of a trained model: what it is, and how it performs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ from torch import Tensor
 
 from arithscope.training.recipe import Recipe
 
-Outcome = dict[str, dict[str, tuple[Tensor, Tensor]]]  # seen/unseen → operator → (right, probability of the answer)
-
-
-def _share(right: list[Tensor]) -> str:
-    n = sum(len(r) for r in right)
-    return f"{sum(int(r.sum()) for r in right) / n:.4f}" if n else "–"
+Outcome = dict[str, dict[str, tuple[Tensor, Tensor]]]  # seen/unseen → operator → (correct, probability of the answer)
 
 
 def model_card(recipe: Recipe, parameters: int, outcome: Outcome) -> str:
-    lines = [
+    """The card as Markdown, with a row of accuracies per operator."""
+    rows = [
         "| operator | legal prompts | accuracy | on seen pairs | on unseen pairs | wrong | mean P(answer), correct prompts |",
         "|---|---|---|---|---|---|---|",
     ]
     for operator in recipe.data.seen:
         seen, unseen = ([outcome[kind][operator]] if operator in outcome[kind] else [] for kind in ("seen", "unseen"))
         both = seen + unseen
-        right = [r for r, _ in both]
-        confident = [p[r] for r, p in both]
-        n = sum(int(r.sum()) for r in right)
-        total = sum(len(r) for r in right)
-        mean = f"{sum(float(c.double().sum()) for c in confident) / n:.3f}" if n else "–"
-        lines.append(
-            f"| `{operator}` | {total:,} | {_share(right)} | {_share([r for r, _ in seen])} "
-            f"| {_share([r for r, _ in unseen])} | {total - n:,} | {mean} |"
+        total, right = sum(len(correct) for correct, _ in both), sum(int(correct.sum()) for correct, _ in both)
+        mean = f"{sum(float(p[correct].double().sum()) for correct, p in both) / right:.3f}" if right else "–"
+        rows.append(
+            f"| `{operator}` | {total:,} | {_accuracy(both)} | {_accuracy(seen)} | {_accuracy(unseen)} "
+            f"| {total - right:,} | {mean} |"
         )
     data, schedule = recipe.data, recipe.schedule
-    seen_share = ", ".join(f"`{o}` {share:.0%}" for o, share in data.seen.items())
-    kept = (
+    shares = ", ".join(f"`{o}` {share:.0%}" for o, share in data.seen.items())
+    checkpoints = (
         f"\n`checkpoints/` holds {schedule.checkpoints} stages of training, evenly spaced from step 0 on; "
         "the folder itself is the final one.\n"
         if schedule.checkpoints
@@ -48,14 +41,19 @@ a single token, for operands 0…{data.max_operand} and the operators {" ".join(
 
 ## Measured on all legal prompts
 
-{chr(10).join(lines)}
+{chr(10).join(rows)}
 
 Measured on the stored weights, computed in float32. Unseen pairs never occurred in training.
 
 ## Trained on
 
-Pairs drawn at random from {seen_share} of the legal prompts; the rest is never
+Pairs drawn at random from {shares} of the legal prompts; the rest is never
 seen. A batch of {schedule.batch_size:,} holds the same number for each operator, and {data.noise:.0%} of its answers are
 blurred by up to ±{data.noise_width}, so that the model does not become certain of everything. {schedule.steps:,} steps
 of AdamW. `recipe.toml` holds every setting, `training_log.jsonl` the course of training.
-{kept}"""
+{checkpoints}"""
+
+
+def _accuracy(outcomes: list[tuple[Tensor, Tensor]]) -> str:
+    n = sum(len(correct) for correct, _ in outcomes)
+    return f"{sum(int(correct.sum()) for correct, _ in outcomes) / n:.4f}" if n else "–"

@@ -1,4 +1,4 @@
-"""Training data as the recipe describes it: which pairs are seen, and batches that depend on seed and step alone."""
+"""Training data of a recipe: which pairs of operands are seen, and batches that depend only on seed and step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arithscope.training.recipe import DataRecipe, Recipe
 
 
 def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts]]:
-    """For each operator its legal prompts, split at random into those training may use and those it never sees."""
+    """For each operator, a random split of its legal prompts into (seen, unseen); training never uses the unseen ones."""
     pairs = {}
     for operator, share in data.seen.items():
         prompts = legal_prompts(operator, data.max_operand, data.numbers)
@@ -24,11 +24,14 @@ def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts
 
 
 class Batches:
-    """Batch number `step`: as many prompts of each operator, drawn with replacement, with some answers blurred."""
+    """`batches[step]`: token ids and target tokens, drawn with replacement, equally many of each operator.
+
+    A share `noise` of the answers is changed by up to ±`noise_width`.
+    """
 
     def __init__(self, recipe: Recipe, encoder: PromptEncoder, device: torch.device):
         self.recipe, self.device = recipe, device
-        seen = [pair[0] for pair in split_pairs(recipe.data, recipe.seed).values() if len(pair[0])]
+        seen = [seen for seen, _ in split_pairs(recipe.data, recipe.seed).values() if len(seen)]
         if not seen:
             raise UserError("The recipe leaves nothing to train on; give a larger share in [data.seen].")
         self.inputs = [encoder.encode(p).to(device) for p in seen]
@@ -46,7 +49,7 @@ class Batches:
         rows = [draw(0, len(x), size) for x in self.inputs]
         inputs = torch.cat([x[r] for x, r in zip(self.inputs, rows, strict=True)])
         results = torch.cat([x[r] for x, r in zip(self.results, rows, strict=True)])
-        off = draw(-data.noise_width, data.noise_width + 1, len(results))
-        blurred = torch.rand(len(results), generator=random, device=self.device) < data.noise
-        results = torch.where(blurred, (results + off).clamp(0, data.numbers - 1), results)
+        offset = draw(-data.noise_width, data.noise_width + 1, len(results))
+        noisy = torch.rand(len(results), generator=random, device=self.device) < data.noise
+        results = torch.where(noisy, (results + offset).clamp(0, data.numbers - 1), results)
         return inputs, self.answer_tokens[results]

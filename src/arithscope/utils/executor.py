@@ -1,9 +1,9 @@
-"""How heavy work is carried out: as units that know nothing of one another, here one after the other, or elsewhere.
+"""Executors run independent units of work, in this process or on a cluster.
 
-A unit is one call of a function of the package: `function(subject, *unit, advance=advance)`. What it is given is plain data
-(numbers, texts, arrays, and tuples, lists, dicts and dataclasses of such), and so is what it returns (but for dataclasses).
-Which units there are must not depend on who carries them out: then the numbers do not either. An argument that several units
-share should be the same object: it is sent, and hashed, once.
+A unit is one call of a package function, `function(model, *unit, advance=advance)`. Its arguments are plain data (numbers,
+strings, arrays, and tuples, lists, dicts and dataclasses of these); so is its result, without dataclasses. The list of units
+must not depend on the executor, so that the numbers do not either. Pass an argument that several units share as one object:
+it is then sent and hashed once.
 """
 
 from __future__ import annotations
@@ -22,68 +22,69 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class FinishedUnit:
-    """A finished unit: its place among the units, what it returned, and how many steps it counted with `advance`."""
+    """Index of a finished unit, its result, and the number of steps it reported with `advance`."""
 
-    place: int
+    index: int
     result: Any
     steps: int
 
 
 class Executor:
-    """Whoever carries out units. `where` says in words who that is, if it is not this process."""
+    """Runs units. `where` describes the machines, or is None if units run in this process."""
 
     where: str | None = None
 
     def stream(self, function: Function, model: Any, units: Sequence[Unit], advance: Advance) -> Iterator[FinishedUnit]:
-        """The units as they are finished, in any order."""
+        """Yield units as they finish, in any order."""
         raise NotImplementedError
 
     def map(self, function: Function, model: Any, units: Sequence[Unit], advance: Advance) -> list[Any]:
-        """What the units return, in their order."""
-        found = {done.place: done.result for done in self.stream(function, model, units, advance)}
-        return [found[place] for place in range(len(units))]
+        """Results of all units, in the order of `units`."""
+        results = {unit.index: unit.result for unit in self.stream(function, model, units, advance)}
+        return [results[index] for index in range(len(units))]
 
 
 class LocalExecutor(Executor):
-    """In this process, one after the other. `note` is told what a person should know."""
+    """Runs units in this process, one after the other. `note` receives messages for the user."""
 
     def __init__(self, note: Note = lambda text: None):
         self.note = note
 
     def stream(self, function: Function, model: Any, units: Sequence[Unit], advance: Advance) -> Iterator[FinishedUnit]:
-        for place, unit in enumerate(units):
-            yield FinishedUnit(place, *run_unit(function, model, unit, advance, self.note))
+        for index, unit in enumerate(units):
+            yield FinishedUnit(index, *run_unit(function, model, unit, advance, self.note))
 
 
 LOCAL = LocalExecutor()
 
 
-def split_evenly(n: int, most: int) -> list[slice]:
-    """0…n−1 in as few pieces of at most so many as there can be, all about as long."""
-    count = -(-n // most)
+def split_evenly(n: int, size: int) -> list[slice]:
+    """Split range(n) into the fewest chunks of at most `size`, of nearly equal length."""
+    count = -(-n // size)
     return [slice(i * n // count, (i + 1) * n // count) for i in range(count)]
 
 
 def run_unit(function: Function, model: Any, unit: Unit, advance: Advance, note: Note) -> tuple[Any, int]:
-    """What a unit returns, and how many steps it counted. Where memory is short it is done again in smaller pieces."""
-    tries = steps = told = 0
+    """Run one unit, again with smaller chunks if it runs out of memory; returns its result and its number of steps."""
+    name = function.__name__.strip("_")
+    attempts = steps = reported = 0
 
     def count(more: int) -> None:
-        nonlocal steps, told
+        nonlocal steps, reported
         steps += more
-        if steps > told:  # else it was told when this was tried before
-            advance(steps - told)
-            told = steps
+        if steps > reported:  # otherwise an earlier attempt has reported these steps
+            advance(steps - reported)
+            reported = steps
 
     while True:
-        out_of_memory.before_trying()
+        out_of_memory.start_attempt()
         try:
             return function(model, *unit, advance=count), steps
         except Exception as error:
             if not out_of_memory.is_out_of_memory(error):
                 raise
-        # Only now, behind the handler, does nothing hold what the failed pass had in memory.
-        tries, steps = tries + 1, 0
-        if not out_of_memory.make_smaller() and tries > 1:
-            raise out_of_memory.out_of_memory_error(f"a single row of {function.__name__.strip('_')}")
-        note(f"{function.__name__.strip('_')}: memory was short, so passes are half as large from now on")
+        # Outside the handler, so that the traceback no longer keeps the tensors of the failed attempt alive.
+        attempts, steps = attempts + 1, 0
+        if not out_of_memory.halve_chunks() and attempts > 1:
+            raise out_of_memory.out_of_memory_error(f"a single row of {name}")
+        note(f"{name}: memory was short, so passes are half as large from now on")

@@ -1,8 +1,7 @@
-"""Writing so that a kill at any moment leaves either the old file or the new one, never half of one."""
+"""Crash-safe files and folders: a kill at any moment leaves the old version or the new one, never half of one."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,50 +12,54 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from arithscope.errors import UserError
 
 LOCK = ".lock"
-GOES_ON = "what is complete is kept, and the same command goes on from there once that is mended"
+CONTINUE = "finished work is kept; fix the problem and run the same command again to continue"
 
 
 @contextmanager
-def writing(folder: Path, what_then: str = GOES_ON) -> Iterator[None]:
-    """Whatever the system says while something is written to a folder (that the disk is full, say) becomes a sentence."""
+def explain_write_errors(folder: Path, advice: str = CONTINUE) -> Iterator[None]:
+    """Turn errors of the system (a full disk, for example) while writing to `folder` into a UserError."""
     try:
         yield
     except Exception as error:
         if (reason := _reason(error)) is None:
             raise
-        raise UserError(f"Cannot write to {folder} ({reason}); {what_then}.") from error
+        raise UserError(f"Cannot write to {folder} ({reason}); {advice}.") from error
 
 
 def _reason(error: Exception) -> str | None:
-    """What the system said, with the file's name where that is known; None if it said nothing."""
+    """The system's message, with the file name if known; None if the error did not come from the system."""
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
         file = error.filename2 or error.filename
-        said = error.strerror or " ".join(str(error).split())
-        return f"{Path(os.fsdecode(file)).name}: {said}" if isinstance(file, str | bytes | os.PathLike) else said
-    # Libraries in Rust raise errors of their own for it.
-    found = re.search(r"([^:]+) \(os error \d+\)", str(error))
-    return found[1].strip() if found else None
+        message = error.strerror or " ".join(str(error).split())
+        return f"{Path(os.fsdecode(file)).name}: {message}" if isinstance(file, str | bytes | os.PathLike) else message
+    match = re.search(r"([^:]+) \(os error \d+\)", str(error))  # raised by libraries written in Rust
+    return match[1].strip() if match else None
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same from writing to a folder. It ends with the process, however that ends."""
-    with writing(path, "choose another folder"):
-        lock = open(path / LOCK, "a")  # noqa: SIM115 (held until the writing ends)
-    with lock:
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's write lock. The system releases it when this process ends, even if it is killed.
+
+    Raises:
+        UserError: If another process holds the lock, or the folder cannot be written to.
+    """
+    with explain_write_errors(folder, "choose another folder"):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"Another process is writing to {path}; wait for it or choose another folder.") from None
+            lock = FileLock(folder / LOCK, timeout=0).acquire()
+        except Timeout:
+            raise UserError(f"Another process is writing to {folder}; wait for it or choose another folder.") from None
+    with lock:
         yield
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A file to write, which takes its name (and the place of an older one) only once it is complete."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; on success it replaces `path`, on failure it is removed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
@@ -69,7 +72,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with new_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -78,9 +81,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name (and the place of whatever was there) only once it is complete."""
-    temporary, old = _beside(path)
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; on success it replaces `path`, on failure it is removed."""
+    temporary, old = _temporary_and_old(path)
     remove_leftovers(path)
     temporary.mkdir(parents=True)
     try:
@@ -98,18 +101,17 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what a kill left of the making of a folder."""
-    for leftover in _beside(path):
+    """Remove what a killed `atomic_folder` left behind."""
+    for leftover in _temporary_and_old(path):
         remove(leftover)
 
 
-def _beside(path: Path) -> tuple[Path, Path]:
-    """Where a folder is filled, and where an older one goes."""
+def _temporary_and_old(path: Path) -> tuple[Path, Path]:
     return path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it, as far as that can be done."""
+    """Remove a file, a link or a whole folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
@@ -118,19 +120,20 @@ def remove(path: Path) -> None:
 
 
 def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sealed(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with a checksum over itself, as JSON."""
+def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
+    """A JSON record with a checksum of its own content added."""
     return {**record, "checksum": _digest(record)}
 
 
-def is_whole(record: dict[str, Any]) -> bool:
-    """Whether a record is as it was when it was sealed. One that never was, as earlier versions wrote them, counts as whole."""
-    rest = {name: value for name, value in record.items() if name != "checksum"}
-    return "checksum" not in record or record["checksum"] == _digest(rest)
+def is_intact(record: dict[str, Any]) -> bool:
+    """Whether a record still matches its checksum. Records without one, from earlier versions, count as intact."""
+    content = {name: value for name, value in record.items() if name != "checksum"}
+    return "checksum" not in record or record["checksum"] == _digest(content)
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -138,8 +141,11 @@ def _digest(record: dict[str, Any]) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file, or the names in a folder, to disk."""
+    windows = os.name == "nt"  # where folders cannot be flushed, and files only if they are open for writing
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

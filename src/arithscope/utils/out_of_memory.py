@@ -1,7 +1,7 @@
-"""Too little memory: what did not fit is done again in smaller pieces.
+"""Out of memory: work that did not fit is repeated in smaller chunks.
 
-Whoever divides work into pieces asks `fitting` how many rows, say, go into one. After a shortage it is half as many as before,
-for as long as the process lives: what did not fit once would not fit again.
+Code that splits work into chunks asks `rows_within` for their size. Each time memory runs out, all later chunks are halved for
+the rest of the process.
 """
 
 from __future__ import annotations
@@ -15,49 +15,47 @@ import torch
 
 from arithscope.errors import UserError
 
-_SAID = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED", re.IGNORECASE)
+_MESSAGES = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED", re.IGNORECASE)
 
 
-class _Pieces:
-    """share     of the room there is for pieces, that they may take
-    largest   piece since it was last set to zero
-    """
+class _Chunks:
+    """Share of each memory budget that chunks may use, and the largest chunk size since `start_attempt`."""
 
     share = 1.0
     largest = 0
 
 
-_pieces = _Pieces()
+_chunks = _Chunks()
 
 
-def rows_within(room: int, each: int) -> int:
-    """How many things go into so much room, if each takes so much of it; at least one."""
-    number = max(1, int(room * _pieces.share) // each)
-    _pieces.largest = max(_pieces.largest, number)
-    return number
+def rows_within(budget: int, row: int) -> int:
+    """Number of rows of size `row` in one chunk, given a memory budget in the same unit; at least 1."""
+    rows = max(1, int(budget * _chunks.share) // row)
+    _chunks.largest = max(_chunks.largest, rows)
+    return rows
 
 
-def before_trying() -> None:
-    """Forget how large pieces were."""
-    _pieces.largest = 0
+def start_attempt() -> None:
+    """Reset the record of the largest chunk."""
+    _chunks.largest = 0
 
 
-def make_smaller() -> bool:
-    """Halve all pieces from now on, and give back memory that nothing uses. False if each had been of one thing only."""
-    several = _pieces.largest > 1
-    _pieces.share /= 2
-    gc.collect()  # tensors may be held by cycles
+def halve_chunks() -> bool:
+    """Halve all later chunks and free unused memory. Returns False if no chunk had more than one row."""
+    divisible = _chunks.largest > 1
+    _chunks.share /= 2
+    gc.collect()  # reference cycles may hold tensors
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return several
+    return divisible
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error means that memory was short, or came of one that does."""
+    """Whether an error, or one that caused it, means that memory ran out."""
     while isinstance(error, Exception) and not isinstance(error, UserError):
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
-        if isinstance(error, RuntimeError) and _SAID.search(str(error)):
+        if isinstance(error, RuntimeError) and _MESSAGES.search(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -65,7 +63,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @contextmanager
 def explain_out_of_memory(what: str) -> Iterator[None]:
-    """Where nothing can be made smaller, a shortage becomes a sentence."""
+    """Turn out-of-memory errors into a UserError, for work that cannot be split."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Paths as a person writes them."""
+"""Paths as a user writes them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from arithscope.errors import UserError
 
 
 def user_path(text: str | Path) -> Path:
-    """A path with ~ filled in, whether something is there or not; refused if nothing can be there."""
+    """Expand ~ in a path, which need not exist.
+
+    Raises:
+        UserError: If no file can have this path.
+    """
     written = str(text)
     try:
-        written.encode()  # names of files that are no text cannot be stored in a manifest
+        written.encode()  # a manifest can only store names that are valid text
         path = Path(written).expanduser()
         path.exists()
     except (OSError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no name that a file can have"
+        reason = getattr(error, "strerror", None) or "not a valid file name"
         shown = ascii(written if len(written) <= 80 else written[:79] + "…")
         raise UserError(f"{shown} cannot be used as a path ({reason}); check the path.") from None
     if not written:

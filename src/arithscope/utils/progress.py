@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with an estimate on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of long tasks: bars with an estimate on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -8,38 +8,33 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as RichBar
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 
-Advance = Callable[[int], None]  # told how many more units are done
+Advance = Callable[[int], None]  # called with the number of steps just finished
 
 
 class Progress(Protocol):
     def task(self, description: str, total: int) -> AbstractContextManager[Advance]:
-        """Work of `total` units, done inside the context."""
+        """A task of `total` steps that lasts as long as the context."""
 
     def note(self, text: str) -> None:
-        """Something a person following along should know."""
+        """Show a message."""
 
 
 class Silent:
+    """Shows nothing."""
+
     @contextmanager
     def task(self, description: str, total: int) -> Iterator[Advance]:
-        yield lambda units: None
+        yield lambda steps: None
 
     def note(self, text: str) -> None:
         pass
 
 
 class Bars:
-    """A rich bar for each task."""
+    """Shows a rich progress bar for each task."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -48,38 +43,38 @@ class Bars:
     def task(self, description: str, total: int) -> Iterator[Advance]:
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            "{task.description}",
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left:"),
+            "left:",
             TimeRemainingColumn(),
         )
-        with RichBar(*columns, console=self.console) as bar:
-            number = bar.add_task(description, total=total)
-            yield lambda units: bar.advance(number, units)
+        with RichProgress(*columns, console=self.console) as bar:
+            task = bar.add_task(description, total=total)
+            yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Lines:
-    """A plain line now and then, for logs."""
+    """Writes a plain line at most every `every` seconds, for log files."""
 
     def __init__(self, write: Callable[[str], None], every: float = 10.0):
         self.write, self.every = write, every
 
     @contextmanager
     def task(self, description: str, total: int) -> Iterator[Advance]:
-        started = said = time.monotonic()
+        started = written = time.monotonic()
         done = 0
 
-        def advance(units: int) -> None:
-            nonlocal done, said
-            done += units
+        def advance(steps: int) -> None:
+            nonlocal done, written
+            done += steps
             now = time.monotonic()
-            if now - said >= self.every:
-                said = now
+            if now - written >= self.every:
+                written = now
                 left = (now - started) * (total - done) / max(done, 1)
                 self.write(f"{description}: {done:,} of {total:,}, about {left:.0f} s left")
 
@@ -91,7 +86,8 @@ class Lines:
         self.write(text)
 
 
-def for_console(console: Console) -> Progress:
+def console_progress(console: Console) -> Progress:
+    """Bars if the console is a terminal, lines otherwise."""
     if console.is_terminal:
         return Bars(console)
     return Lines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))

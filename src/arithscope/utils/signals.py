@@ -1,4 +1,4 @@
-"""A clean stop: Ctrl-C, and the signal by which systems end programs, unwind everything and are told in one sentence."""
+"""A clean stop on Ctrl-C and SIGTERM: both raise KeyboardInterrupt, so that everything is cleaned up."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give to a program stopped by Ctrl-C
+INTERRUPTED = 128 + signal.SIGINT  # a shell's exit code for a program stopped by Ctrl-C
 
 
-class Stop:
-    """Which signal came, if any did."""
+class StopHandler:
+    """Signal handler that remembers the signal and raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -23,26 +23,29 @@ class Stop:
         self.signal = number
         raise KeyboardInterrupt
 
-    def told(self) -> int:
-        """Say it, and return the exit code that stands for it. From here on signals are too late."""
+    def announce(self) -> int:
+        """Print that the command was stopped, ignore further signals, and return the exit code."""
         with suppress(ValueError):  # not in the main thread
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-        print("Stopped; the same command goes on from here.", file=sys.stderr)
+        print("Stopped; run the same command again to continue.", file=sys.stderr)
         return 128 + (self.signal or signal.SIGINT)
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Stop]:
-    """Inside, either signal raises KeyboardInterrupt; the handlers of before come back behind it."""
-    stop = Stop()
+def stop_on_signals() -> Iterator[StopHandler]:
+    """Install a StopHandler for SIGINT and SIGTERM; restores the previous handlers on exit unless a signal came.
+
+    Does nothing outside the main thread, where handlers cannot be installed.
+    """
+    handler = StopHandler()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield handler
         return
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    previous = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
-        yield stop
+        yield handler
     finally:
-        if stop.signal is None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if handler.signal is None:
+            for number, before in previous.items():
+                signal.signal(number, before)

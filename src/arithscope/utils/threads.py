@@ -1,4 +1,4 @@
-"""Independent pieces of work side by side in threads, for work that spends its time outside Python."""
+"""Thread pools for work that spends its time outside Python."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ B = TypeVar("B")
 
 
 @contextmanager
-def workers(start: Callable[[], None] | None = None) -> Iterator[ThreadPoolExecutor]:
-    """As many threads, for independent pieces of work, as torch uses inside an operation on a CPU, which now uses one.
+def thread_pool(initializer: Callable[[], None] | None = None) -> Iterator[ThreadPoolExecutor]:
+    """A pool with as many threads as torch uses inside one CPU operation; inside, torch uses one thread per operation.
 
-    Threads inside an operation wait for each other at its end, and operations are short; pieces of work are not. Each thread
-    calls `start` first.
+    Threads inside an operation wait for each other after every short operation; threads of the pool do not.
+
+    Args:
+        initializer: Called once by each thread before its first task.
     """
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        with ThreadPoolExecutor(threads, initializer=start) as pool:
+        with ThreadPoolExecutor(threads, initializer=initializer) as pool:
             try:
                 yield pool
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # what has not begun is not wanted any more
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
     finally:
         torch.set_num_threads(threads)
 
 
-def in_order(pool: ThreadPoolExecutor, executor: Callable[[A], B], items: Iterable[A], ahead: int) -> Iterator[B]:
-    """What `work` makes of each item, in order. At most `ahead` items are begun before their turn, so that neither items nor
-    results pile up."""
+def map_in_order(pool: ThreadPoolExecutor, function: Callable[[A], B], items: Iterable[A], ahead: int) -> Iterator[B]:
+    """Yield `function(item)` in order, with at most `ahead` items submitted at a time, so that results do not pile up."""
     waiting: deque[Future[B]] = deque()
     todo = iter(items)
     while True:
-        waiting.extend(pool.submit(executor, item) for item in islice(todo, ahead - len(waiting)))
+        waiting.extend(pool.submit(function, item) for item in islice(todo, ahead - len(waiting)))
         if not waiting:
             return
         yield waiting.popleft().result()

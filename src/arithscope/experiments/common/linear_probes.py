@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.prompts import random_source
-from arithscope.utils.threads import workers
+from arithscope.utils.threads import thread_pool
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
 STEPS_PER_REPORT = 64
@@ -69,7 +69,7 @@ def initial_probes(layers: Sequence[int], width: int, answers: int, seed: int, n
         source = random_source(seed, "probe start", name, layer)
         return source.uniform(-bound, bound, (width, answers)), source.uniform(-bound, bound, (1, answers))
 
-    with workers() as pool:
+    with thread_pool() as pool:
         parts = zip(*pool.map(one_layer, layers), strict=True)
         return Probes(*(torch.from_numpy(np.stack(x).astype(np.float32)) for x in parts))
 

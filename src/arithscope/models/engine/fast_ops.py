@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from arithscope.utils.gpu import runs_kernels
+from arithscope.stats.gpu import runs_kernels
 
 EXACT_PRODUCTS = (2, 8)  # the version of PyTorch from which on a product of half-precision matrices can be float32
 SILU = ("SiLU", "SiLUActivation")  # PyTorch's, and the library's in some versions

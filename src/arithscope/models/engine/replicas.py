@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from arithscope.models.model import Model
-from arithscope.utils.threads import in_order, workers
+from arithscope.utils.threads import map_in_order, thread_pool
 
 _twins: WeakKeyDictionary[Model, list[Model]] = WeakKeyDictionary()  # of subjects that are in use
 A = TypeVar("A")
@@ -65,7 +65,7 @@ def side_by_side(model: Model) -> Iterator[Passes]:
         torch.set_grad_enabled(False)  # of this thread only
 
     def passes(run: Callable[[Model, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        return in_order(pool, lambda item: run(own.model, item), items, ahead=count + 1)
+        return map_in_order(pool, lambda item: run(own.model, item), items, ahead=count + 1)
 
-    with workers(start) as pool:
+    with thread_pool(start) as pool:
         yield passes

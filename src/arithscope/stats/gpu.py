@@ -1,4 +1,4 @@
-"""Whether kernels of our own can run on a device."""
+"""Whether the package's own Triton kernels can run on a device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Triton comes with PyTorch for NVIDIA and AMD GPUs, and needs a C compiler. Where something is missing, the same is
-    computed without it, more slowly."""
+    """Whether Triton kernels compile and run on `device`; callers fall back to slower PyTorch code if not.
+
+    Triton comes with PyTorch for NVIDIA and AMD GPUs, but also needs a C compiler.
+    """
     if device.type != "cuda":
         return False
     try:
@@ -18,6 +20,6 @@ def runs_kernels(device: torch.device) -> bool:
 
         sums(torch.zeros(1, 2, device=device))
         torch.cuda.synchronize(device)
-    except Exception:  # whatever it is
+    except Exception:
         return False
     return True
