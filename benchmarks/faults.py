@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.record import Table, record, record_option
-from tests.conftest import Smaller, saved
+from tests.conftest import smaller, saved
 from tests.families import small
 from tests.faults import FAULTS, KILL, REFUSALS, SIGNALS, Case, at_every_point, records, snapshot
 from tests.hand_built import copy_and_add
@@ -87,7 +87,7 @@ def damaged(scratch: Path) -> Iterator[Row]:
 
 def out_of_memory(scratch: Path) -> Iterator[Row]:
     """Each stage that runs the model, with memory for a third of the rows that a pass would have had."""
-    model, asked = copy_and_add(), Smaller(("+",), 6, topk=8, neurons="atp")
+    model, asked = copy_and_add(), smaller(("+",), 6, topk=8, neurons="atp")
     tried = same = 0
     for stage in (s for s in all_stages() if not s.on_request):
         memory._chunks = memory._Chunks()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from arithscope.models.load import load
 from arithscope.models.model import Model
@@ -70,14 +70,6 @@ def adder_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {stage.name: RunFolder(folder).read(stage.result) for stage in all_stages() if not stage.on_request}
 
 
-class Smaller(Settings):
-    """Samples so small that all stages take seconds; what they find is not to be trusted."""
-
-    @property
-    def whole_sizes(self) -> SampleSizes:
-        return SMALL_SAMPLES
-
-
 SMALL_SAMPLES = SampleSizes(
     discovery=16,
     evaluation=16,
@@ -91,14 +83,18 @@ SMALL_SAMPLES = SampleSizes(
 )
 
 
+def smaller(operators: tuple[str, ...], max_operand: int, **settings: Any) -> Settings:
+    """Settings with samples so small that all stages take seconds; their results mean little."""
+    return Settings(operators, max_operand, **settings, custom_sizes=SMALL_SAMPLES)
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A folder that is made once in a test session, by whichever process comes first; the others wait for it."""
     base = factory.getbasetemp()
     shared = (
         base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     )  # each process has a folder below the session's
-    with open(shared / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(shared / f"{name}.lock"):
         done = shared / f"{name}.done"
         if not done.exists():
             make(shared / name)
@@ -112,7 +108,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     it, copy it."""
 
     def make(folder: Path) -> None:
-        run_stages(load("tiny-llama"), Smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
+        run_stages(load("tiny-llama"), smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
 
     return made_once(tmp_path_factory, "small-run", make)
 
@@ -123,7 +119,7 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     those that the curves need. Several processes read it: do not write to it, copy it."""
 
     def make(folder: Path) -> None:
-        model, settings = load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+        model, settings = load("tiny-pythia"), smaller(("+",), 20, topk=8, neurons="atp")
         final = run_stages(model, settings, folder, ["bag", "prompt_knockout"], Silent())
         follow_training(
             model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent()

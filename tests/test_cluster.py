@@ -31,13 +31,13 @@ from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL
 from arithscope.utils.progress import Advance, Silent
 from tests import units
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.families import small
 from tests.faults import stored
 from tests.hand_built import copy_and_add
 
 STORE = 80 * 2**20  # bytes of shared memory that each node gets
-ASKED = Smaller(("+",), 12)
+ASKED = smaller(("+",), 12)
 STAGES = ["heads"]
 
 
@@ -254,7 +254,7 @@ def test_every_stage_is_done_by_workers(
     """None of them needs the weights here; and several operators and many units make no difference."""
     monkeypatch.setattr(cluster, "_apart", True)
     monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
-    asked = Smaller(("+", "-"), 40, topk=16, neurons="screen")
+    asked = smaller(("+", "-"), 40, topk=16, neurons="screen")
     run(cluster.load("tiny-llama", Template()), asked, tmp_path / "hollow", None, Silent(), executor=cluster)
     run(arithscope.load("tiny-llama"), asked, tmp_path / "whole", None, Silent())
     assert same_numbers(tmp_path / "hollow", tmp_path / "whole")
@@ -263,7 +263,7 @@ def test_every_stage_is_done_by_workers(
 @pytest.mark.slow
 def test_training_is_followed(cluster: RayExecutor, small_training_run: Path, tmp_path: Path) -> None:
     """Checkpoint after checkpoint, each by all workers."""
-    model, settings = arithscope.load("tiny-pythia"), Smaller(("+",), 20, topk=8, neurons="atp")
+    model, settings = arithscope.load("tiny-pythia"), smaller(("+",), 20, topk=8, neurons="atp")
     final = run_stages(model, settings, tmp_path / "run", ["bag", "prompt_knockout"], Silent(), executor=cluster)
 
     def checkpoint(name: str) -> Model:

@@ -22,7 +22,7 @@ from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL
 from arithscope.utils.files import is_intact, with_checksum
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.families import small
 from tests.faults import records, snapshot
 from tests.test_cli import complaint
@@ -124,7 +124,7 @@ def test_every_file_of_every_stage_is_guarded(small_run: Path, tmp_path: Path) -
 def test_each_stage_of_a_whole_run_is_computed_again(small_run: Path, tmp_path: Path) -> None:
     """Alone: those that need it still have what it was, as it comes to the same."""
     folder, model = Path(shutil.copytree(small_run, tmp_path / "run")), load("tiny-llama")
-    asked, wanted = Smaller(("+", "-"), 40, topk=16, neurons="atp"), snapshot(small_run)
+    asked, wanted = smaller(("+", "-"), 40, topk=16, neurons="atp"), snapshot(small_run)
     for i, stage in enumerate(s for s in all_stages() if not s.on_request):
         before = records(folder)
         files = sorted(p for p in (folder / stage.name).iterdir())

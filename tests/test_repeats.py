@@ -25,12 +25,12 @@ from arithscope.report.page import write_report
 from arithscope.settings import Settings
 from arithscope.utils.progress import Advance, Silent
 from arithscope.verify.verify import check_stage
-from tests.conftest import SMALL_SAMPLES, Smaller
+from tests.conftest import SMALL_SAMPLES, smaller
 from tests.hand_built import MAX_OPERAND, copy_and_add
 from tests.test_cli import call
 from tests.verify.test_verify import BY_NAME, CHANGED, check_changed, inputs_of, rewrite, with_changes
 
-ASKED = Smaller(("+",), MAX_OPERAND, topk=16, neurons="atp")
+ASKED = smaller(("+",), MAX_OPERAND, topk=16, neurons="atp")
 
 
 class Stopped(Exception):

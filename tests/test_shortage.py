@@ -23,7 +23,7 @@ from arithscope.utils import out_of_memory
 from arithscope.utils.executor import LocalExecutor, run_unit
 from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory, rows_within
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller, torch_threads
+from tests.conftest import smaller, torch_threads
 from tests.families import small
 from tests.hand_built import copy_and_add
 
@@ -209,7 +209,7 @@ def with_little_memory(
     stages: Sequence[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> list[str]:
     """Run each with memory for a third of the rows that it would have taken, and compare; returns those that ran short."""
-    asked, model, short = Smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
+    asked, model, short = smaller(("+",), 6, topk=8, neurons="atp"), copy_and_add(), []
     for stage in stages:
         monkeypatch.setattr(out_of_memory, "_chunks", out_of_memory._Chunks())
         progress, rows = Noting(), [list[int](), list[int]()]
@@ -231,7 +231,7 @@ def with_little_memory(
 
 
 def test_a_model_that_never_fits(tmp_path: Path) -> None:
-    asked, model = Smaller(("+",), 6), copy_and_add()
+    asked, model = smaller(("+",), 6), copy_and_add()
     with (
         memory_for(0, model, []),
         pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"),
@@ -254,7 +254,7 @@ def test_a_gpu_that_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Passes are estimated to take next to nothing, and a process may use little of the GPU: the first ones are too large."""
     from arithscope.models import memory
 
-    asked = Smaller(("+",), 200, topk=8, neurons="atp")
+    asked = smaller(("+",), 200, topk=8, neurons="atp")
     run_stages(load("tiny-llama"), asked, tmp_path / "much", ["circuit"], Silent())
     monkeypatch.setattr(memory, "row_bytes", lambda *_: 64)
     progress, model = Noting(), load("tiny-llama")

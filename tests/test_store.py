@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,30 +10,47 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import save_file
+from numpy.typing import NDArray
 
-import arithscope
 from arithscope.errors import UserError
-from arithscope.pipeline.store import SCHEMA, RunFolder, mapped_arrays, open_for_writing, stage_key
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.result import Result
+from arithscope.experiments.common.stage import Context, stage, unregister
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.store import SCHEMA, RunFolder, open_for_writing, stage_key
 from arithscope.utils.files import atomic_folder, write_text
 
 MODEL = {"name": "a", "weight_hash": "w", "tokenizer_hash": "t"}
 KEYS = {"first": "1", "second": "2"}
 
 
-@dataclass(frozen=True)
-class Found:
-    table: pd.DataFrame
-    numbers: np.ndarray[Any, Any]
-    layer: int
-    share: float = 0.5
+@dataclass(frozen=True, repr=False)
+class Found(Result):
+    table: pd.DataFrame = schema.table("Some rows.", schema.integer("op1", "a number"), schema.OPERATOR)
+    numbers: NDArray[np.float32] = schema.array("Some numbers.", "float32", "rows, columns")
+    layer: int = schema.value("A layer.")
+    share: float = schema.value("A share.")
 
     def summary(self) -> dict[str, Any]:
         return {"+": {"x": float("nan"), "layer": np.int64(self.layer)}}
 
 
+@pytest.fixture(autouse=True)
+def first_stage() -> Iterator[None]:
+    """A stage called `first` whose result is `Found`."""
+
+    def first(ctx: Context) -> Found:
+        return found()
+
+    stage()(first)
+    yield
+    unregister("first")
+
+
 def found() -> Found:
-    return Found(pd.DataFrame({"op1": [1, 2], "operator": ["+", "/"]}), np.arange(6, dtype=np.float32).reshape(2, 3), 4)
+    return Found(
+        pd.DataFrame({"op1": [1, 2], "operator": ["+", "/"]}), np.arange(6, dtype=np.float32).reshape(2, 3), 4, 0.5
+    )
 
 
 def test_results_come_back_as_they_were(tmp_path: Path) -> None:
@@ -158,38 +176,28 @@ def test_keys_depend_on_every_input() -> None:
         assert stage_key(**{**base, **change}) != stage_key(**base)
 
 
-def test_arrays_are_mapped_and_equal_what_was_saved(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    arrays = {
-        "half": random.standard_normal((3, 5, 7)).astype(np.float16),
-        "odd": np.array([True, False, True]),
-        "one": random.integers(0, 9, 11).astype(np.int32),
-        "double": random.standard_normal((2, 2)),
-        "nothing": np.zeros((0, 4), dtype=np.float32),
-        "scalar": np.array(3.5, dtype=np.float32),
-    }
-    save_file(arrays, tmp_path / "arrays.safetensors", {"what": "a test"})
-    before = (tmp_path / "arrays.safetensors").read_bytes()
-    found = mapped_arrays(tmp_path / "arrays.safetensors")
-    assert found.keys() == arrays.keys()
-    for name, want in arrays.items():
-        assert found[name].dtype == want.dtype
-        assert found[name].shape == want.shape
-        assert np.array_equal(found[name], want)
-    assert isinstance(found["half"], np.memmap)
-    found["half"][0] = 0.0  # in memory alone
-    assert (tmp_path / "arrays.safetensors").read_bytes() == before
+def test_arrays_are_mapped_and_not_changed_on_disk(tmp_path: Path) -> None:
+    with open_for_writing(tmp_path / "run", MODEL, {}, KEYS) as run:
+        run.write("first", found(), 1.5)
+    file = tmp_path / "run" / "first" / "numbers.npy"
+    before = file.read_bytes()
+    numbers = RunFolder(tmp_path / "run").read(Found).numbers
+    assert isinstance(numbers, np.memmap)
+    numbers[0] = 7.0  # in memory only
+    assert file.read_bytes() == before
 
 
-def test_every_column_that_is_written_is_known(small_run: Path) -> None:
-    """columns.json names exactly the columns of the tables that a run with all stages writes."""
-    known = json.loads((Path(arithscope.__file__).parent / "columns.json").read_text(encoding="utf-8"))
-    written = {
-        stage: {file.stem: set(pd.read_parquet(file).columns) for file in (small_run / stage).glob("*.parquet")}
-        for stage in known
-    }
-    named = {
-        stage: {table: {name for names in kinds.values() for name in names} for table, kinds in tables.items()}
-        for stage, tables in known.items()
-    }
-    assert written == named
+def test_every_column_that_is_written_is_declared(small_run: Path) -> None:
+    """Tables of a run with all stages have exactly the columns that their result classes declare."""
+    for each in (s for s in all_stages() if not s.on_request):
+        declared = {n: set(x.names) for n, x in each.result.schema().items() if isinstance(x, schema.Table)}
+        written = {f.stem: set(pd.read_parquet(f).columns) for f in (small_run / each.name).glob("*.parquet")}
+        assert written == declared, each.name
+
+
+def test_keys_identify_rows(small_run: Path) -> None:
+    run = RunFolder(small_run)
+    for each in (s for s in all_stages() if not s.on_request):
+        for name, declared in each.result.schema().items():
+            if isinstance(declared, schema.Table) and declared.keys:
+                assert not getattr(run.read(each.result), name).duplicated(declared.keys).any(), (each.name, name)

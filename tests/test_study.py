@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from arithscope.errors import UserError
-from arithscope.models.model import Model
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common.stage import Context
 from arithscope.pipeline import runner
-from arithscope.pipeline.registry import all_stages, chosen_stages
+from arithscope.pipeline.registry import all_stages, chosen_stages, stage_named
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
@@ -18,32 +19,31 @@ from tests.families import small
 SMALL = Settings(max_operand=8)
 
 
-def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path) -> None:
     calls = []
-    original = all_stages()[0]
+    original = stage_named("means")
 
-    def counted(model: Model, settings: Any, *others: Any) -> Any:
-        calls.append(settings.max_operand)
-        return original.compute(model, settings, *others)
+    def counted(ctx: Context) -> Any:
+        calls.append(ctx.settings.max_operand)
+        return original.compute(ctx)
 
-    monkeypatch.setattr(runner, "STAGES", (replace(original, compute=counted),))
-    model = small("llama", "sdpa")
-    first = run_stages(model, SMALL, tmp_path, None, Silent()).summary
-    second = run_stages(model, SMALL, tmp_path, None, Silent()).summary
+    model, known = small("llama", "sdpa"), [replace(original, compute=counted)]
+    first = run_stages(model, SMALL, tmp_path, None, Silent(), known=known).summary
+    second = run_stages(model, SMALL, tmp_path, None, Silent(), known=known).summary
     assert calls == [8]
     assert first == second
-    run_stages(model, replace(SMALL, preset="paper"), tmp_path, None, Silent())  # means do not depend on the preset
+    other = replace(SMALL, preset="paper")  # means do not depend on the preset
+    run_stages(model, other, tmp_path, None, Silent(), known=known)
     assert calls == [8]
-    run_stages(model, replace(SMALL, max_operand=6), tmp_path, None, Silent())
-    run_stages(model, SMALL, tmp_path, None, Silent())
+    run_stages(model, replace(SMALL, max_operand=6), tmp_path, None, Silent(), known=known)
+    run_stages(model, SMALL, tmp_path, None, Silent(), known=known)
     assert calls == [8, 6, 8]
 
 
-def test_stages_can_read_only_what_they_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    greedy = replace(all_stages()[0], reads=("operators", "seed"))
-    monkeypatch.setattr(runner, "STAGES", (greedy,))
+def test_stages_can_read_only_what_they_declare(tmp_path: Path) -> None:
+    greedy = replace(stage_named("means"), reads=("operators", "seed"))
     with pytest.raises(AttributeError, match="max_operand"):
-        run_stages(small("llama", "sdpa"), SMALL, tmp_path, None, Silent())
+        run_stages(small("llama", "sdpa"), SMALL, tmp_path, None, Silent(), known=[greedy])
     assert "failed" in (tmp_path / "manifest.json").read_text()
     assert not (tmp_path / greedy.name).exists()
 
@@ -66,10 +66,10 @@ def test_chosen_stages() -> None:
 
 
 def test_stages_need_only_earlier_ones() -> None:
-    seen: set[str] = set()
+    seen: set[type] = set()
     for stage in all_stages():
         assert set(stage.needs) <= seen
-        seen.add(stage.name)
+        seen.add(stage.result)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_means_serve_every_choice_of_operators(tmp_path: Path) -> None:
         def note(self, text: str) -> None:
             noted.append(text)
 
-    other = replace(SMALL, operators=("+",), preset="paper", seed=3, effect="logit", centre=False)
+    other = replace(SMALL, operators=("+",), preset="paper", seed=3, effect="logit")
     run_stages(model, other, tmp_path, ["means"], Noting())
-    assert noted == ["means: nothing has changed, so it is not run again"]
+    assert noted == ["means: unchanged, not run again"]
 
 
 def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
@@ -115,41 +115,40 @@ def test_stages_behind_a_changed_setting_are_stale(tmp_path: Path) -> None:
     model = small("llama", "sdpa")
 
     def changed(before: Settings, **settings: Any) -> set[str]:
-        a, b = (runner.keys_of(model, s, all_stages(), {}) for s in (before, replace(before, **settings)))
+        a, b = (runner.keys_of(model, s, all_stages(), []) for s in (before, replace(before, **settings)))
         return {name for name in a if a[name] != b[name]}
 
     behind_classes = {"knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
     behind_topk = {"topk", "patterns", "classify", "overlap"} | behind_classes
-    assert changed(SMALL, knockout_at="all") == {"knockout", "prompt_knockout", "training", "stability"}
     assert changed(SMALL, both_operands=True) == {"classify"} | behind_classes
     assert changed(SMALL, topk=7) == changed(SMALL, rank="mean+std") == behind_topk
     assert changed(SMALL, effect="log_ratio") == {"circuit", "heads", "mlp0"} | behind_topk
-    screened = replace(SMALL, neurons="screen")
-    assert changed(SMALL, neurons="screen") == {"neurons"} | behind_topk
-    assert changed(screened, effect="log_ratio") == {"circuit", "heads", "mlp0", "neurons"} | behind_topk
+    selected = replace(SMALL, neurons="atp+exact")
+    assert changed(SMALL, neurons="atp+exact") == {"neurons"} | behind_topk
+    assert changed(selected, effect="log_ratio") == {"circuit", "heads", "mlp0", "neurons"} | behind_topk
     assert changed(SMALL, preset="paper") == {stage.name for stage in all_stages()} - {"accuracy", "means"}
 
 
-def test_nothing_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_look_for(tmp_path: Path) -> None:
     """A model that is never right has no circuit; what was found before stays."""
     model = small("llama", "sdpa")
-    first, original = all_stages()[:2]
 
-    def never_right(*arguments: Any) -> Any:
-        found = original.compute(*arguments)
-        return replace(found, prompts=found.prompts.assign(correct=False))
+    def never_right(ctx: Context) -> Accuracy:
+        accuracy = stage_named("accuracy").compute(ctx)
+        assert isinstance(accuracy, Accuracy)
+        return replace(accuracy, prompts=accuracy.prompts.assign(correct=False))
 
-    monkeypatch.setattr(runner, "STAGES", (first, replace(original, compute=never_right), *all_stages()[2:]))
+    known = [replace(s, compute=never_right) if s.name == "accuracy" else s for s in all_stages()]
     for stage in ("localize", "probe"):
-        with pytest.raises(UserError, match="next to no prompt correctly"):
-            run_stages(model, SMALL, tmp_path / stage, [stage], Silent())
+        with pytest.raises(UserError, match="almost no prompt correctly"):
+            run_stages(model, SMALL, tmp_path / stage, [stage], Silent(), known=known)
         assert (tmp_path / stage / "accuracy" / "stage.json").exists()
 
 
 def test_after_each_stage(tmp_path: Path) -> None:
     seen: list[list[str]] = []
     for _ in range(2):
-        run(
+        run_stages(
             small("llama", "sdpa"),
             SMALL,
             tmp_path,

@@ -30,7 +30,7 @@ from arithscope.pipeline.unit_cache import (
 from arithscope.prompts import Prompts
 from arithscope.utils.executor import LOCAL, split_evenly
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.faults import stored
 from tests.hand_built import copy_and_add
 from tests.units import Counting, fails, product
@@ -225,7 +225,7 @@ def test_parts_of_other_inputs_are_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-ASKED = Smaller(("+",), 12)
+ASKED = smaller(("+",), 12)
 STAGES = ["heads"]
 
 

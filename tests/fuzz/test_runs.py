@@ -29,7 +29,7 @@ from arithscope.report.page import page
 from arithscope.results.run import Run
 from arithscope.utils.files import with_checksum
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.fuzz.damage import documents, files, spoilt, written
 from tests.fuzz.effort import check_sentence, fuzz, refused, twice
 from tests.fuzz.test_models import damaged_weights
@@ -167,7 +167,7 @@ def test_tables_of_runs(base: Path, tmp_path: Path, full: bool) -> None:
 @twice
 def test_resumed_runs(base: Path, tmp_path: Path, full: bool) -> None:
     """Whatever a stage's folder holds, a run that is taken up again ends with the numbers of an undisturbed one."""
-    model, settings = load("tiny-llama"), Smaller(("+",), 3)
+    model, settings = load("tiny-llama"), smaller(("+",), 3)
     undisturbed = study(model, settings, tmp_path / "whole", ["accuracy"], Silent())
     expected = undisturbed.read("accuracy", KINDS["accuracy"])
     copy = copies(tmp_path / "whole", tmp_path)

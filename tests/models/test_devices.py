@@ -17,7 +17,7 @@ from arithscope.models.model import Model
 from arithscope.pipeline.runner import run
 from arithscope.utils import threads
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.models.pretended import AtOnce, PretendedGPUs
 from tests.models.spread import (
     EVERYTHING,
@@ -118,7 +118,7 @@ def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
 def test_a_whole_study(how: str, tmp_path: Path, pretended: PretendedGPUs) -> None:
-    settings = Smaller(("+", "-"), 20, topk=8, neurons="atp")
+    settings = smaller(("+", "-"), 20, topk=8, neurons="atp")
     ours = run(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
     theirs = run(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
     assert_alike(ours, theirs)

@@ -33,7 +33,7 @@ from arithscope.models.placement import ModelSource
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.runner import describe_model, run
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller, saved
+from tests.conftest import saved, smaller
 from tests.families import small
 from tests.models.spread import (
     EVERYTHING,
@@ -163,7 +163,7 @@ def test_weights_are_read_once_for_many_uses(monkeypatch: pytest.MonkeyPatch) ->
 @needs_whole_models
 def test_a_whole_study(small_run: Path, tmp_path: Path) -> None:
     """Every stage has the same key, and finds the same, with all weights on disk."""
-    run(spread("tiny-llama", ALL), Smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
+    run(spread("tiny-llama", ALL), smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
     for stage in (s.name for s in STAGES if not s.asked):
         keys = {json.loads((folder / stage / "stage.json").read_text())["key"] for folder in (tmp_path, small_run)}
         assert len(keys) == 1, stage

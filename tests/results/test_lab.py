@@ -20,7 +20,7 @@ from arithscope.results import lab as lab_module
 from arithscope.results.explanation import explain
 from arithscope.settings import SampleSizes
 from arithscope.utils.progress import Silent
-from tests.conftest import SMALL_SAMPLES, Smaller
+from tests.conftest import SMALL_SAMPLES, smaller
 from tests.families import small
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.results.test_run import assert_same
@@ -36,7 +36,7 @@ def rows(prompts: Prompts) -> set[tuple[int, str, int]]:
 def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     """Of every stage of the adder but the slowest two, which are like the others."""
     stages = [stage.name for stage in all_stages() if not stage.on_request and stage.name not in ("mlp0", "knockout")]
-    runner.run_stages(copy_and_add(), Smaller(**ASKED), tmp_path / "run", stages, Silent())
+    runner.run_stages(copy_and_add(), smaller(**ASKED), tmp_path / "run", stages, Silent())
     run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ASKED)
     for name in reversed(stages):  # each with all that it needs
         assert_same(lab.result(name), run.result(name))

@@ -21,14 +21,14 @@ def test_a_number_further_away_than_allowed_is_told(stored: list[float], data: s
     share = np.array(data.draw(st.lists(st.floats(-0.99, 0.99), min_size=len(a), max_size=len(a))))
     tally = Tally(SOME)
     tally.close("x", a, a + share * allowed, SOME)
-    assert not tally.differs
+    assert not tally.differences
     assert tally.numbers == len(a)
-    assert tally.difference <= tally.allowed
+    assert tally.largest <= tally.allowed
     place, way = data.draw(st.integers(0, len(a) - 1)), data.draw(st.sampled_from([-1.1, 1.1]))
     share[place] = way
     tally.close("x", a, a + share * allowed, SOME, lambda i: f"number {i}")
-    assert len(tally.differs) == 1
-    assert tally.differs[0].startswith(f"x of number {place} (stored ")
+    assert len(tally.differences) == 1
+    assert tally.differences[0].startswith(f"x of number {place} (stored ")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_number_further_away_than_allowed_is_told(stored: list[float], data: s
 def test_what_is_no_number(stored: list[float], now: list[float], agree: bool) -> None:
     tally = Tally(SOME)
     tally.close("x", stored, now, SOME)
-    assert (not tally.differs) == agree
+    assert (not tally.differences) == agree
 
 
 TABLE = pd.DataFrame({"operator": ["+", "-", "+"], "layer": [0, 0, 1], "value": [1.0, 2.0, 3.0], "right": [1, 0, 1]})
@@ -57,13 +57,13 @@ def test_rows_are_found_by_what_they_are_of() -> None:
     tally = Tally(SOME)
     now = TABLE.iloc[[2, 0]].reset_index(drop=True)
     tally.rows("x", TABLE, now, ["operator", "layer"], EXACT)
-    assert (tally.differs, tally.numbers) == ([], 4)
+    assert (tally.differences, tally.numbers) == ([], 4)
     tally.rows("x", TABLE, now.assign(value=[3.0, 1.2]), ["operator", "layer"], EXACT)
-    assert tally.differs == ["x, value of operator +, layer 0 (stored 1, now 1.2)"]
-    tally.rows("x", TABLE, now.assign(value=[3.0, 1.2], allowed=[0.0, 0.3]), ["operator", "layer"], EXACT)
+    assert tally.differences == ["x, value of operator +, layer 0 (stored 1, now 1.2)"]
+    tally.rows("x", TABLE, now.assign(value=[3.0, 1.2]), ["operator", "layer"], EXACT, extra=np.array([0.0, 0.3]))
     tally.rows("x", TABLE, now.assign(right=[1, 2]), ["operator", "layer"], EXACT)
     tally.rows("x", TABLE, now.assign(layer=[7, 0]), ["operator", "layer"], EXACT)
-    assert tally.differs[1:] == [
+    assert tally.differences[1:] == [
         "x, right of operator +, layer 0 (stored 1, now 2)",
         "x of operator +, layer 7 (stored no such row, now a row)",
     ]
@@ -79,24 +79,24 @@ def test_whole_tables() -> None:
     ):
         tally = Tally(SOME)
         tally.table("x", TABLE, changed)
-        assert (tally.differs == []) if said is None else (said in tally.differs[0])
+        assert (tally.differences == []) if said is None else (said in tally.differences[0])
 
 
 def test_lists_in_tables_and_plain_values() -> None:
     lists = pd.DataFrame({"tokens": [[1, 2], []], "logit_differences": [[0.5], [1.0, 2.0]]})
     for changed, agree in (
-        (lists.assign(pushes=[[0.5 + 1e-15], [1.0, 2.0]]), True),
-        (lists.assign(pushes=[[0.6], [1.0, 2.0]]), False),
+        (lists.assign(logit_differences=[[0.5 + 1e-15], [1.0, 2.0]]), True),
+        (lists.assign(logit_differences=[[0.6], [1.0, 2.0]]), False),
         (lists.assign(tokens=[[1], []]), False),
     ):
         tally = Tally(SOME)
         tally.table("x", lists, changed)
-        assert (not tally.differs) == agree
+        assert (not tally.differences) == agree
     tally = Tally(SOME)
     tally.same("x", {"a": [1.0, None], "b": "y"}, {"a": (np.float64(1.0) + 1e-15, np.nan), "b": "y"})
-    assert not tally.differs
+    assert not tally.differences
     tally.same("x", {"a": 1}, {"a": 1, "b": 2})
-    assert tally.differs == ["x (stored {'a': 1}, now {'a': 1, 'b': 2})"]
+    assert tally.differences == ["x (stored {'a': 1}, now {'a': 1, 'b': 2})"]
 
 
 def test_half_precision_allows_more() -> None:

@@ -146,17 +146,18 @@ class Tally:
         for column in (c for c in now.columns if c in stored):
             self._column(f"{what}, {column}", stored[column], now[column], noise, lambda i: f"row {i}")
 
-    def result(self, stored: Result, now: Result, confirmed: set[str]) -> None:
-        """Compare the fields of a result that follow from what was confirmed before."""
+    def result(self, stored: Result, now: Result) -> None:
+        """Compare the fields of a result that were computed from what was confirmed before; others are the stored objects."""
         for each in fields(stored):  # type: ignore[arg-type]  # every result is a dataclass
-            if each.name not in confirmed:
-                a, b = getattr(stored, each.name), getattr(now, each.name)
-                if isinstance(a, pd.DataFrame):
-                    self.table(each.name, a, b)
-                elif isinstance(a, np.ndarray):
+            a, b = getattr(stored, each.name), getattr(now, each.name)
+            if isinstance(a, np.ndarray):
+                if not np.may_share_memory(a, b):
                     self.close(each.name, a, b, EXACT)
-                else:
-                    self.same(each.name, a, b)
+            elif isinstance(a, pd.DataFrame):
+                if a is not b:
+                    self.table(each.name, a, b)
+            else:
+                self.same(each.name, a, b)
 
     def _column(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,14 +29,12 @@ class VerifyContext(Context):
         tally: Where comparisons are counted.
         engine: The engine of full passes that the model uses.
         sample_seed: Seed that chooses what is recomputed.
-        confirmed_fields: Fields of the result that were compared.
     """
 
     stored: Result
     tally: Tally
     engine: FullPass
     sample_seed: int = 0
-    confirmed_fields: set[str] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
@@ -47,7 +45,6 @@ class VerifyContext(Context):
 
     def confirmed(self, name: str, measured: V, rows: Any = ..., **hints: Any) -> V:
         stored, kind = getattr(self.stored, name), type(self.stored)
-        self.confirmed_fields.add(name)
         if isinstance(measured, pd.DataFrame):
             declared = kind.schema()[name]
             assert isinstance(declared, Table)

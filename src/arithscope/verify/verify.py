@@ -147,7 +147,7 @@ class Verification:
             if registered is not None:
                 registered.function(ctx, stored)
             if registered is None or registered.recompute:
-                tally.result(stored, stage.compute(ctx), ctx.confirmed_fields)
+                tally.result(stored, stage.compute(ctx))
         except UserError as error:
             return Verdict(stage.name, False, f"DIFFERS: it cannot be checked. {error}")
         except (LookupError, ValueError, TypeError, AttributeError) as error:  # tables that were changed by hand
