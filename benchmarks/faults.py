@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.record import Table, record, record_option
-from tests.conftest import smaller, saved
+from tests.conftest import saved, smaller
 from tests.families import small
 from tests.faults import FAULTS, KILL, REFUSALS, SIGNALS, Case, at_every_point, records, snapshot
 from tests.hand_built import copy_and_add

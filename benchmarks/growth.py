@@ -32,7 +32,7 @@ from arithscope.experiments.localize import component_effects
 from arithscope.experiments.neurons import neuron_effects
 from arithscope.figures.style import finish, new_figure, styled
 from arithscope.models.engine.sweep import sweep
-from arithscope.models.flops import first_layer_run, row_operations
+from arithscope.models.flops import first_replayed_layer, flops_per_position
 from arithscope.models.load import DTYPES, pick_device
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer, untrained_model
@@ -140,17 +140,17 @@ class Executor:
     def operations(self, stage: str) -> int:
         """By the formulas of docs/performance.md: a pass has rows, each with a tail of positions, and one unembedding a row."""
         s, length = self.model.sizes, self.model.encoder.length
-        unembedding = row_operations(self.model, s.layers)
+        unembedding = flops_per_position(self.model, s.layers)
 
         def passes(rows: int, tail: int, start: int) -> int:
-            return rows * (tail * (row_operations(self.model, start) - unembedding) + unembedding)
+            return rows * (tail * (flops_per_position(self.model, start) - unembedding) + unembedding)
 
         if stage == "effects":
             rows = (s.neurons + 1) * len(self.prompts)
-            return sum(passes(rows, 1, first_layer_run(self.model, layer)) for layer in self.upper)
+            return sum(passes(rows, 1, first_replayed_layer(self.model, layer)) for layer in self.upper)
         first = self.model.positions.op2
         if stage == "sweep":
-            beginnings = len(np.unique(self.square.op1)) * first * (row_operations(self.model) - unembedding)
+            beginnings = len(np.unique(self.square.op1)) * first * (flops_per_position(self.model) - unembedding)
             return beginnings + passes(len(self.square), length - first, 0)
         rows = (s.heads + 2) * len(self.prompts)  # every head, the MLP, and the unedited variant
         tails = [length - position for position in self.model.positions.named().values()]

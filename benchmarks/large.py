@@ -43,7 +43,7 @@ from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.neurons import EXACT
 from arithscope.experiments.probe import probe
 from arithscope.experiments.topk import neuron_counts
-from arithscope.models.flops import row_operations
+from arithscope.models.flops import flops_per_position
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer
 from arithscope.pipeline import runner
@@ -137,8 +137,8 @@ def product_speed(device: str) -> float:
 def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
     """The least seconds of the larger stages: products of activations with weights."""
     s, sizes, operators = model.sizes, settings.sizes, len(settings.operators)
-    head = row_operations(model, s.layers)  # the unembedding alone
-    layer = (row_operations(model) - head) / s.layers
+    head = flops_per_position(model, s.layers)  # the unembedding alone
+    layer = (flops_per_position(model) - head) / s.layers
     operand_grid = (settings.max_operand + 1) ** 2
     tails = [model.encoder.length - at for at in model.positions.named().values()]
     later, length = s.layers - s.layers // 2, tails[0]
@@ -267,7 +267,7 @@ def single_neuron_table(model: Model, depth: int, every: float | None) -> Table:
     replay = {layer: seconds_of(lambda task=task: replayed(task, some), 3) for layer, task in tasks.items()}
     one_at_a_time(tasks[low], 2)
     alone = seconds_of(lambda: one_at_a_time(tasks[low], SAMPLE)) / SAMPLE
-    executor = (high - low) * (row_operations(model, 0) - row_operations(model, 1)) * some * PROMPTS
+    executor = (high - low) * (flops_per_position(model, 0) - flops_per_position(model, 1)) * some * PROMPTS
     a_layer = (replay[low] - replay[high]) / (high - low)  # more for each layer above
     top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, with the unembedding alone above it
     later, patches = depth - depth // 2, s.neurons / some * len(OPERATORS)

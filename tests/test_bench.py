@@ -31,10 +31,10 @@ from arithscope.cli.bench import (
 )
 from arithscope.errors import UserError
 from arithscope.models.families import FAMILIES
-from arithscope.models.flops import first_layer_run, row_operations
+from arithscope.models.flops import first_replayed_layer, flops_per_position
 from arithscope.models.load import load
 from arithscope.models.model import Model
-from arithscope.models.transformer_lens import Lens, NoLens
+from arithscope.models.transformer_lens import TransformerLensModel, TransformerLensUnavailable
 from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.test_cli import call, complaint
@@ -87,8 +87,8 @@ def test_the_numbers_are_consistent() -> None:
         assert set(rates) == expected
         assert min(rates.values()) > 0
         assert row["replay_over"] == {name: rates[REPLAY] / rates[name] for name in expected - {REPLAY}}
-        run = first_layer_run(model, row["layer"])
-        assert row["tflops"] == pytest.approx(rates[REPLAY] * row_operations(model, run) / 1e12)
+        run = first_replayed_layer(model, row["layer"])
+        assert row["tflops"] == pytest.approx(rates[REPLAY] * flops_per_position(model, run) / 1e12)
     assert result["upper_half"] == [1, 2]
     assert set(result["estimates"]) == expected
     assert (result["prompts"], result["dtype"], result["lens"] == "") == (4, "float32", LENS in expected)
@@ -194,9 +194,9 @@ def test_transformer_lens_that_cannot_take_the_model(at_once: bool, monkeypatch:
     assert "\n" not in line
 
 
-def real_lens(model: Model) -> Lens:
+def real_lens(model: Model) -> TransformerLensModel:
     pytest.importorskip("transformer_lens", reason="transformer-lens is not installed")
-    return Lens(model)
+    return TransformerLensModel(model)
 
 
 @pytest.mark.slow
@@ -227,8 +227,10 @@ def test_transformer_lens_leaves_the_model_as_it_was() -> None:
 def test_transformer_lens_that_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("llama")
     real_lens(model)
-    right = Lens.logits_with
-    monkeypatch.setattr(Lens, "logits_with", lambda self, ids, layer, n, new: right(self, ids, layer, n + 1, new))
+    right = TransformerLensModel.logits_with
+    monkeypatch.setattr(
+        TransformerLensModel, "logits_with", lambda self, ids, layer, n, new: right(self, ids, layer, n + 1, new)
+    )
     result = bench(model, prompts=4, layers=[1], seconds=0.1, progress=Silent())
     assert "its logits differ" in result["lens"]
     assert LENS not in result["estimates"]
@@ -238,5 +240,5 @@ def test_transformer_lens_refuses_quantised_and_spread_models(monkeypatch: pytes
     monkeypatch.setattr("arithscope.models.transformer_lens.find_spec", lambda name: True)
     model = small("llama")
     monkeypatch.setattr(model.hf_model, "hf_device_map", {"": "cpu"}, raising=False)
-    with pytest.raises(NoLens, match="on one device and not quantised"):
-        Lens(model)
+    with pytest.raises(TransformerLensUnavailable, match="on one device and not quantised"):
+        TransformerLensModel(model)

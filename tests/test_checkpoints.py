@@ -17,9 +17,9 @@ import torch
 from arithscope.errors import UserError
 from arithscope.experiments.training import LAST, Training
 from arithscope.models import checkpoints as subject_checkpoints
-from arithscope.models.checkpoints import checkpoints_of, chosen_checkpoints
 from arithscope.models.load import load
 from arithscope.models.model import Model
+from arithscope.models.sources import list_checkpoints, select_checkpoints
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import figure_files
 from tests.conftest import saved
@@ -178,13 +178,13 @@ def test_a_folder_with_an_at_sign_in_its_name(trained: Path, tmp_path: Path) -> 
     folder = Path(shutil.copytree(trained, tmp_path / "me@home"))
     assert load(str(folder)).identity.revision == ""
     assert load(f"{folder}@step-10").identity.revision == "step-10"
-    assert checkpoints_of(str(folder)) == ["step-2", "step-10"]
+    assert list_checkpoints(str(folder)) == ["step-2", "step-10"]
 
 
 def test_names_in_the_order_of_training(trained: Path) -> None:
-    assert checkpoints_of(str(trained)) == ["step-2", "step-10"]
-    assert checkpoints_of("tiny-pythia")[:2] == ["step-00000", "step-00500"]
-    assert chosen_checkpoints(str(trained), "step-10, step-2") == ["step-2", "step-10"]
+    assert list_checkpoints(str(trained)) == ["step-2", "step-10"]
+    assert list_checkpoints("tiny-pythia")[:2] == ["step-00000", "step-00500"]
+    assert select_checkpoints(str(trained), "step-10, step-2") == ["step-2", "step-10"]
 
 
 def test_revisions_of_a_hub_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +196,8 @@ def test_revisions_of_a_hub_model(monkeypatch: pytest.MonkeyPatch) -> None:
             return SimpleNamespace(branches=branches)
 
     monkeypatch.setattr(subject_checkpoints, "HfApi", Hub)
-    assert chosen_checkpoints("lab/model", "all") == ["step16", "step1000", "step143000"]
+    assert select_checkpoints("lab/model", "all") == ["step16", "step1000", "step143000"]
     with pytest.raises(UserError, match="no checkpoint 'main'"):
-        chosen_checkpoints("lab/model", "main")
+        select_checkpoints("lab/model", "main")
     with pytest.raises(UserError, match="could not be had"):
-        chosen_checkpoints("lab/other", "all")
+        select_checkpoints("lab/other", "all")

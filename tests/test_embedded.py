@@ -13,7 +13,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.accuracy import accuracy
 from arithscope.models.load import load
 from arithscope.models.model import Model
-from arithscope.models.sources import DEFAULT, FOLDER, checkpoint_folder, checkpoint_folders, embedded_names
+from arithscope.models.sources import DEFAULT, FOLDER, checkpoint_folder, embedded_names, local_checkpoints
 from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
 from arithscope.settings import Settings
@@ -86,7 +86,7 @@ def test_cards_are_true_to_the_last_prompt(name: str) -> None:
 
 
 def test_checkpoints_go_from_chance_to_skill() -> None:
-    steps = checkpoint_folders(FOLDER / "tiny-pythia")
+    steps = local_checkpoints(FOLDER / "tiny-pythia")
     assert len(steps) >= 8
     learned = [
         float(np.mean([right(load(f"tiny-pythia@{s}"), o, 150).mean() for o in OPERATORS]))

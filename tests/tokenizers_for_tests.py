@@ -1,15 +1,13 @@
-"""Tokenizers that cut prompts in the ways real ones do."""
+"""Tokenizers that split prompts in the ways real ones do."""
 
 from __future__ import annotations
-
-from itertools import product
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
 def word_tokenizer(pattern: str, words: list[str], bos: str | None = "<bos>") -> PreTrainedTokenizerFast:
-    """Pieces found by a pattern, each looked up whole."""
+    """Splits by a pattern and looks up each part whole."""
     vocabulary = dict.fromkeys([*words, "<bos>", "<unk>"])
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -25,7 +23,7 @@ def digit_splitting() -> PreTrainedTokenizerFast:
 
 
 def with_leading_spaces(limit: int, spaced_limit: int, bos: str | None = "<bos>") -> PreTrainedTokenizerFast:
-    """A space belongs to the number behind it, and fewer spaced numbers are whole, as in GPT-2."""
+    """A space is part of the next number, and fewer of these numbers are single tokens, as in GPT-2."""
     numbers = [*map(str, range(limit)), *(f" {n}" for n in range(spaced_limit))]
     return word_tokenizer(r" ?\d+| ?[-+*/=]|\s|.", [*numbers, *SIGNS], bos)
 
@@ -36,14 +34,10 @@ def joining_the_equals_sign(limit: int) -> PreTrainedTokenizerFast:
 
 
 def joining_some_pairs(limit: int) -> PreTrainedTokenizerFast:
-    """`7+` is one token, but only after a 7: the cut depends on the neighbouring number."""
+    """`7+` is one token: the split depends on the neighbouring number."""
     words = [*map(str, range(limit)), *(f"7{o}" for o in "+-*/"), *SIGNS]
     return word_tokenizer(r"7[-+*/]|\d+|.", words)
 
 
 def without_star(limit: int) -> PreTrainedTokenizerFast:
     return word_tokenizer(r"\d+|.", [*map(str, range(limit)), "+", "-", "/", "="])
-
-
-def all_pairs(top: int) -> list[tuple[int, str, int]]:
-    return [(a, o, b) for a, o, b in product(range(top), "+-*/", range(top))]

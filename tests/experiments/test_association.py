@@ -114,7 +114,7 @@ def test_zero_ablation(data: st.DataObject) -> None:
         for row, (at, neuron) in enumerate([(0, 5), (0, 1), (2, 40)]):
             if at == layer:
                 want[..., neuron] = torch.from_numpy(chosen[..., row])
-        assert e.entries.equal(want)
+        assert e.mask.equal(want)
         assert list(e.positions) == [4]
         assert float(e.values.abs().sum()) == 0
 

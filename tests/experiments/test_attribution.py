@@ -16,7 +16,7 @@ from arithscope.settings import SampleSizes
 from arithscope.stats.effects import EFFECTS
 from tests.experiments import plain
 from tests.families import FAMILY_AND_ATTENTION, small
-from tests.models.test_edits import slope_of
+from tests.models.test_hooks import slope_of
 
 LAYER, NEURONS = 1, (0, 11, 30)
 

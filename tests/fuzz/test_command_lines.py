@@ -294,7 +294,7 @@ def lines(draw: st.DrawFn) -> tuple[list[str], bool | None]:
 def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(small_run)
-    monkeypatch.setattr(load_module, "find", begin)
+    monkeypatch.setattr(load_module, "find_model", begin)
     monkeypatch.setattr(ray_executor, "_connected", begin)
     monkeypatch.setattr(files, "locked", begin)
     monkeypatch.setattr(comparison, "explain_write_errors", begin)

@@ -54,8 +54,8 @@ def works(model: Model) -> None:
             logits = model.logits(model.encode(prompts))
         assert logits.shape == (model.limit, model.sizes.vocabulary)
         assert logits.isfinite().all()
-        model.number_of_token  # noqa: B018 (it is computed when asked for)
-    assert model.encoder.disagreement(model.encoder.examples()) is None
+        model.token_numbers  # noqa: B018 (it is computed when asked for)
+    assert model.encoder.first_mismatch(model.encoder.examples()) is None
 
 
 def accepts_in(folder: Path) -> Callable[[tuple[str, dict[str, bytes]]], bool]:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from arithscope.models.checkpoints import chosen_checkpoints
 from arithscope.models.offload import check_device_map, read_device_map
-from arithscope.models.sources import checkpoint_folder
+from arithscope.models.sources import checkpoint_folder, select_checkpoints
 from tests.families import small
 from tests.fuzz.damage import TEXTS, files
 from tests.fuzz.effort import fuzz, refused, twice
@@ -116,7 +115,7 @@ def test_checkpoint_names(trained: Path, full: bool) -> None:
 
     def accepts(wanted: str) -> bool:
         found: list[list[str]] = []
-        accepted = refused(lambda: found.append(chosen_checkpoints(str(trained), wanted))) is None
+        accepted = refused(lambda: found.append(select_checkpoints(str(trained), wanted))) is None
         asked = {name for part in wanted.split(",") if (name := part.strip())}
         assert accepted == (wanted == "all" or (bool(asked) and asked <= known))
         if accepted:

@@ -1,4 +1,4 @@
-"""A model spread over several devices, with GPUs that are pretended: nothing of one is put together with another's."""
+"""A model spread over several fake GPUs: tensors of different devices never meet in one operation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from arithscope.models.model import Model
 from arithscope.pipeline.runner import run
 from arithscope.utils import threads
 from arithscope.utils.progress import Silent
-from tests.conftest import smaller
-from tests.models.pretended import AtOnce, PretendedGPUs
-from tests.models.spread import (
+from tests.conftest import Smaller
+from tests.models.fake_gpus import FakeGPUs, InlineExecutor
+from tests.models.placements import (
     EVERYTHING,
     assert_alike,
     assert_same,
@@ -43,19 +43,19 @@ SEVERAL_GPUS, LAYERS_IN_MEMORY, ENDS_IN_MEMORY, CPU_AND_GPU = (
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGPUs]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPUs]:
     monkeypatch.setattr(memory, "_free", lambda model: 2**28)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a pretended GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a fake GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", InlineExecutor)
     monkeypatch.setattr(linear_probes, "_recorded", lambda step, clear_cache, device: step)
-    mode, fetch = PretendedGPUs(), offload._Again.fetch
+    mode, fetch = FakeGPUs(), offload._OffloadedView.fetch
 
     def fetch_inside(weight: Any) -> Tensor:  # a backward pass would do it outside
         with mode:
             return fetch(weight)
 
-    monkeypatch.setattr(offload._Again, "fetch", fetch_inside)
+    monkeypatch.setattr(offload._OffloadedView, "fetch", fetch_inside)
     with mode:
         yield mode
 
@@ -74,7 +74,7 @@ def spread(name: str, how: str) -> Model:
     return dispatched(model, where, "cpu" if how == CPU_AND_GPU else GPU)
 
 
-def test_the_pretence(pretended: PretendedGPUs) -> None:
+def test_the_fakes(fake: FakeGPUs) -> None:
     here, there, cpu = torch.ones(3, device=GPU), torch.ones(3).to("cuda:1"), torch.arange(3)
     assert (here.device, there[1:].device, cpu.device, there.cpu().device.type) == (GPU, SECOND, cpu.device, "cpu")
     for crossing in (
@@ -99,7 +99,7 @@ def test_the_pretence(pretended: PretendedGPUs) -> None:
         *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (SEVERAL_GPUS, ENDS_IN_MEMORY)),
     ],
 )
-def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None:
+def test_the_same_numbers(name: str, how: str, fake: FakeGPUs) -> None:
     model = spread(name, how)
     assert model.device.type == ("cpu" if how == CPU_AND_GPU else "cuda")
     assert model.devices == {
@@ -117,8 +117,8 @@ def test_the_same_numbers(name: str, how: str, pretended: PretendedGPUs) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
-def test_a_whole_study(how: str, tmp_path: Path, pretended: PretendedGPUs) -> None:
-    settings = smaller(("+", "-"), 20, topk=8, neurons="atp")
+def test_a_whole_study(how: str, tmp_path: Path, fake: FakeGPUs) -> None:
+    settings = Smaller(("+", "-"), 20, topk=8, neurons="atp")
     ours = run(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
     theirs = run(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
     assert_alike(ours, theirs)

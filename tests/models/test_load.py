@@ -1,4 +1,4 @@
-"""Loading good subjects, and refusing bad ones in one sentence."""
+"""Loading good models, and refusing bad ones in one sentence."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def complaint(model: str | Path, options: LoadOptions | None = None) -> str:
     return str(caught.value)
 
 
-def test_missing_places(tmp_path: Path, saved_model: Path) -> None:
+def test_missing_files(tmp_path: Path, saved_model: Path) -> None:
     assert "no folder or file" in complaint(tmp_path / "nowhere")
     assert "no folder or file" in complaint("./nowhere.gguf")
-    assert "No subject" in complaint("")
-    assert "holds no config.json" in complaint(tmp_path)
+    assert "No model was named" in complaint("")
+    assert "has no config.json" in complaint(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"0")
     assert "not a GGUF file" in complaint(tmp_path / "weights.bin")
     assert "no checkpoint 'main'; it has: none" in complaint(f"{saved_model}@main")
@@ -144,7 +144,7 @@ def test_split_digits(copied: Path) -> None:
     assert load(str(copied)).limit == 10
 
 
-def test_devices_and_dtypes_that_are_not_there(saved_model: Path) -> None:
+def test_unknown_devices_and_dtypes(saved_model: Path) -> None:
     if not torch.cuda.is_available():
         assert "no CUDA GPUs" in complaint(saved_model, LoadOptions(device="cuda"))
     assert "no device 'abacus'" in complaint(saved_model, LoadOptions(device="abacus"))
@@ -169,7 +169,7 @@ for name in ("somebody/small", "somebody/small@v2"):
 
 
 def test_a_hub_model_that_was_fetched_before(saved_model: Path, tmp_path: Path) -> None:
-    """Without any network: the hub's cache is laid out by hand, with the files under a commit."""
+    """Without a network: the hub's cache is made by hand, with the files in a folder named after a commit."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     cache = tmp_path / "hub" / "models--somebody--small"
     shutil.copytree(saved_model, cache / "snapshots" / commit)

@@ -1,4 +1,4 @@
-"""The same numbers wherever a model's parts lie: on one device, or partly on disk, to be read as they are needed."""
+"""The same numbers with all weights on one device, or with some on disk."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
 from arithscope.models.offload import fetched, offloaded, weight_of
-from arithscope.models.placement import ModelSource
+from arithscope.models.sources import ModelSource
 from arithscope.pipeline.registry import STAGES
 from arithscope.pipeline.runner import describe_model, run
 from arithscope.utils.progress import Silent
-from tests.conftest import saved, smaller
+from tests.conftest import Smaller, saved
 from tests.families import small
-from tests.models.spread import (
+from tests.models.placements import (
     EVERYTHING,
     assert_alike,
     assert_same,
@@ -87,7 +87,7 @@ def test_the_same_numbers(name: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [LAYERS, ENDS, pytest.param(ALL, marks=needs_whole_models)])
-def test_what_a_subject_says_of_itself(how: str) -> None:
+def test_properties_of_an_offloaded_model(how: str) -> None:
     model = spread("tiny-llama", how)
     assert model.device == torch.device("cpu")
     assert model.devices == {torch.device("cpu")}
@@ -95,13 +95,13 @@ def test_what_a_subject_says_of_itself(how: str) -> None:
     assert not plain("tiny-llama").offloads
     assert describe_model(model) == describe_model(plain("tiny-llama"))  # so that stages have the same keys
     assert model.identity == plain("tiny-llama").identity
-    assert rows_that_fit(model, 1, 5) > rows_that_fit(plain("tiny-llama"), 1, 5)  # each pass reads the weights anew
+    assert rows_that_fit(model, 1, 5) > rows_that_fit(plain("tiny-llama"), 1, 5)  # each pass reads the weights again
 
 
 @needs_whole_models
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_from_disk(family: str, tmp_path: Path) -> None:
-    """Among them some whose embedding and head are the same weights."""
+    """Including families with tied embeddings."""
     folder = str(saved(small(family, "eager" if FAMILIES[family].eager_only else "sdpa"), tmp_path))
     one, other = (load(folder, options=LoadOptions(device="cpu", device_map=m)) for m in (None, {"": "disk"}))
     assert {p.device.type for p in other.hf_model.parameters()} == {"meta"}
@@ -111,7 +111,7 @@ def test_every_family_from_disk(family: str, tmp_path: Path) -> None:
 
 
 class Watch:
-    """Which weights are read from disk, and whether they are still in memory."""
+    """Records which weights are read from disk, and whether they are still in memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.names: list[str] = []
@@ -143,7 +143,7 @@ def test_gradients_do_not_keep_the_weights(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept == [0]
     assert watch.still_there() == 0
     assert watch.names.count("model.layers.4.mlp.up_proj.weight") == 1 + 3  # once in each backward pass
-    assert watch.names.count("model.layers.1.mlp.up_proj.weight") == 1  # no slope was asked for there
+    assert watch.names.count("model.layers.1.mlp.up_proj.weight") == 1  # no gradient was requested there
 
 
 @needs_whole_models
@@ -162,8 +162,8 @@ def test_weights_are_read_once_for_many_uses(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_whole_models
 def test_a_whole_study(small_run: Path, tmp_path: Path) -> None:
-    """Every stage has the same key, and finds the same, with all weights on disk."""
-    run(spread("tiny-llama", ALL), smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
+    """Every stage has the same key and the same results with all weights on disk."""
+    run(spread("tiny-llama", ALL), Smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
     for stage in (s.name for s in STAGES if not s.asked):
         keys = {json.loads((folder / stage / "stage.json").read_text())["key"] for folder in (tmp_path, small_run)}
         assert len(keys) == 1, stage
@@ -182,7 +182,7 @@ def test_auto_puts_on_disk_what_does_not_fit(saved_model: Path, monkeypatch: pyt
 
 @needs_whole_models
 def test_pickled_weights_on_disk(saved_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are written once more, to be read piece by piece, and removed with the model."""
+    """They are written once more as safetensors, and removed with the model."""
     folder = Path(shutil.copytree(saved_model, tmp_path / "model"))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -215,25 +215,27 @@ def test_a_map_in_a_file(saved_model: Path, tmp_path: Path) -> None:
     path.write_text("{")
     assert "cannot be read; write it as JSON" in complaint(saved_model, str(path))
     path.write_text('"auto"')
-    assert "this one says 'auto'" in complaint(saved_model, str(path))
+    assert "this one is 'auto'" in complaint(saved_model, str(path))
 
 
-def test_maps_that_are_none(saved_model: Path, tmp_path: Path) -> None:
+def test_invalid_maps(saved_model: Path, tmp_path: Path) -> None:
     assert "no device map 'sideways'; use auto" in complaint(saved_model, "sideways")
-    assert "this one says {}" in complaint(saved_model, {})
-    assert "'nose', which the model has not; its layers are model.layers.0" in complaint(saved_model, {"nose": "cpu"})
+    assert "this one is {}" in complaint(saved_model, {})
+    assert "'nose', which the model does not have; its layers are model.layers.0" in complaint(
+        saved_model, {"nose": "cpu"}
+    )
     assert "leaves lm_head.weight out" in complaint(saved_model, {"model": "disk"})
-    assert "one is part of the other" in complaint(saved_model, {"": "cpu", "model.layers.1": "disk"})
+    assert "one inside the other" in complaint(saved_model, {"": "cpu", "model.layers.1": "disk"})
     for nonsense in ("abacus", "", "auto", "cuda:", -1, 0.5, True, None, []):
         assert f"cannot put anything on {nonsense!r}" in complaint(saved_model, {"": nonsense})
     for gpu in (99, "99", "cuda:99"):
         assert "uses GPU 99" in complaint(saved_model, {"": gpu})
     tied = saved(small("gpt2", "sdpa"), tmp_path)
-    assert "must put both in the same place" in complaint(tied, {"transformer": "disk", "lm_head": "cpu"})
+    assert "must put both on the same device" in complaint(tied, {"transformer": "disk", "lm_head": "cpu"})
 
 
 def test_a_gguf_file_is_not_left_on_disk() -> None:
-    """The library cannot read it piece by piece. (Here without a file: what there is to say is said before it is read.)"""
+    """transformers cannot read it piece by piece. The map is refused before the file is read."""
     place = ModelSource("model", "models", None, "model.gguf", local=True)
     config = small("llama", "sdpa").hf_model.config
     with pytest.raises(UserError, match="No part of a GGUF file can be left on disk"):

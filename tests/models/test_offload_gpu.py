@@ -1,4 +1,4 @@
-"""The same numbers with a model's parts split between a GPU, main memory and disk as on the CPU alone."""
+"""The same numbers with a model split between a GPU, main memory and disk as on the CPU alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.pipeline.runner import describe_model, run
 from arithscope.utils.progress import Silent
-from tests.conftest import smaller
-from tests.models.spread import (
+from tests.conftest import Smaller
+from tests.models.placements import (
     EVERYTHING,
-    ModelSource,
+    Device,
     assert_alike,
     assert_same,
     dispatched,
@@ -26,7 +26,7 @@ from tests.models.spread import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 NAMES = ("tiny-llama", "tiny-pythia", "tiny-gptj")
-WAYS: dict[str, tuple[tuple[ModelSource, ...], ModelSource]] = {  # where layers go, in turn, and all else
+WAYS: dict[str, tuple[tuple[Device, ...], Device]] = {  # devices of the layers, in turn, and of everything else
     "layers in memory": ((0, "cpu"), 0),
     "layers in memory and on disk": ((0, "cpu", "disk"), 0),
     "ends in memory": ((0,), "cpu"),
@@ -71,8 +71,8 @@ def test_auto_leaves_in_memory_what_does_not_fit(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("how", ["layers in memory and on disk", "most of it on disk", RUN_BY_BOTH])
 def test_a_whole_study(how: str, tmp_path: Path) -> None:
-    """Against one on the GPU alone, whose noise is like its own."""
-    settings = smaller(("+", "-"), 40, topk=16, neurons="atp")
+    """Against one on the GPU alone, with the same rounding noise."""
+    settings = Smaller(("+", "-"), 40, topk=16, neurons="atp")
     device = "cpu" if how == RUN_BY_BOTH else "cuda"
     theirs = run(load("tiny-llama", options=LoadOptions(device=device)), settings, tmp_path / "a", None, Silent())
     ours = run(spread("tiny-llama", how), settings, tmp_path / "b", None, Silent())

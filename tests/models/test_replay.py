@@ -87,7 +87,7 @@ def test_heads_and_whole_mlps_at_every_position(family: str, attention: str, bat
             patch_mlp = edit(model, Site.NEURONS, layer, positions=position, values=neurons[:, [position]])
             got = replay(tape, [patch_mlp], edited_logits)
             assert worst(got, full(model, ids, [patch_mlp])) < TOLERANCE
-            # What the first layer sees may be equal in both prompts; from the second on all earlier tokens mix in.
+            # The first layer may read the same in both prompts; from the second on all earlier tokens mix in.
             if layer >= 1 and position == model.positions.last:
                 assert worst(got[0], unedited) > 100 * TOLERANCE
 
@@ -147,7 +147,7 @@ def test_edits_of_the_tape_hold_in_every_replay(family: str, attention: str) -> 
     assert worst(tape.logits[None], record(model, ids, last).logits[None]) > 100 * TOLERANCE
 
 
-def test_edits_of_the_tape_on_one_side_of_its_beginning() -> None:
+def test_edits_of_the_tape_before_or_after_its_first_position() -> None:
     model = small("llama", "sdpa")
     ids, op2, last = some_ids(model), model.positions.op2, model.positions.last
     for position in (model.positions.op1, last):
@@ -157,7 +157,7 @@ def test_edits_of_the_tape_on_one_side_of_its_beginning() -> None:
         assert worst(replay(tape, [one], edited_logits), full(model, ids, [*common, one])) < TOLERANCE
 
 
-def test_single_neurons_are_edited_at_the_last_position_unless_said_otherwise() -> None:
+def test_single_neurons_are_edited_at_the_last_position_by_default() -> None:
     model = small("llama", "sdpa")
     ids = some_ids(model)
     tape = record(model, ids, model.positions.op1, neurons=[1])
@@ -229,7 +229,7 @@ def test_check_replay_accepts_the_family(family: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
-def test_behind_a_few_shot_prefix(family: str) -> None:
+def test_with_a_few_shot_prefix(family: str) -> None:
     model = small(family, prefix="1+2=3=4+5=9=")
     ids = some_ids(model)
     assert (ids.shape[1], model.positions.op1) == (17, 13)
@@ -292,7 +292,7 @@ def test_there_must_be_something_to_replay() -> None:
         replay_neurons(tape, 0, torch.tensor([], dtype=torch.long), torch.zeros(0, 1), edited_logits)
 
 
-def test_values_must_be_of_as_many_neurons() -> None:
+def test_there_must_be_a_value_for_each_neuron() -> None:
     model = small("llama", "sdpa")
     tape = record(model, some_ids(model), model.positions.last, neurons=[0])
     with pytest.raises(RuntimeError, match="must match"):
@@ -320,8 +320,8 @@ def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -
     # By default: 3 prompts for each variant, and for the unedited one that leads every chunk.
     for rows, want in ((2, [1, 1, 1]), (8, [1, 1, 1]), (9, [2, 1]), (12, [3])):
 
-        def rows_within(*asked: object, rows: int = rows) -> int:
-            assert asked == (model, ids.shape[1] - tape.first, ids.shape[1])
+        def rows_within(*arguments: object, rows: int = rows) -> int:
+            assert arguments == (model, ids.shape[1] - tape.first, ids.shape[1])
             return rows
 
         monkeypatch.setattr("arithscope.models.engine.replay.rows_that_fit", rows_within)
@@ -329,7 +329,7 @@ def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_cache_of_a_prefix() -> None:
-    """Row v·B + b has prefix b, in front of its own keys and values; nothing is stored."""
+    """Row v·B + b has prefix b before its own keys and values; nothing is stored."""
     generator = torch.Generator().manual_seed(0)
     prefix = [tuple(torch.randn(2, 3, 4, 5, generator=generator) for _ in range(2)) for _ in range(2)]
     for rows in (2, 6):

@@ -1,4 +1,4 @@
-"""The shared-prefix sweep against plain batches."""
+"""Sweeps with shared prefixes against plain batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.engine.interface import REPLAY
-from arithscope.models.engine.replicas import passes_at_once, replica
+from arithscope.models.engine.replicas import num_parallel_passes, replica
 from arithscope.models.engine.sweep import mean_activations, sweep, sweep_neurons
 from arithscope.models.hooks import capturing, edit, editing
 from arithscope.models.model import Model, Site
@@ -43,9 +43,9 @@ def test_sweep_equals_plain_batches(family: str, attention: str) -> None:
         covered[block.rows] += 1
         assert close(block.logits, logits[block.rows])
         for got, want in (
-            (block.seen.heads, seen.heads),
-            (block.seen.neurons, seen.neurons),
-            (block.seen.residual, seen.residual),
+            (block.activations.heads, seen.heads),
+            (block.activations.neurons, seen.neurons),
+            (block.activations.residual, seen.residual),
         ):
             for layer in got:
                 assert close(got[layer], want[layer][block.rows, -1])
@@ -69,7 +69,7 @@ def test_both_engines_see_the_same(family: str, attention: str) -> None:
         other, j = blocks[1][row]
         assert close(block.logits[i], other.logits[j])
         for site in ("heads", "neurons", "residual"):
-            got, want = getattr(block.seen, site), getattr(other.seen, site)
+            got, want = getattr(block.activations, site), getattr(other.activations, site)
             assert got.keys() == want.keys() == set(wanted[site])
             assert all(close(got[layer][i], want[layer][j]) for layer in got)
             assert all(x.shape[1] == model.encoder.length - model.positions.op2 for x in got.values())
@@ -80,12 +80,12 @@ def test_both_engines_see_the_same(family: str, attention: str) -> None:
             assert seen[0].shape == (1, len(rows))
             activations[:, rows] = seen[1]
     assert close(*neurons)
-    told = [torch.zeros(len(prompts), model.sizes.vocabulary) for _ in range(2)]
+    observed = [torch.zeros(len(prompts), model.sizes.vocabulary) for _ in range(2)]
     means = [
-        e.mean_activations(model, prompts, rows=17, see=lambda rows, logits, x=x: x.__setitem__(rows, logits))
-        for e, x in zip((fast, slow), told, strict=True)
+        e.mean_activations(model, prompts, rows=17, observe=lambda rows, logits, x=x: x.__setitem__(rows, logits))
+        for e, x in zip((fast, slow), observed, strict=True)
     ]
-    assert close(*told)
+    assert close(*observed)
     assert close(means[0].heads, means[1].heads)
     assert close(means[0].neurons, means[1].neurons)
 
@@ -118,39 +118,39 @@ def test_neurons_of_passes_that_end_early_equal_plain_batches(family: str, atten
     assert (covered == 1).all()
     assert sum(counted) == len(prompts)
     again, _ = plain(model, prompts)
-    assert again.shape == (len(prompts), model.sizes.vocabulary)  # nothing ends the passes that come after
+    assert again.shape == (len(prompts), model.sizes.vocabulary)  # later passes do not end early
 
 
 @pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """So many threads in torch, and therefore so many passes at a time."""
+    """Number of threads in torch, and therefore of parallel passes."""
     with torch_threads(request.param):
         yield request.param
 
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @families
-def test_passes_side_by_side_do_not_see_each_other(family: str, attention: str, threads: int) -> None:
-    """Every pass watches its own prompts only, whatever runs beside it."""
+def test_parallel_passes_do_not_see_each_other(family: str, attention: str, threads: int) -> None:
+    """Every pass captures its own prompts only."""
     model = small(family, attention)
-    assert passes_at_once(model) == threads
+    assert num_parallel_passes(model) == threads
     prompts = operand_grid("+-", 8)
     logits, seen = plain(model, prompts)
     for block in sweep(model, prompts, heads=[1], neurons=[0, 2], residual=[2], rows=9):
         assert close(block.logits, logits[block.rows])
-        assert close(block.seen.heads[1], seen.heads[1][block.rows, -1])
-        assert close(block.seen.neurons[2], seen.neurons[2][block.rows, -1])
-        assert close(block.seen.residual[2], seen.residual[2][block.rows, -1])
+        assert close(block.activations.heads[1], seen.heads[1][block.rows, -1])
+        assert close(block.activations.neurons[2], seen.neurons[2][block.rows, -1])
+        assert close(block.activations.residual[2], seen.residual[2][block.rows, -1])
     assert torch.get_num_threads() == threads
-    told = torch.zeros_like(logits)
-    means = mean_activations(model, prompts, rows=9, see=lambda rows, some: told.__setitem__(rows, some))
-    assert close(told, logits)
+    observed = torch.zeros_like(logits)
+    means = mean_activations(model, prompts, rows=9, observe=lambda rows, logits: observed.__setitem__(rows, logits))
+    assert close(observed, logits)
     for layer in range(model.sizes.layers):
         assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
         assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
 
 
-def test_a_twin_has_its_own_modules_and_the_same_weights() -> None:
+def test_a_replica_has_its_own_modules_and_the_same_weights() -> None:
     model = small("llama", "sdpa")
     other = replica(model)
     assert not set(map(id, model.hf_model.modules())) & set(map(id, other.hf_model.modules()))
@@ -164,8 +164,8 @@ def test_a_twin_has_its_own_modules_and_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
-def test_what_is_edited_is_edited_in_every_pass(threads: int) -> None:
-    """And no longer than it is."""
+def test_edits_apply_to_every_parallel_pass(threads: int) -> None:
+    """And only while they are in force."""
     model, prompts = small("llama", "sdpa"), operand_grid("+-", 6)
     unedited, _ = plain(model, prompts)
     ablated = edit(model, Site.NEURONS, 1, positions=model.positions.last)
@@ -175,7 +175,7 @@ def test_what_is_edited_is_edited_in_every_pass(threads: int) -> None:
                 assert close(block.logits, unedited[block.rows]) == (not change)
 
 
-def test_a_failure_in_a_pass_is_told() -> None:
+def test_an_error_in_a_pass_is_raised() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         raise ArithmeticError("no")
 
@@ -184,18 +184,18 @@ def test_a_failure_in_a_pass_is_told() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gptj"])
-def test_behind_a_few_shot_prefix(family: str) -> None:
+def test_with_a_few_shot_prefix(family: str) -> None:
     model = small(family, prefix="1+2=3=4+5=9=")
     prompts = operand_grid("+*", 5)
     logits, seen = plain(model, prompts)
     for block in sweep(model, prompts, neurons=[2], rows=10):
         assert close(block.logits, logits[block.rows])
-        assert close(block.seen.neurons[2], seen.neurons[2][block.rows, -1])
+        assert close(block.activations.neurons[2], seen.neurons[2][block.rows, -1])
     assert close(mean_activations(model, prompts, rows=10).heads[1], seen.heads[1].double().mean(0).float())
 
 
-def test_means_weigh_prompts_not_beginnings() -> None:
-    """Where beginnings are shared unequally, each prompt still counts once."""
+def test_means_weigh_prompts_not_prefixes() -> None:
+    """Where prefixes are shared unequally, each prompt still counts once."""
     model = small("llama", "sdpa")
     prompts = Prompts(np.array([3, 3, 3, 8]), np.array([0, 0, 0, 1]), np.array([1, 2, 5, 7]))
     _, seen = plain(model, prompts)

@@ -148,13 +148,13 @@ def models() -> None:
 
     from rich.table import Table
 
-    from arithscope.models.sources import FOLDER, checkpoint_folders, embedded_names
+    from arithscope.models.sources import FOLDER, embedded_names, local_checkpoints
 
     table = Table("model", "family", "MB", "earlier checkpoints (MODEL@CHECKPOINT)")
     for name in embedded_names():
         family = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))["model_type"]
         size = sum(f.stat().st_size for f in (FOLDER / name).rglob("*") if f.is_file()) / 1e6
-        table.add_row(name, family, f"{size:.1f}", " ".join(checkpoint_folders(FOLDER / name)))
+        table.add_row(name, family, f"{size:.1f}", " ".join(local_checkpoints(FOLDER / name)))
     Console().print(table)
 
 

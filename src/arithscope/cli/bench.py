@@ -26,11 +26,11 @@ from torch import Tensor
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.models.engine.replay import Reduce, record, replay_neurons
-from arithscope.models.flops import first_layer_run, row_operations
+from arithscope.models.flops import first_replayed_layer, flops_per_position
 from arithscope.models.hooks import Edit, capturing, editing
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model, Site
-from arithscope.models.transformer_lens import Lens, NoLens
+from arithscope.models.transformer_lens import TransformerLensModel, TransformerLensUnavailable
 from arithscope.pipeline.runner import device_name
 from arithscope.prompts import OPERATORS, counterfactuals, legal_prompts, random_source, sample
 from arithscope.report.terminal import bare_table
@@ -84,7 +84,7 @@ class Task:
             results.append(reduce(self.before[:ALONE], after))
         return torch.cat(results)
 
-    def in_lens(self, lens: Lens, neurons: Tensor, values: Tensor, reduce: Reduce) -> Tensor:
+    def in_lens(self, lens: TransformerLensModel, neurons: Tensor, values: Tensor, reduce: Reduce) -> Tensor:
         pairs = zip(neurons.tolist(), values, strict=True)
         logits = (lens.logits_with(self.ids, self.layer, neuron, new) for neuron, new in pairs)
         return torch.cat([reduce(self.before, after[None]) for after in logits])
@@ -141,10 +141,10 @@ def bench(
         raise UserError(f"{problem}; choose --layers from 0 to {depth - 1}, separated by commas.")
     if not seconds > 0:
         raise UserError(f"Nothing can be measured in {seconds:g} seconds; choose --seconds above 0.")
-    lens: Lens | str
+    lens: TransformerLensModel | str
     try:
-        lens = Lens(model)
-    except NoLens as reason:
+        lens = TransformerLensModel(model)
+    except TransformerLensUnavailable as reason:
         lens = str(reason)
     rows = []
     with progress.task("bench", len(chosen)) as advance:
@@ -169,7 +169,9 @@ def layer_numbers(text: str) -> list[int]:
         raise UserError(f"{text!r} names no layers; write numbers separated by commas, as in 16,24,31.") from None
 
 
-def _agreeing_methods(task: Task, lens: Lens | str) -> tuple[dict[str, Method], Lens | str]:
+def _agreeing_methods(
+    task: Task, lens: TransformerLensModel | str
+) -> tuple[dict[str, Method], TransformerLensModel | str]:
     """All methods, slowest first, and TransformerLens or the reason to leave it out. Raises UserError if ours disagree."""
     exact = torch.finfo(task.model.hf_model.dtype).bits >= 32 and not task.model.quantization
     tolerance = EXACT_TOLERANCE if exact else HALF_TOLERANCE
@@ -185,7 +187,7 @@ def _agreeing_methods(task: Task, lens: Lens | str) -> tuple[dict[str, Method], 
     in_lens = partial(task.in_lens, lens)
     try:
         difference = task.disagreement(in_lens)
-    except NoLens as reason:
+    except TransformerLensUnavailable as reason:
         return methods, str(reason)
     if not difference <= tolerance:
         return methods, f"its logits differ from ours by {difference:.2g} of what an edit of layer {task.layer} changes"
@@ -205,7 +207,7 @@ def _layer_rates(task: Task, methods: Mapping[str, Method], deadline: float) -> 
         if 2 * time.perf_counter() - started > deadline:  # another round would end after it
             break
     rates = {name: statistics.median(values) for name, values in timed.items()}
-    tflops = rates[REPLAY] * row_operations(task.model, first_layer_run(task.model, task.layer)) / 1e12
+    tflops = rates[REPLAY] * flops_per_position(task.model, first_replayed_layer(task.model, task.layer)) / 1e12
     multiples = {name: rates[REPLAY] / rate for name, rate in rates.items() if name != REPLAY}
     return {"layer": task.layer, "rates": rates, "tflops": tflops, "replay_over": multiples}
 

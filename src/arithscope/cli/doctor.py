@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arithscope.errors import UserError
-from arithscope.models.checks import Check, in_float32, rounding_noise, soundness, tokenisation
+from arithscope.models.checks import Check, float32_copy, rounding_noise, soundness_checks, tokenization_check
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import device_name, failed_checks
@@ -55,10 +55,10 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     for heading, checks in _checks(model, prompts):
         yield heading
         for check in checks:
-            yield f"  {'FAILS' if check.wrong else 'ok':7}{check.name:14}{check.wrong or check.says}"
-            failed += [check] if check.wrong else []
+            yield f"  {'FAILS' if check.problem else 'ok':7}{check.name:14}{check.problem or check.detail}"
+            failed += [check] if check.problem else []
     if failed:
-        raise failed_checks(model, [(check.name, check.wrong) for check in failed])
+        raise failed_checks(model, [(check.name, check.problem) for check in failed])
     weights = sum(p.numel() * p.element_size() for p in model.hf_model.parameters())
     yield f"memory        weights {_size(weights)}, plus for each stage:"
     for stage in all_stages():
@@ -69,16 +69,16 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
 def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Check]]]:
     """Checks with their headings. Models in lower precision are also checked in float32, if a copy fits into memory: this
     measures the rounding noise, so that it cannot hide an error."""
-    yield "tokens", [tokenisation(model, prompts)]
+    yield "tokens", [tokenization_check(model, prompts)]
     noise = None
     if model.dtype_name not in ("float32", "float64"):
-        if (wide := in_float32(model)) is not None:
-            yield "checks in float32", soundness(wide)
+        if (wide := float32_copy(model)) is not None:
+            yield "checks in float32", soundness_checks(wide)
             noise = rounding_noise(model, wide)
             yield "rounding", [Check("logits", f"{model.dtype_name} moves them by {noise:.1e} of their spread")]
         else:
             yield "checks in float32: skipped, as a float32 copy of the weights cannot be made or does not fit", []
-    yield f"checks in {model.dtype_name}", soundness(model, noise)
+    yield f"checks in {model.dtype_name}", soundness_checks(model, noise)
 
 
 def _size(n: int) -> str:

@@ -92,7 +92,7 @@ def measure_accuracy(model: Model, prompts: Prompts, seed: int = 0, progress: Pr
     answers = Answers(model, prompts)
     with (progress or Silent()).task("accuracy", len(prompts)) as advance:
         for block in model.engine.sweep(model, prompts, progress=advance):
-            answers.see(block.rows, block.logits)
+            answers.observe(block.rows, block.logits)
     return _tabulate(prompts, answers.predicted, answers.p_answer, seed)
 
 

@@ -37,7 +37,7 @@ from arithscope.experiments.common.samples import batches, splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.models.hooks import capturing, cutting, editing
+from arithscope.models.hooks import blocking_attention, capturing, editing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
 from arithscope.utils.progress import Advance
@@ -193,7 +193,7 @@ def isolated_scores(
     scores = []
     for _, batch in batches(model, prompts, 0):
         reduce = score_reducer(model, batch, lambda n: None)
-        with editing(model, edits, len(batch)), cutting(model, range(layer), attended, sources):
+        with editing(model, edits, len(batch)), blocking_attention(model, range(layer), attended, sources):
             logits = model.logits(model.encode(batch))
         scores.append(reduce(logits, logits[None])[0].cpu())
     advance(heads)

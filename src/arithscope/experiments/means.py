@@ -90,6 +90,6 @@ def grid_units(operators: int, max_operand: int) -> list[slice]:
 def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
     """Unit of work: mean activations of heads and neurons, predicted numbers, and probabilities of the right answer."""
     answers = Answers(model, prompts)
-    means = model.engine.mean_activations(model, prompts, advance, see=answers.see)
+    means = model.engine.mean_activations(model, prompts, advance, observe=answers.observe)
     heads, neurons = (x.cpu().numpy() for x in (means.heads, means.neurons))
     return heads, neurons, answers.predicted, answers.p_answer

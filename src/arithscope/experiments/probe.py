@@ -136,18 +136,18 @@ def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[
     distinct = prompts[examples]
     states = torch.empty(len(layers), len(distinct), model.sizes.width, dtype=model.hf_model.dtype, device=model.device)
 
-    def store(seen: dict[int, Tensor], rows: NDArray[np.int64]) -> None:
+    def store(activations: dict[int, Tensor], rows: NDArray[np.int64]) -> None:
         for i, layer in enumerate(layers):
-            states[i, torch.from_numpy(rows).to(states.device)] = seen[layer].to(states.device)
+            states[i, torch.from_numpy(rows).to(states.device)] = activations[layer].to(states.device)
 
     if at >= tail:
         for block in model.engine.sweep(model, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
-            store(block.seen.residual, block.rows)
+            store(block.activations.residual, block.rows)
     else:
         for rows, batch in batches(model, distinct, 0):
-            with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at].clone()) as seen:
+            with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at].clone()) as activations:
                 model.logits(model.encode(batch))
-            store(seen.residual, rows)
+            store(activations.residual, rows)
     owner, answer = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.answer))
     return Examples(states, owner, answer)
 

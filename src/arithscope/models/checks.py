@@ -1,6 +1,6 @@
-"""Whether what arithscope takes for granted holds of a subject: each check compares two ways of computing the same thing.
+"""Whether a model does what arithscope takes for granted: each check compares two ways of computing the same thing.
 
-A check that fails means that results would be wrong without looking wrong. So a run refuses such a subject.
+If a check fails, results would be wrong without looking wrong. So a run refuses such a model.
 """
 
 from __future__ import annotations
@@ -11,81 +11,87 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from arithscope.models.engine.fast_ops import library_modules
+from arithscope.models.engine.fast_ops import use_library_modules
+from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.engine.replay import record, replay, replay_neurons
 from arithscope.models.engine.replicas import replica
-from arithscope.models.hooks import Activations, capturing, edit, editing
+from arithscope.models.hooks import capturing, edit, layer_input
 from arithscope.models.memory import storage
-from arithscope.models.model import Model, Site
+from arithscope.models.model import Ids, Logits, Model, Site
 from arithscope.prompts import Prompts
 from arithscope.stats.effects import log_probability
 from arithscope.stats.faithfulness import normalized_logit
 from arithscope.utils.progress import Advance
 
-EXACT, HALF = 1e-3, 0.15  # differences that rounding can make, in float32 and in half precision, relative to the spread
-NOISE = 4  # times what rounding is known to do to the model's own logits
+EXACT, HALF = 1e-3, 0.15  # differences that rounding explains in float32 and in half precision, relative to the spread
+NOISE = 4  # allowed multiple of the known rounding noise of the model's own logits
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found, and, if it must not be so, why."""
+    """Result of one check; `problem` is empty if it passed."""
 
     name: str
-    says: str
-    wrong: str = ""
+    detail: str
+    problem: str = ""
 
 
 @dataclass(frozen=True)
-class _Examined:
-    """A subject with a few prompts, and the logits that its own pass gives them."""
+class _Sample:
+    """A few prompts, and the logits of the model's own pass."""
 
     model: Model
-    ids: Int[Tensor, "batch length"]
+    ids: Ids
     answers: Int[Tensor, " batch"]
-    logits: Float[Tensor, "batch vocabulary"]
+    logits: Logits
     allowed: float
 
-    def apart(self, other: Tensor) -> float:
-        """How far other logits of these prompts are from the model's own, in units of their spread over the vocabulary: root
-        mean square of the worst prompt. Not a number if any of them is not."""
+    def distance(self, other: Tensor) -> float:
+        """Distance of other logits from the model's own, in units of their standard deviation over the vocabulary: root mean
+        square, of the worst prompt. NaN if any of them is."""
         spread = float(self.logits.std(-1).mean()) or 1.0
         return float((other - self.logits).square().mean(-1).sqrt().max()) / spread
 
+    def compared(self, name: str, detail: str, distance: float, problem: str) -> Check:
+        """A check of a distance; "{}" in `detail` stands for it."""
+        excess = f"{problem} by {distance:.2g} of the logits' spread, where rounding explains {self.allowed:.2g}"
+        return Check(name, detail.format(f"{distance:.1e}"), "" if distance <= self.allowed else excess)
 
-def soundness(model: Model, noise: float | None = None) -> Iterator[Check]:
-    """All checks that take a few passes. `noise` is what rounding does to the model's own logits, where that is known."""
+
+def soundness_checks(model: Model, noise: float | None = None) -> Iterator[Check]:
+    """All checks that need a few passes. `noise` is the effect of rounding on the model's own logits, if known."""
     examples = model.encoder.examples()
     ids = model.encode(examples)
+    # A token for each prompt: the right answer where it is one token.
+    answers = model.encoder.answer_tokens[torch.from_numpy(examples.answer).clamp(0, model.limit - 1)].to(model.device)
     with torch.no_grad():
-        allowed = EXACT if _is_exact(model) else HALF if noise is None else NOISE * noise + EXACT
-        seen = _Examined(model, ids, _some_answers(model, examples), model.logits(ids), allowed)
+        allowed = EXACT if model.full_precision else HALF if noise is None else NOISE * noise + EXACT
+        sample = _Sample(model, ids, answers, model.logits(ids), allowed)
         for check in CHECKS:
-            found = check(seen)
-            yield found
-            if check is _logits and found.wrong:
-                return  # nothing can be compared with logits that are no numbers
+            yield (result := check(sample))
+            if check is _logits and result.problem:
+                return  # nothing can be compared with logits that are not finite
 
 
 def self_check(model: Model, *, advance: Advance) -> list[tuple[str, str]]:
-    """A unit: the names of failed checks, and why they failed."""
-    return [(check.name, check.wrong) for check in soundness(model) if check.wrong]
+    """A unit: names and problems of failed checks."""
+    return [(check.name, check.problem) for check in soundness_checks(model) if check.problem]
 
 
-def tokenisation(model: Model, prompts: Prompts) -> Check:
-    """Whether every one of these prompts is read as the tables of its encoder say."""
-    wrong = model.encoder.disagreement(prompts)
-    says = f"all {len(prompts):,} legal prompts are read as expected"
+def tokenization_check(model: Model, prompts: Prompts) -> Check:
+    """Whether the tokenizer reads every one of these prompts as the encoder's tables say."""
+    wrong = model.encoder.first_mismatch(prompts)
     if wrong is None:
-        return Check("tokenisation", says)
-    reason = f"its tokenizer reads {wrong!r} differently from its neighbours; choose another --template"
-    return Check("tokenisation", f"{wrong!r} is not read as expected", reason)
+        return Check("tokenisation", f"all {len(prompts):,} legal prompts are read as expected")
+    problem = f"its tokenizer reads {wrong!r} differently from its neighbours; choose another --template"
+    return Check("tokenisation", f"{wrong!r} is not read as expected", problem)
 
 
-def in_float32(model: Model) -> Model | None:
-    """The same subject with weights in float32; None where that is not possible, or takes more memory than there is."""
+def float32_copy(model: Model) -> Model | None:
+    """The model with weights in float32; None if that is impossible or does not fit in memory."""
     weights = sum(p.numel() for p in model.hf_model.parameters())
     if model.quantization or model.offloads or len(model.devices) > 1 or 4 * weights > storage(model):
         return None
@@ -96,74 +102,63 @@ def in_float32(model: Model) -> Model | None:
 
 @torch.no_grad()
 def rounding_noise(model: Model, wide: Model) -> float:
-    """How far the logits of a subject are from those that it has in float32, in units of their spread."""
+    """Distance of a model's logits from those in float32, in units of their spread."""
     ids = model.encode(model.encoder.examples())
-    return _Examined(wide, ids, ids[:, 0], wide.logits(ids), EXACT).apart(model.logits(ids))
+    return _Sample(wide, ids, ids[:, 0], wide.logits(ids), EXACT).distance(model.logits(ids))
 
 
-def _is_exact(model: Model) -> bool:
-    return torch.finfo(model.hf_model.dtype).bits >= 32 and not model.quantization
-
-
-def _some_answers(model: Model, prompts: Prompts) -> Tensor:
-    """A token of an answer for each prompt; the right one where there is one."""
-    known = torch.from_numpy(prompts.answer).clamp(0, model.limit - 1)
-    return model.encoder.answer_tokens[known].to(model.device)
-
-
-def _logits(seen: _Examined) -> Check:
+def _logits(sample: _Sample) -> Check:
     """Finite, and not the same for all tokens."""
-    spread = float(seen.logits.std(-1).min())
-    if not torch.isfinite(seen.logits).all():
-        reason = "its logits are not finite; try --dtype float32, or load its weights anew"
-        return Check("logits", "not finite", reason)
-    says = f"finite; they spread by {spread:.2g} over the vocabulary"
-    return Check("logits", says, "" if spread > 0 else "its logits are the same for all tokens")
+    if not torch.isfinite(sample.logits).all():
+        return Check(
+            "logits", "not finite", "its logits are not finite; try --dtype float32, or load its weights again"
+        )
+    spread = float(sample.logits.std(-1).min())
+    detail = f"finite; they spread by {spread:.2g} over the vocabulary"
+    return Check("logits", detail, "" if spread > 0 else "its logits are the same for all tokens")
 
 
-def _determinism(seen: _Examined) -> Check:
-    again = seen.model.logits(seen.ids)
-    apart = seen.apart(again)
-    says = "the same pass gives the same bits" if torch.equal(again, seen.logits) else f"repeated to {apart:.1e}"
-    return Check("determinism", says, _too_far(seen, apart, "its logits differ from one pass to the next"))
+def _determinism(sample: _Sample) -> Check:
+    again = sample.model.logits(sample.ids)
+    detail = "the same pass gives the same bits" if torch.equal(again, sample.logits) else "repeated to {}"
+    return sample.compared("determinism", detail, sample.distance(again), "its logits differ from one pass to the next")
 
 
-def _library(seen: _Examined) -> Check:
-    """Against the library's modules as they are, without our own ways of computing the same."""
-    if seen.model.offloads or seen.model.quantization:
+def _library(sample: _Sample) -> Check:
+    """Our fast modules against those of transformers."""
+    if sample.model.offloads or sample.model.quantization:
         return Check("library", "not compared: weights are fetched or quantised")
-    plain = replica(seen.model)
-    library_modules(plain.hf_model)
-    apart = seen.apart(plain.logits(seen.ids))
-    wrong = _too_far(seen, apart, "its logits differ from those of transformers' own modules")
-    return Check("library", f"equals transformers' own modules to {apart:.1e}", wrong)
+    plain = replica(sample.model)
+    use_library_modules(plain.hf_model)
+    distance = sample.distance(plain.logits(sample.ids))
+    problem = "its logits differ from those of transformers' own modules"
+    return sample.compared("library", "equals transformers' own modules to {}", distance, problem)
 
 
-def _batches(seen: _Examined) -> Check:
-    alone = torch.cat([seen.model.logits(row[None]) for row in seen.ids])
-    apart = seen.apart(alone)
-    says = f"a prompt alone equals the same prompt among others to {apart:.1e}"
-    return Check("batches", says, _too_far(seen, apart, "a prompt's logits depend on the prompts beside it"))
+def _batches(sample: _Sample) -> Check:
+    distance = sample.distance(torch.cat([sample.model.logits(row[None]) for row in sample.ids]))
+    detail = "a prompt alone equals the same prompt among others to {}"
+    return sample.compared("batches", detail, distance, "a prompt's logits depend on the prompts beside it")
 
 
-def _padding(seen: _Examined) -> Check:
-    """Prompts are never padded here; but if what is masked is not left out, the mask is not what it seems."""
-    model, (batch, length), pad = seen.model, seen.ids.shape, 3
-    ids = torch.cat([seen.ids[:, -1:].expand(batch, pad), seen.ids], dim=1)
+def _padding(sample: _Sample) -> Check:
+    """Prompts are never padded here; but if masked tokens are not left out, attention masks do not do what they should."""
+    model, (batch, length), pad = sample.model, sample.ids.shape, 3
+    ids = torch.cat([sample.ids[:, -1:].expand(batch, pad), sample.ids], dim=1)
     mask = torch.ones_like(ids)
     mask[:, :pad] = 0
     positions = torch.arange(-pad, length, device=ids.device).clamp(min=0).expand(batch, -1)
     output = model.hf_model(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1
     )
-    apart = seen.apart(model.last_logits(output))
-    says = f"masked tokens in front change nothing (to {apart:.1e})"
-    return Check("padding", says, _too_far(seen, apart, "masked tokens in front of a prompt change its logits"))
+    distance = sample.distance(model.last_logits(output))
+    problem = "masked tokens in front of a prompt change its logits"
+    return sample.compared("padding", "masked tokens in front change nothing (to {})", distance, problem)
 
 
-def _bos(seen: _Examined) -> Check:
-    encoder = seen.model.encoder
-    token, ids = encoder.tokenizer.bos_token_id, seen.ids[0].tolist()
+def _bos(sample: _Sample) -> Check:
+    encoder = sample.model.encoder
+    token, ids = encoder.tokenizer.bos_token_id, sample.ids[0].tolist()
     if token is None:
         return Check("BOS", "this tokenizer defines none; prompts begin with their first token")
     name = encoder.tokens([token])[0]
@@ -175,151 +170,132 @@ def _bos(seen: _Examined) -> Check:
     return Check("BOS", f"every prompt begins with one {name!r}; the tokenizer {too}")
 
 
-def _attention(seen: _Examined) -> Check:
-    """Also: the implementation that shows its weights computes the same as the one in use."""
-    model, layers = seen.model, range(seen.model.sizes.layers)
-    with capturing(model, attention=layers) as found:
-        apart = seen.apart(model.logits(seen.ids))
-    sums = max(float((found.attention[i].float().sum(-1) - 1).abs().max()) for i in layers)
-    ahead = max(float(found.attention[i].float().triu(1).abs().max()) for i in layers)
-    allowed = 1e-4 if _is_exact(model) else 0.02
+def _attention(sample: _Sample) -> Check:
+    """Attention patterns are causal distributions, and the implementation that returns them computes the same logits."""
+    model, layers = sample.model, range(sample.model.sizes.layers)
+    with capturing(model, attention=layers) as captured:
+        distance = sample.distance(model.logits(sample.ids))
+    patterns = [captured.attention[i].float() for i in layers]
+    sums = max(float((pattern.sum(-1) - 1).abs().max()) for pattern in patterns)
+    ahead = max(float(pattern.triu(1).abs().max()) for pattern in patterns)
+    allowed, detail = (
+        1e-4 if model.full_precision else 0.02,
+        f"rows sum to one (to {sums:.1e}), and nothing looks ahead",
+    )
     if not sums <= allowed:
-        wrong = f"rows of its attention patterns do not sum to one (off by {sums:.2g})"
-    elif not ahead <= allowed:
-        wrong = f"its attention looks ahead, with a weight of {ahead:.2g}"
-    else:
-        wrong = _too_far(seen, apart, "the attention that shows its weights computes something else")
-    return Check("attention", f"rows sum to one (to {sums:.1e}), and nothing looks ahead", wrong)
+        return Check("attention", detail, f"rows of its attention patterns do not sum to one (off by {sums:.2g})")
+    if not ahead <= allowed:
+        return Check("attention", detail, f"its attention looks ahead, with a weight of {ahead:.2g}")
+    return sample.compared("attention", detail, distance, "eager attention computes different logits")
 
 
-def _pieces(seen: _Examined) -> Check:
+def _components(sample: _Sample) -> Check:
     """Heads and value vectors add up to what the projections write, and that to the layer's output."""
-    model, layers = seen.model, range(seen.model.sizes.layers)
+    model, layers = sample.model, range(sample.model.sizes.layers)
     written: dict[tuple[Site, int], Tensor] = {}
-    entering: list[Tensor] = []
+    inputs: list[Tensor] = []
 
-    def watching(site: Site, layer: int) -> Callable[..., None]:
-        return lambda module, args, output: written.__setitem__((site, layer), output.to(model.device))
+    def on_output(site: Site, layer: int) -> Callable[..., None]:
+        return lambda module, args, output: written.__setitem__((site, layer), output.to(model.device).float())
 
-    handles = [model.module(s, i).register_forward_hook(watching(s, i)) for s in Site for i in layers]
+    handles = [model.module(s, i).register_forward_hook(on_output(s, i)) for s in Site for i in layers]
     handles.append(
         model.layers[0].register_forward_pre_hook(
-            lambda module, args, kwargs: entering.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            lambda module, args, kwargs: inputs.append(layer_input(args, kwargs)), with_kwargs=True
         )
     )
     try:
-        with capturing(model, heads=layers, neurons=layers, residual=layers) as found:
-            model.logits(seen.ids)
+        with capturing(model, heads=layers, neurons=layers, residual=layers) as captured:
+            model.logits(sample.ids)
     finally:
         for handle in handles:
             handle.remove()
-    streams = [x.to(model.device).float() for x in (entering[0], *(found.residual[i] for i in layers))]
-    off = []
+    streams = [x.to(model.device).float() for x in (inputs[0], *(captured.residual[i] for i in layers))]
+    errors = []
     for i in layers:
-        heads, neurons = written[Site.HEADS, i].float(), written[Site.NEURONS, i].float()
-        pieces = {
-            "the value vectors": (_from_value_vectors(model, found, i), neurons),
-            "the slices of heads": (_from_heads(model, found, i), heads),
+        heads, neurons = written[Site.HEADS, i], written[Site.NEURONS, i]
+        sums = {
+            "the value vectors": (_sum_of_neurons(model, captured.neurons[i], i), neurons),
+            "the slices of heads": (_sum_of_heads(model, captured.heads[i], i), heads),
         }
         if not model.architecture.post_norms:
-            pieces["attention and MLP"] = (streams[i] + heads + neurons, streams[i + 1])
-        for name, (summed, whole) in pieces.items():
-            apart = (summed - whole).square().mean().sqrt() / whole.square().mean().sqrt().clamp(min=1e-12)
-            off.append((float(apart), f"{name} of layer {i}"))
-    worst, where = _worst(off)
-    allowed = EXACT if _is_exact(model) else 0.05 if not model.quantization else HALF
-    wrong = "" if worst <= allowed else f"{where} do not add up to what it writes (off by {worst:.2g} of it)"
-    return Check("pieces", f"heads and value vectors add up to each layer's output (to {worst:.1e})", wrong)
+            sums["attention and MLP"] = (streams[i] + heads + neurons, streams[i + 1])
+        for name, (summed, whole) in sums.items():
+            error = (summed - whole).square().mean().sqrt() / whole.square().mean().sqrt().clamp(min=1e-12)
+            errors.append((float(error), f"{name} of layer {i}"))
+    worst, where = _worst(errors)
+    allowed = EXACT if model.full_precision else 0.05 if not model.quantization else HALF
+    problem = "" if worst <= allowed else f"{where} do not add up to what it writes (off by {worst:.2g} of it)"
+    return Check("components", f"heads and value vectors add up to each layer's output (to {worst:.1e})", problem)
 
 
-def _from_value_vectors(model: Model, found: Activations, layer: int) -> Tensor:
-    neurons = found.neurons[layer]
-    silent = model.module(Site.NEURONS, layer)(torch.zeros_like(neurons[:1, :1])).to(model.device).float()
-    return neurons.to(model.device).float() @ model.value_vectors(layer).float() + silent
+def _sum_of_neurons(model: Model, neurons: Tensor, layer: int) -> Tensor:
+    bias = model.module(Site.NEURONS, layer)(torch.zeros_like(neurons[:1, :1])).to(model.device).float()
+    return neurons.to(model.device).float() @ model.value_vectors(layer).float() + bias
 
 
-def _from_heads(model: Model, found: Activations, layer: int) -> Tensor:
-    """Each head alone through the projection, summed; what it writes without any head is in every one of them."""
-    heads, project = found.heads[layer], model.module(Site.HEADS, layer)
-    silent = project(torch.zeros_like(heads[:1, :1]).flatten(-2)).to(model.device).float()
-    total = silent.expand(*heads.shape[:2], -1).clone()
+def _sum_of_heads(model: Model, heads: Tensor, layer: int) -> Tensor:
+    """Each head alone through the projection, summed; the bias, which each of them adds, counts once."""
+    project = model.module(Site.HEADS, layer)
+    bias = project(torch.zeros_like(heads[:1, :1]).flatten(-2)).to(model.device).float()
+    total = bias.expand(*heads.shape[:2], -1).clone()
     for i in range(model.sizes.heads):
         alone = torch.zeros_like(heads)
         alone[:, :, i] = heads[:, :, i]
-        total += project(alone.flatten(-2)).to(model.device).float() - silent
+        total += project(alone.flatten(-2)).to(model.device).float() - bias
     return total
 
 
-def _centring(seen: _Examined) -> Check:
-    """NL and the probability of the answer do not notice a number that is added to all logits."""
-    spread = float(seen.logits.std(-1).mean())
-    moved = seen.logits + 3 * spread
-    nl, nl_moved = (normalized_logit(x, seen.answers) for x in (seen.logits, moved))
-    p, p_moved = (log_probability(x, seen.answers) for x in (seen.logits, moved))
+def _centring(sample: _Sample) -> Check:
+    """A constant added to all logits changes neither NL nor the probability of the answer."""
+    spread = float(sample.logits.std(-1).mean())
+    both = sample.logits, sample.logits + 3 * spread
+    nl, nl_moved = (normalized_logit(x, sample.answers) for x in both)
+    p, p_moved = (log_probability(x, sample.answers) for x in both)
     off = max(float((nl - nl_moved).abs().max()), float((p - p_moved).abs().max()))
-    mean = float(seen.logits.mean(-1).abs().max()) / spread
-    says = f"logits are centred first; uncentred, their mean is up to {mean:.1g} of their spread"
-    return Check("centring", says, "" if off <= EXACT else f"centred logits notice what is added to all ({off:.2g})")
+    mean = float(sample.logits.mean(-1).abs().max()) / spread
+    detail = f"logits are centred first; uncentred, their mean is up to {mean:.1g} of their spread"
+    problem = "" if off <= EXACT else f"centred logits change if a constant is added to all ({off:.2g})"
+    return Check("centring", detail, problem)
 
 
-def _replay(seen: _Examined) -> Check:
-    """At every layer: the unedited replay from there, one with a head or half of the neurons silenced at one of the named
-    positions, and one with a single neuron turned around at the last; each against a full pass with the same edit."""
-    model, (batch, length) = seen.model, seen.ids.shape
-    named, n_heads, n_neurons = list(model.positions.named().items()), model.sizes.heads, model.sizes.neurons
-    off = []
-    for layer in range(model.sizes.layers):
+def _replay(sample: _Sample) -> Check:
+    """At every layer: an unedited replay, one with a head or half of the neurons ablated at one of the named positions, and one
+    with a neuron's sign flipped at the last; each against full passes."""
+    model, ids, slow = sample.model, sample.ids, FullPass()
+    named, s, last = list(model.positions.named().items()), model.sizes, sample.ids.shape[1] - 1
+    whole, errors = slow.record(model, ids, 0), []
+    for layer in range(s.layers):
         name, at = named[layer % len(named)]
-        heads, neurons = (torch.zeros(2, n, dtype=torch.bool, device=model.device) for n in (n_heads, n_neurons))
-        heads[0, layer % n_heads] = True
+        heads, neurons = (torch.zeros(2, n, dtype=torch.bool, device=model.device) for n in (s.heads, s.neurons))
+        heads[0, layer % s.heads] = True
         neurons[1, ::2] = True
-        edits = [
-            edit(model, Site.HEADS, layer, heads, positions=at),
-            edit(model, Site.NEURONS, layer, neurons, positions=at),
+        edits = [edit(model, site, layer, x, positions=at) for site, x in zip(Site, (heads, neurons), strict=True)]
+        unedited, edited = replay(record(model, ids, at), edits, _both).unbind(-1)
+        full = slow.replay(whole, edits, _both)[..., 1]
+        errors += [(sample.distance(x), f"an unedited replay from layer {layer} and {name} on") for x in unedited]
+        errors += [
+            (sample.distance(x), f"an edited replay at layer {layer} and {name}") for x in edited - full + sample.logits
         ]
-        unedited, edited = replay(record(model, seen.ids, at), edits, _both).unbind(-1)
-        with editing(model, edits, batch):
-            full = model.logits(seen.ids.repeat(2, 1)).view(2, batch, -1)
-        off += [(seen.apart(x), f"an unedited replay from layer {layer} and {name} on") for x in unedited]
-        off += [(seen.apart(x), f"an edited replay at layer {layer} and {name}") for x in edited - full + seen.logits]
-        tape = record(model, seen.ids, length - 1, neurons=[layer])
+        tape = record(model, ids, last, neurons=[layer])
         active = tape.neurons[layer][:, -1].float().abs().sum(0).argmax()
-        value = -tape.neurons[layer][:, -1, active]
-        one = replay_neurons(tape, layer, active[None].cpu(), value[None], lambda before, after: after)[0]
-        turned = edit(model, Site.NEURONS, layer, [int(active)], positions=length - 1, values=value[:, None, None])
-        with editing(model, [turned], batch):
-            full = model.logits(seen.ids)
-        off.append((seen.apart(one - full + seen.logits), f"a replay with neuron L{layer}N{int(active)} edited"))
-    worst, where = _worst(off)
-    wrong = _too_far(seen, worst, f"{where} differs from a full pass")
-    return Check("replay", f"equals full passes, edited at every layer, to {worst:.1e} of the logits' spread", wrong)
+        flipped = (layer, active[None].cpu(), -tape.neurons[layer][None, :, -1, active], _both)
+        difference = replay_neurons(tape, *flipped)[0, ..., 1] - slow.replay_neurons(whole, *flipped)[0, ..., 1]
+        where = f"a replay with neuron L{layer}N{int(active)} edited"
+        errors.append((sample.distance(difference + sample.logits), where))
+    worst, where = _worst(errors)
+    detail = "equals full passes, edited at every layer, to {} of the logits' spread"
+    return sample.compared("replay", detail, worst, f"{where} differs from a full pass")
 
 
-def _both(before: Tensor, after: Tensor) -> Tensor:
-    """Of each variant the unedited logits and the edited ones, whether variants come together or one at a time."""
-    return torch.stack([before.expand_as(after), after], -1)
+def _both(unedited: Tensor, edited: Tensor) -> Tensor:
+    """Unedited and edited logits of each variant."""
+    return torch.stack([unedited.expand_as(edited), edited], -1)
 
 
-def _worst(off: list[tuple[float, str]]) -> tuple[float, str]:
-    """The largest difference and where it is; one that is not a number is larger than any."""
-    return max(off, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
+def _worst(errors: list[tuple[float, str]]) -> tuple[float, str]:
+    """The largest error; NaN counts as larger than any."""
+    return max(errors, key=lambda error: math.inf if math.isnan(error[0]) else error[0])
 
 
-def _too_far(seen: _Examined, apart: float, what: str) -> str:
-    if apart <= seen.allowed:
-        return ""
-    return f"{what} by {apart:.2g} of the logits' spread, where rounding explains {seen.allowed:.2g}"
-
-
-CHECKS: tuple[Callable[[_Examined], Check], ...] = (
-    _logits,
-    _determinism,
-    _library,
-    _bos,
-    _batches,
-    _padding,
-    _attention,
-    _pieces,
-    _centring,
-    _replay,
-)
+CHECKS = (_logits, _determinism, _library, _bos, _batches, _padding, _attention, _components, _centring, _replay)

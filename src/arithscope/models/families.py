@@ -1,4 +1,4 @@
-"""Where things are in each family of models: one row a family, and nothing else in the package knows module names."""
+"""Module names of each supported family: one row per family; nothing else in the package knows them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Architecture:
-    """Module paths of a family (the key of FAMILIES is the `model_type` of its Hugging Face configuration).
+    """Module paths of a family; the key of FAMILIES is the `model_type` of its Hugging Face configuration.
 
-    `mlp_activation`: the MLP's activation function. `gated`: what it gives is multiplied by a second projection.
-    `post_norms`: the outputs of attention and MLP are normalised once more before they join the residual stream, so a
-    change of a neuron does not reach it linearly. `gain_offset`: what the final norm adds to its stored weight.
-    `eager_only`: the fused attention of this family is absent or leaves something out (attention soft-capping).
+    Attributes:
+        gated: Whether the activation function's output is multiplied by a second projection.
+        post_norms: Whether the outputs of attention and MLP are normalised before they join the residual stream, so that a
+            neuron does not write to it linearly.
+        gain_offset: What the final norm adds to its stored weight.
+        eager_only: Whether the family's fused attention is missing or incomplete (attention soft-capping).
     """
 
     layers: str = "model.layers"

@@ -1,8 +1,8 @@
-"""A model made linear around a prompt, for gradients that see further than the next step.
+"""A model made linear around a prompt, for gradients that estimate large changes better.
 
-A gradient says what an infinitesimal step does. A patch is a long one, and on its way norms rescale and activation functions
-bend. Inside `linearised` gradients ignore that: what a norm or an activation function multiplies its input with counts as
-a constant. Forward passes give the same as ever.
+A gradient describes an infinitesimal step. A patch is a large one, along which norms rescale and activation functions bend.
+Inside `linearized` gradients ignore that: the factor by which a norm or an activation function multiplies its input counts as
+a constant. Forward passes stay the same.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from arithscope.models.offload import weight_of
 
 @contextmanager
 def linearized(model: Model) -> Iterator[None]:
-    """Backward passes through norms, activation functions and gates as through linear maps.
+    """Backward passes inside treat norms, activation functions and gates as linear maps.
 
     norm                   the scale is held constant; a LayerNorm's centring stays
     activation function    f(x) = x · [f(x) / x], with the bracket held constant
     gate                   of the product act(gate) · up, each factor gets half of the gradient
 
-    The other usual rule for gates, act(gate) held constant and the whole gradient to up, came out a little worse: on
-    tiny-llama its estimates' rank correlation with exact effects was .63 instead of .64 (by log-ratio .61 instead of .62).
+    The other usual rule for gates, act(gate) held constant and the whole gradient to up, is slightly worse: on tiny-llama the
+    rank correlation of its estimates with exact effects is .63 instead of .64 (by log-ratio .61 instead of .62).
     """
     with ExitStack() as stack:
         for norm in (m for m in model.hf_model.modules() if isinstance(m, type(model.final_norm))):
@@ -36,14 +36,14 @@ def linearized(model: Model) -> Iterator[None]:
             activation = layer.get_submodule(model.architecture.mlp_activation)
             stack.callback(activation.register_forward_hook(_at_activation).remove)
             if model.architecture.gated:
-                # Ahead of all other hooks: what they see is the neuron itself, whose own gradient is not halved.
+                # Before all other hooks: they capture the neuron itself, whose own gradient is not halved.
                 handle = model.module(Site.NEURONS, i).register_forward_pre_hook(_at_product, prepend=True)
                 stack.callback(handle.remove)
         yield
 
 
 def _at_norm(module: Any, args: Any, output: Tensor) -> Tensor:
-    x = args[0].to(output.device)  # a norm may run elsewhere than what is before it
+    x = args[0].to(output.device)  # a norm may run on another device than the module before it
     if not isinstance(module, nn.LayerNorm):
         return _proportional(x, output)
     scale = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
@@ -64,5 +64,5 @@ def _proportional(x: Tensor, output: Tensor) -> Tensor:
 
 
 def _with_slope(x: Tensor, output: Tensor, slope: Tensor) -> Tensor:
-    """The output as it is, but with this slope, entry by entry, with respect to x."""
+    """The same output, but with this element-wise slope with respect to x."""
     return output.detach() + slope.detach() * (x - x.detach())

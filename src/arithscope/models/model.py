@@ -1,4 +1,4 @@
-"""Subject: a causal language model with its tokenizer, seen through the handful of things every experiment needs."""
+"""A causal language model with its tokenizer, and the few operations that every experiment needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from arithscope.errors import UserError
-from arithscope.models.engine.fast_ops import exact_product, quicken
+from arithscope.models.engine.fast_ops import unrounded_linear, use_fast_modules
 from arithscope.models.families import FAMILIES
 from arithscope.models.offload import devices, main_device, offloaded, weight_of
 from arithscope.models.tokenization import Positions, PromptEncoder
@@ -23,10 +23,13 @@ from arithscope.prompts import Prompts, Template
 if TYPE_CHECKING:
     from arithscope.models.engine.interface import Engine
 
+Ids = Int[Tensor, "batch length"]  # tokens of prompts, which all have the same length
+Logits = Float[Tensor, "batch vocabulary"]  # at the last position
+
 
 class Site(StrEnum):
-    """The two places where components live: slices of the input to a layer's attention output projection (heads), and
-    entries of the input to its MLP down projection (neurons; all of them together are the whole MLP)."""
+    """Where components live: heads are slices of the input to a layer's attention output projection, neurons are entries of
+    the input to its MLP down projection (all of them together are the whole MLP)."""
 
     HEADS = "heads"
     NEURONS = "neurons"
@@ -34,13 +37,13 @@ class Site(StrEnum):
 
 @dataclass(frozen=True)
 class Identity:
-    """What exactly was studied: enough to tell two subjects apart and to find one again."""
+    """What exactly was studied: enough to tell two models apart and to find one again."""
 
     name: str
     revision: str
     weight_hash: str
     tokenizer_hash: str
-    source: str = ""  # what `load` was given, a path in full: where to find it again
+    source: str = ""  # the argument of `load`, a path in full
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,29 @@ class Sizes:
 
 
 class Model:
-    """A loaded model, frozen, in evaluation mode. Make one with `load`."""
+    """A loaded model, frozen and in evaluation mode. Made by `load`.
+
+    Attributes:
+        hf_model: The Hugging Face model.
+        tokenizer: Its tokenizer.
+        identity: Name, revision and hashes.
+        family: The `model_type` of its configuration, a key of `FAMILIES`.
+        sizes: Number of layers, heads, neurons and so on.
+        encoder: Maps prompts to tokens.
+        layers: The decoder layers.
+
+    Example:
+        >>> model = arithscope.load("tiny-llama")
+        >>> prompts = arithscope.legal_prompts("+", 99, model.limit)
+        >>> logits = model.logits(model.encode(prompts[:8]))  # [8, vocabulary]
+    """
 
     def __init__(self, hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None = None):
         config = hf_model.config.get_text_config()
         if config.model_type not in FAMILIES:
             raise unknown_family(config.model_type)
         self.hf_model, self.tokenizer, self.identity = hf_model.eval().requires_grad_(False), tokenizer, identity
-        quicken(hf_model)
+        use_fast_modules(hf_model)
         self._engine: Engine | None = None
         self.family = config.model_type
         self.architecture = architecture = FAMILIES[self.family]
@@ -76,58 +94,58 @@ class Model:
         self.unembedding = hf_model.get_output_embeddings()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)
         heads = config.num_attention_heads
-        key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+        neurons, width = _widths(self._sites[Site.NEURONS][0])
         self.sizes = Sizes(
             layers=len(self.layers),
             heads=heads,
-            key_value_heads=key_value_heads,
-            head_dim=_shape(self._sites[Site.HEADS][0])[0] // heads,
-            neurons=_shape(self._sites[Site.NEURONS][0])[0],
-            width=_shape(self._sites[Site.NEURONS][0])[1],
-            vocabulary=_shape(self.unembedding)[1],
+            key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=_widths(self._sites[Site.HEADS][0])[0] // heads,
+            neurons=neurons,
+            width=width,
+            vocabulary=_widths(self.unembedding)[1],
             parameters=hf_model.num_parameters(),
         )
         self.encoder = PromptEncoder(tokenizer, template or Template())
         known = min(self.sizes.vocabulary, hf_model.get_input_embeddings().num_embeddings)
-        if not 0 <= self.encoder.top_token < known:
+        if not 0 <= self.encoder.max_token < known:
             raise UserError(
-                f"The tokenizer of {identity.name} has token {self.encoder.top_token}, but its model knows only {known}; "
+                f"The tokenizer of {identity.name} has token {self.encoder.max_token}, but its model knows only {known}; "
                 "tokenizer and weights do not belong together."
             )
 
     def __repr__(self) -> str:
         s = self.sizes
         return (
-            f"Subject({self.identity.name!r}, {self.family}, {s.layers} layers × ({s.heads} heads + {s.neurons} neurons), "
+            f"Model({self.identity.name!r}, {self.family}, {s.layers} layers × ({s.heads} heads + {s.neurons} neurons), "
             f"{s.parameters:,} parameters, {self.dtype_name} on {self.device})"
         )
 
     @property
     def engine(self) -> Engine:
-        """What experiments run edited passes and sweeps with: the fast replay engine unless `with_engine` chose another."""
+        """Runs edited passes and sweeps: by default the fast replay engine."""
         from arithscope.models.engine.interface import REPLAY
 
         return self._engine or REPLAY
 
     def with_engine(self, engine: Engine) -> Model:
-        """Return a shallow copy that uses another engine; modules, weights and tokenizer are shared."""
+        """Return a shallow copy with another engine; modules, weights and tokenizer are shared."""
         other = copy.copy(self)
         other._engine = engine
         return other
 
     @property
     def device(self) -> torch.device:
-        """Where prompts go, and where the results of all methods are, wherever the model's parts may be."""
+        """Device of the prompts and of all results, wherever the model's parts are."""
         return main_device(self.hf_model)
 
     @cached_property
     def devices(self) -> set[torch.device]:
-        """All that parts of the model run on."""
+        """All devices that parts of the model run on."""
         return devices(self.hf_model)
 
     @cached_property
     def offloads(self) -> bool:
-        """Whether some weights are fetched anew in every pass."""
+        """Whether some weights are fetched again in every pass."""
         return any(map(offloaded, self.hf_model.modules()))
 
     @property
@@ -136,15 +154,20 @@ class Model:
 
     @property
     def quantization(self) -> str:
-        """How the weights are quantised in memory; empty where they are not (a GGUF file's are unpacked on loading)."""
-        said = getattr(self.hf_model.config, "quantization_config", None)
-        if said is None or not getattr(self.hf_model, "is_quantized", False):
+        """Quantisation of the weights in memory; empty if there is none (a GGUF file is dequantised on loading)."""
+        config = getattr(self.hf_model.config, "quantization_config", None)
+        if config is None or not getattr(self.hf_model, "is_quantized", False):
             return ""
-        fields = said if isinstance(said, dict) else said.to_dict()
+        fields = config if isinstance(config, dict) else config.to_dict()
         bits = [name for name in ("4bit", "8bit") if fields.get(f"load_in_{name}")]
         method = fields.get("quant_method", "quantized")
         name = bits[0] if bits else str(getattr(method, "value", method))
         return "" if name == "gguf" else name
+
+    @property
+    def full_precision(self) -> bool:
+        """Whether weights are float32 or better."""
+        return torch.finfo(self.hf_model.dtype).bits >= 32 and not self.quantization
 
     @property
     def attention_implementation(self) -> str:
@@ -152,7 +175,7 @@ class Model:
 
     @property
     def limit(self) -> int:
-        """The single-token limit s: 0…s−1 are one token each."""
+        """The single-token limit s: the numbers 0…s−1 are one token each."""
         return self.encoder.limit
 
     @property
@@ -166,40 +189,40 @@ class Model:
     def attention(self, layer: int) -> Any:
         return self.layers[layer].get_submodule(self.architecture.attention)
 
-    def entries(self, site: Site) -> tuple[int, int]:
-        """How many components a layer has at this site, and how wide each is."""
+    def component_shape(self, site: Site) -> tuple[int, int]:
+        """Number of components of a layer at this site, and the width of each."""
         return (self.sizes.heads, self.sizes.head_dim) if site is Site.HEADS else (self.sizes.neurons, 1)
 
-    def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
+    def encode(self, prompts: Prompts) -> Ids:
         return self.encoder.encode(prompts).to(self.device)
 
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
         return self.encoder.answers(prompts).to(self.device)
 
     @cached_property
-    def number_of_token(self) -> Int[Tensor, " vocabulary"]:
-        """The number that each token is as an answer; −1 for those that are none."""
+    def token_numbers(self) -> Int[Tensor, " vocabulary"]:
+        """The number that each token stands for as an answer; −1 for other tokens."""
         numbers = torch.full((self.sizes.vocabulary,), -1, dtype=torch.int32)
         numbers[self.encoder.answer_tokens] = torch.arange(self.limit, dtype=torch.int32)
         return numbers
 
-    def embed(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length width"]:
-        """The tokens' embeddings. Some families scale them, or add those of positions, before the first layer."""
+    def embed(self, ids: Ids) -> Float[Tensor, "batch length width"]:
+        """Token embeddings. Some families scale them, or add position embeddings, before the first layer."""
         return self.hf_model.get_input_embeddings()(ids).to(self.device)
 
-    def logits(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocabulary"]:
-        """The model's own logits for the token after the last one, in float32 or better; edits in force apply."""
+    def logits(self, ids: Ids) -> Logits:
+        """The model's own logits after the last token, in float32 or better; edits in force apply."""
         return self.last_logits(self.hf_model(input_ids=ids, use_cache=False, logits_to_keep=1))
 
     @staticmethod
-    def last_logits(output: Any) -> Float[Tensor, "batch vocabulary"]:
-        """The last position's logits in a model's output, in float32 or better."""
+    def last_logits(output: Any) -> Logits:
+        """Logits at the last position of a Hugging Face model's output, in float32 or better."""
         return _at_least_float32(output.logits[:, -1])
 
     def unembed(self, residual: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
-        """From the last layer's output to logits, as the model itself does it, but not rounded to half precision at the end:
-        that would be coarser than the effect of most neurons."""
-        logits = exact_product(self.unembedding, self.final_norm(residual))
+        """Map the last layer's output to logits as the model does, but without rounding them to half precision, which would
+        be coarser than the effect of most neurons."""
+        logits = unrounded_linear(self.unembedding, self.final_norm(residual))
         if self._soft_cap is not None:
             logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
         return _at_least_float32(logits).to(self.device)
@@ -214,29 +237,27 @@ class Model:
         return self._value_vectors_by_probing(down).to(self.device)
 
     def _value_vectors_by_probing(self, down: Any) -> Float[Tensor, "neurons width"]:
-        """Quantised weights cannot be read off; what the projection does to unit vectors can."""
+        """Quantised weights cannot be read, but the projection can be applied to unit vectors."""
         unit = torch.eye(self.sizes.neurons, device=self.device, dtype=self.hf_model.dtype)
-        nothing = down(torch.zeros_like(unit[:1]))
-        return torch.cat([down(block) - nothing for block in unit.split(1024)])
+        bias = down(torch.zeros_like(unit[:1]))
+        return torch.cat([down(block) - bias for block in unit.split(1024)])
 
     @cached_property
     def _gain(self) -> Float[Tensor, " width"]:
         return weight_of(self.final_norm).to(self.device).float() + self.architecture.gain_offset
 
     def logit_lens(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
-        """What vectors add to the logits, up to the final norm's scale: its gain, then the unembedding, without biases.
-
-        A LayerNorm also removes the mean, which is as linear as the gain, so the lens does too.
-        """
+        """What vectors add to the logits, up to the final norm's scale: the linear part of the final norm, then the
+        unembedding, without biases."""
         weight = weight_of(self.unembedding)
-        return torch.nn.functional.linear(self.before_unembedding(vectors).to(weight), weight).float().to(self.device)
+        return nn.functional.linear(self.final_norm_linear(vectors).to(weight), weight).float().to(self.device)
 
-    def before_unembedding(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
-        """The linear part of the final norm."""
+    def final_norm_linear(self, vectors: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """The linear part of the final norm: its gain, and a LayerNorm's centring."""
         return self._centred(vectors.to(self.device).float()) * self._gain
 
     def logit_lens_direction(self, tokens: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
-        """For each token the vector whose dot product with any vector is the lens's logit of that token."""
+        """For each token the vector whose dot product with any vector is that vector's logit-lens logit of the token."""
         weight = weight_of(self.unembedding)
         return self._centred(weight[tokens.to(weight.device)].to(self.device).float() * self._gain)
 
@@ -255,8 +276,6 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _shape(module: Any) -> tuple[int, int]:
-    """Input and output width of a linear map; GPT-2 stores its own kind, transposed."""
-    if isinstance(module, Conv1D):
-        return module.nx, module.nf
-    return module.in_features, module.out_features
+def _widths(module: Any) -> tuple[int, int]:
+    """Input and output width of a linear map, also of GPT-2's transposed kind."""
+    return (module.nx, module.nf) if isinstance(module, Conv1D) else (module.in_features, module.out_features)

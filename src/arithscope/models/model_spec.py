@@ -1,6 +1,6 @@
-"""A subject taken apart, so that it can be put together in other processes: its hull, and its weights as plain bytes.
+"""A model taken apart so that other processes can rebuild it: a ModelSpec, and its weights as plain bytes.
 
-Processes on a machine that find these bytes in shared memory build their models around them without a copy.
+Processes that find these bytes in shared memory build their models around them without a copy.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from arithscope.errors import UserError
 from arithscope.models.engine.replay import check_replay
 from arithscope.models.model import Identity, Model
+from arithscope.models.untrained import empty_model
 from arithscope.prompts import Template
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Every parameter and buffer, stored or not. Tied ones are there once: several names may have the same number."""
+    """Every parameter and buffer, persistent or not. Tied ones are stored once: several names share an index."""
 
     arrays: list[NDArray[np.uint8]]
-    kinds: list[tuple[torch.dtype, tuple[int, ...]]]
-    numbers: dict[str, int]  # of each name the place of its array
+    formats: list[tuple[torch.dtype, tuple[int, ...]]]
+    indices: dict[str, int]  # name → array
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSpec:
-    """All of a subject but its weights."""
+    """All of a model but its weights."""
 
     config: Any
     tokenizer: Any
@@ -44,38 +44,37 @@ class ModelSpec:
     quantized: bool
 
     def empty(self) -> Model:
-        """A subject that knows its sizes, its tokens and what it is called, but cannot be run."""
-        return Model(self._model(), self.tokenizer, self.identity, self.template)
+        """A model with sizes, tokenizer and identity that cannot be run."""
+        return Model(self._empty_hf_model(), self.tokenizer, self.identity, self.template)
 
     def filled(self, weights: Weights, device: torch.device) -> Model:
-        """The subject itself. On the CPU its weights are the given bytes, not copies of them."""
-        hf_model = self._model()
+        """The model itself. On the CPU its weights are the given bytes, not copies of them."""
+        hf_model = self._empty_hf_model()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is not, and need not be
-            found = [
+            warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is read-only
+            tensors = [
                 torch.from_numpy(array).view(dtype).view(shape).to(device)
-                for array, (dtype, shape) in zip(weights.arrays, weights.kinds, strict=True)
+                for array, (dtype, shape) in zip(weights.arrays, weights.formats, strict=True)
             ]
         parameters: dict[int, nn.Parameter] = {}
-        for name, number in weights.numbers.items():
+        for name, index in weights.indices.items():
             path, _, leaf = name.rpartition(".")
             owner = hf_model.get_submodule(path)
             if leaf in owner._parameters:
-                if number not in parameters:
-                    parameters[number] = nn.Parameter(found[number], requires_grad=False)
-                owner._parameters[leaf] = parameters[number]
+                if index not in parameters:
+                    parameters[index] = nn.Parameter(tensors[index], requires_grad=False)
+                owner._parameters[leaf] = parameters[index]
             else:
-                owner._buffers[leaf] = found[number]
+                owner._buffers[leaf] = tensors[index]
         model = Model(hf_model, self.tokenizer, self.identity, self.template)
         check_replay(model, model.encode(model.encoder.examples()))
         return model
 
-    def _model(self) -> Any:
-        plain = copy.deepcopy(self.config)
-        if hasattr(plain, "quantization_config"):
-            del plain.quantization_config  # an empty model is not quantised
-        with torch.device("meta"):
-            hf_model = AutoModelForCausalLM.from_config(plain, dtype=self.dtype, attn_implementation=self.attention)
+    def _empty_hf_model(self) -> Any:
+        config = copy.deepcopy(self.config)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # an empty model is not quantised
+        hf_model = empty_model(config, dtype=self.dtype, attn_implementation=self.attention)
         if self.quantized:
             hf_model.config.quantization_config, hf_model.is_quantized = self.config.quantization_config, True
         return hf_model
@@ -94,22 +93,18 @@ def model_spec(model: Model) -> ModelSpec:
 
 
 def weights_of(model: Model) -> Weights:
-    """Views of the weights, if they are on the CPU; else copies."""
+    """Views of the weights if they are on the CPU, otherwise copies."""
     hf_model = model.hf_model
     named = [*hf_model.named_parameters(remove_duplicate=False), *hf_model.named_buffers(remove_duplicate=False)]
     if model.quantization or any(tensor.device.type == "meta" for _, tensor in named):
         raise UserError(
             f"The weights of {model.identity.name} are quantised or offloaded and cannot be sent to other processes; give "
-            "the subject's name, so that each loads it itself."
+            "the model's name, so that each process loads it itself."
         )
-    places: dict[int, int] = {}
-    distinct: list[Tensor] = []
-    for _, tensor in named:
-        if id(tensor) not in places:
-            places[id(tensor)] = len(distinct)
-            distinct.append(tensor)
+    distinct: dict[int, Tensor] = {id(tensor): tensor for _, tensor in named}
+    index = {key: i for i, key in enumerate(distinct)}
     return Weights(
-        [x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for x in distinct],
-        [(x.dtype, tuple(x.shape)) for x in distinct],
-        {name: places[id(tensor)] for name, tensor in named},
+        [x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for x in distinct.values()],
+        [(x.dtype, tuple(x.shape)) for x in distinct.values()],
+        {name: index[id(tensor)] for name, tensor in named},
     )

@@ -1,29 +1,145 @@
-"""The subjects that come with the package. Knows only files, so that it is quick to import."""
+"""Where models come from: the embedded ones, folders, GGUF files, the model hub; and their checkpoints.
+
+torch, transformers and huggingface_hub are imported only when needed, since every command line imports this module.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from arithscope.errors import UserError
+from arithscope.utils.paths import user_path
 
 FOLDER = Path(__file__).resolve().parent.parent / "pretrained"
 DEFAULT = "tiny-llama"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
 def embedded_names() -> list[str]:
-    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "config.json").is_file())
+    """Names of the models that come with the package."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / CONFIG).is_file())
 
 
-def checkpoint_folders(folder: Path) -> list[str]:
-    """Earlier stages of training that lie beside a subject, for `name@step-…`."""
-    return sorted(path.parent.name for path in folder.glob("checkpoints/*/config.json"))
+def local_checkpoints(folder: Path) -> list[str]:
+    """Names of the checkpoints in a model's folder, for `name@step-…`."""
+    return sorted(path.parent.name for path in folder.glob(f"checkpoints/*/{CONFIG}"))
 
 
 def checkpoint_folder(folder: Path, checkpoint: str | None) -> Path:
-    """Where a subject lies, or one of its checkpoints."""
+    """Folder of a model's checkpoint; of the model itself for None."""
     if checkpoint is None:
         return folder
-    if checkpoint not in checkpoint_folders(folder):
-        known = ", ".join(checkpoint_folders(folder)) or "none"
+    if checkpoint not in local_checkpoints(folder):
+        known = ", ".join(local_checkpoints(folder)) or "none"
         raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {known}.")
     return folder / "checkpoints" / checkpoint
+
+
+def list_checkpoints(model: str) -> list[str]:
+    """Names of a model's checkpoints in the order of training, each for `MODEL@NAME`: folders of a local model, revisions of
+    a hub model."""
+    if model in embedded_names():
+        names = local_checkpoints(FOLDER / model)
+    elif user_path(model).exists():
+        names = local_checkpoints(user_path(model))
+    else:
+        names = _hub_revisions(model)
+    # Numbers in names count as numbers: step2 comes before step10.
+    return sorted(names, key=lambda name: ([int(digits) for digits in re.findall(r"\d+", name)], name))
+
+
+def select_checkpoints(model: str, wanted: str) -> list[str]:
+    """Names of the checkpoints in a comma-separated list, or of all of them for `all`, in the order of training."""
+    if "@" in model and not user_path(model).exists():
+        raise UserError(f"{model} is one checkpoint; name the model itself to follow its training.")
+    known = list_checkpoints(model)
+    if not known:
+        raise UserError(f"{model} has no checkpoints; train one with checkpoints, or name a hub model with revisions.")
+    chosen = known if wanted == "all" else [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        problem = f"{model} has no checkpoint {unknown[0]!r}" if unknown else "No checkpoint was named"
+        raise UserError(f"{problem}; choose from {', '.join(known)}, or all.")
+    return [name for name in known if name in chosen]
+
+
+def _hub_revisions(model: str) -> list[str]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        branches = HfApi().list_repo_refs(model).branches
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"The revisions of {model!r} cannot be listed by the model hub: {reason}") from None
+    return [branch.name for branch in branches if branch.name != "main"]  # the latest one is the model itself
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Location of a model's files."""
+
+    name: str
+    location: str  # a folder or a hub id
+    revision: str | None
+    gguf: str | None  # file name
+    local: bool
+
+    def folder(self) -> Path:
+        """The folder of the files; for a hub model the folder in the hub's cache that is named after the commit."""
+        if self.local:
+            return Path(self.location)
+        from transformers.utils import cached_file
+
+        return Path(cached_file(self.location, CONFIG, revision=self.revision)).parent
+
+    def weight_files(self) -> list[Path]:
+        folder = self.folder()
+        return [folder / self.gguf] if self.gguf is not None else sorted(folder.glob("*.safetensors"))
+
+    def max_numbers(self) -> int:
+        """Upper bound of parameters and buffers: what the files can hold, with room for computed tables."""
+        if not self.local:
+            return 10**13
+        files = [f for f in self.folder().iterdir() if self.gguf in (None, f.name) and f.is_file()]
+        return 2**30 + 8 * sum(f.stat().st_size for f in files)
+
+    def check_index(self) -> None:
+        """Refuse an index that names anything but safetensors files beside it: others would not be hashed."""
+        folder = self.folder()
+        if self.local and not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+            names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+            missing = [name for name in names if name not in {file.name for file in self.weight_files()}]
+            if missing:
+                raise UserError(
+                    f"The weights of {self.name} are incomplete: there is no file {missing[0]!r} beside the index."
+                )
+
+
+def find_model(model: str) -> ModelSource:
+    """Locate an embedded model, a folder, a GGUF file or a hub id, optionally followed by `@` and a checkpoint."""
+    if not model.strip():
+        raise UserError(f"No model was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
+    base, _, revision = (model, "", "") if user_path(model).exists() or "@" not in model else model.rpartition("@")
+    if base in embedded_names():
+        folder = checkpoint_folder(FOLDER / base, revision or None)
+        return ModelSource(base, str(folder), revision or None, None, True)
+    path = user_path(base)
+    if path.is_dir():
+        folder = checkpoint_folder(path, revision or None)
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"The folder {base} has no config.json; name a folder in Hugging Face format.")
+        return ModelSource(path.resolve().name, str(folder), revision or None, None, True)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{base} is not a GGUF file; name one, or a folder in Hugging Face format.")
+        if importlib.util.find_spec("gguf") is None:
+            raise UserError("Reading a GGUF file needs the package gguf; run: pip install 'arithscope[quant]'.")
+        return ModelSource(path.stem, str(path.parent), None, path.name, True)
+    if base.startswith((".", "/", "~")) or base.endswith(".gguf") or base.count("/") > 1:
+        raise UserError(f"There is no folder or file {base!r}; check the path.")
+    return ModelSource(base, base, revision or None, None, False)

@@ -1,8 +1,13 @@
 """From prompts to token ids, by tables that are read off the tokenizer.
 
-Nothing is assumed about a tokenizer. Whole prompts with their answers are encoded, one slot (op1, operator, op2, answer)
-is varied at a time, and the one token that changes is where that slot sits. The same comparison shows which numbers
-keep a single token of their own. Encoding the operand square is then a table look-up.
+Nothing is assumed about a tokenizer:
+
+1. Whole prompts with their answers are encoded, varying one slot (op1, operator, op2, answer) at a time; the one token that
+   changes is the slot's position.
+2. The same comparison shows which numbers are single tokens in each slot. They make up a table per slot.
+3. A sample of whole prompts is compared with the tables.
+
+Encoding the operand grid is then a table look-up.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ _BLOCK = 128  # numbers tried at a time while looking for the single-token limit
 
 @dataclass(frozen=True)
 class Positions:
-    """Token indices of the four named positions in an encoded prompt (BOS and prefix counted)."""
+    """Token positions of op1, operator, op2 and the last token in an encoded prompt (BOS and prefix included)."""
 
     op1: int
     operator: int
@@ -41,37 +46,42 @@ class Positions:
 class PromptEncoder:
     """Encodes prompts of one template with one tokenizer.
 
-    limit      the single-token limit: every number 0…limit−1 is one token as op1, as op2 and as the answer
-    length     tokens in a prompt, the same for all prompts, so nothing is ever padded
-    positions  where op1, the operator, op2 and the last token are
+    Attributes:
+        limit: The single-token limit: every number 0…limit−1 is one token as op1, as op2 and as the answer.
+        length: Number of tokens in a prompt, the same for all prompts, so nothing is ever padded.
+        positions: Positions of op1, the operator, op2 and the last token.
+        answer_tokens: The token of each number as an answer.
     """
 
     def __init__(self, tokenizer: Any, template: Template):
         self.tokenizer, self.template = tokenizer, template
         self.has_bos = tokenizer.bos_token_id is not None
-        reference = self._ids([_REFERENCE])[0]
+        text = self._text(_REFERENCE)
+        [reference] = self._encode_texts([text])
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in reference[int(self.has_bos) :]:
             raise UserError(
-                f"The tokenizer does not know every character of {self._text(_REFERENCE)!r}; "
+                f"The tokenizer does not know every character of {text!r}; "
                 "choose a --template and --prefix that it can read."
             )
         where = {slot: self._locate(slot, reference) for slot in SLOTS}
         self.length = len(reference) - 1
         if where["answer"] != self.length or not where["op1"] < where["operator"] < where["op2"] < self.length - 1:
-            shown = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(reference))
+            tokens = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(reference))
             raise UserError(
-                f"The tokenizer joins parts of the prompt, reading {self._text(_REFERENCE)!r} as {shown}; "
-                "choose another --template in which op1, operator, op2, '=' and the answer are tokens of their own."
+                f"The tokenizer joins parts of the prompt, reading {text!r} as {tokens}; "
+                "choose another --template in which op1, operator, op2, '=' and the answer are separate tokens."
             )
         self.positions = Positions(where["op1"], where["operator"], where["op2"], self.length - 1)
         self._frame = reference[:-1]
-        self._operators = {o: self._token("operator", o, reference, where) for o in OPERATORS}
-        numbers = {slot: self._number_tokens(slot, reference, where) for slot in ("op1", "op2", "answer")}
+        signs = self._encode_slot("operator", list(OPERATORS))
+        self._operators = {
+            o: self._single_token(row, reference, where["operator"]) for o, row in zip(OPERATORS, signs, strict=True)
+        }
+        numbers = {slot: self._number_tokens(slot, reference, where[slot]) for slot in ("op1", "op2", "answer")}
         self.limit = min(len(tokens) for tokens in numbers.values())
         if self.limit < 2:
             raise UserError(
-                "The tokenizer keeps not even 0 and 1 as single tokens in this template; try another --template (with or "
-                "without spaces)."
+                "Not even 0 and 1 are single tokens in this template; try another --template (with or without spaces)."
             )
         self._op1, self._op2 = (np.array(numbers[s][: self.limit], dtype=np.int64) for s in ("op1", "op2"))
         self.answer_tokens: Int[Tensor, " limit"] = torch.tensor(numbers["answer"][: self.limit], dtype=torch.long)
@@ -79,13 +89,13 @@ class PromptEncoder:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a prompt really is the paper's BOS + four tokens (without BOS where the tokenizer defines none)."""
+        """Whether a prompt is the paper's BOS + four tokens (without BOS if the tokenizer defines none)."""
         first = int(self.has_bos)
         return self.length == first + 4 and self.positions == Positions(first, first + 1, first + 2, first + 3)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each position of a prompt is called: its name if it has one, else its token, numbered if it occurs again."""
+        """Label of each position: its name if it has one, else its token, numbered if it occurs more than once."""
         names = {index: name for name, index in self.positions.named().items()}
         tokens = self.tokens(self._frame)
         unnamed = [token for i, token in enumerate(tokens) if i not in names]
@@ -94,17 +104,17 @@ class PromptEncoder:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operators that are one token of their own."""
+        """The operators that are single tokens."""
         return tuple(o for o, token in self._operators.items() if token is not None)
 
     @property
-    def top_token(self) -> int:
-        """The largest token id that prompts and answers are made of."""
+    def max_token(self) -> int:
+        """The largest token id in prompts and answers."""
         signs = [token for token in self._operators.values() if token is not None]
         return max(*self._frame, *signs, *(int(x.max()) for x in (self._op1, self._op2, self.answer_tokens)))
 
     def examples(self) -> Prompts:
-        """A few legal-looking prompts over all usable operators, large and small, for checks and for people to see."""
+        """A few prompts with large and small numbers over all usable operators, for checks and for display."""
         top = min(self.limit - 1, 300)
         pairs = [(top * 3 // 4, top * 2 // 9), (2, top // 2), (top // 8, min(7, top)), (top, 3)]
         usable = [OPERATORS.index(o) for o in self.operators]
@@ -116,7 +126,7 @@ class PromptEncoder:
         """Refuse operands and operators that are not single tokens."""
         if max_operand >= self.limit:
             raise UserError(
-                f"The tokenizer keeps only the numbers 0…{self.limit - 1} as single tokens, so operands up to {max_operand} "
+                f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, so operands up to {max_operand} "
                 f"cannot be studied; use --max-operand {self.limit - 1}."
             )
         missing = [o for o in operators if self._operators[o] is None]
@@ -127,7 +137,7 @@ class PromptEncoder:
             )
 
     def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
-        """Token ids, every row of the same length. Operands must lie below the limit; answers need not be legal."""
+        """Token ids. Operands must lie below the limit; answers need not be legal."""
         top = max(int(prompts.op1.max(initial=0)), int(prompts.op2.max(initial=0)))
         self.check([OPERATORS[i] for i in np.unique(prompts.operator)], top)
         ids = np.tile(np.array(self._frame, dtype=np.int64), (len(prompts), 1))
@@ -142,52 +152,47 @@ class PromptEncoder:
         return self.answer_tokens[torch.from_numpy(prompts.answer)]
 
     def tokens(self, ids: Sequence[int] | Tensor) -> list[str]:
-        """Token strings, for people to read."""
+        """Token strings, for display."""
         return list(self.tokenizer.convert_ids_to_tokens([int(i) for i in ids]))
 
-    def disagreement(self, prompts: Prompts) -> str | None:
-        """The first prompt whose table look-up differs from encoding its whole text, or None: the encoder's own check."""
-        fast, slow = self.encode(prompts).tolist(), self._plain_ids(prompts)
-        if slow == fast:
-            return None
-        row = next(i for i, (a, b) in enumerate(zip(slow, fast, strict=True)) if a != b)
-        return prompts[[row]].text(self.template)[0]
-
-    def _plain_ids(self, prompts: Prompts) -> list[list[int]]:
-        """Whole prompts encoded as text, each with an answer behind it, whose token is then dropped."""
+    def first_mismatch(self, prompts: Prompts) -> str | None:
+        """The first prompt whose table look-up differs from encoding its whole text; None if there is none."""
         answer = prompts.answer
         shown = np.where((answer >= 0) & (answer < self.limit), answer, 3).tolist()
         texts = [f"{text}{n}" for text, n in zip(prompts.text(self.template), shown, strict=True)]
-        return [ids[:-1] for ids in self._ids_of(texts)]
+        for row, (text, ids) in enumerate(zip(self._encode_texts(texts), self.encode(prompts).tolist(), strict=True)):
+            if text[:-1] != ids:  # without the answer's token
+                return prompts[[row]].text(self.template)[0]
+        return None
 
     def _check_sample(self) -> None:
-        """Compare table look-up and whole texts: every number beside every operator, with random partners."""
+        """Compare the tables with whole texts: every number beside every operator, with random partners."""
         random = random_source(0, "encoding check")
         usable = [OPERATORS.index(o) for o in self.operators]
         op1 = np.tile(np.arange(self.limit), len(usable))
         op2 = np.concatenate([random.permutation(self.limit) for _ in usable] or [op1])
-        wrong = self.disagreement(Prompts(op1, np.repeat(usable, self.limit), op2))
+        wrong = self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))
         if wrong is not None:
             raise UserError(
-                f"The tokenizer reads {wrong!r} in pieces that depend on the neighbouring numbers, so positions are "
+                f"The tokenizer splits {wrong!r} in a way that depends on the neighbouring numbers, so positions are "
                 "not fixed; choose another --template, for example one with spaces."
             )
 
-    def _text(self, filled: dict[str, str]) -> str:
-        return self.template.render(filled["op1"], filled["operator"], filled["op2"]) + filled["answer"]
+    def _text(self, slots: dict[str, str]) -> str:
+        return self.template.render(slots["op1"], slots["operator"], slots["op2"]) + slots["answer"]
 
-    def _ids(self, filled: Sequence[dict[str, str]]) -> list[list[int]]:
-        return self._ids_of([self._text(f) for f in filled])
+    def _encode_slot(self, slot: str, values: Sequence[str]) -> list[list[int]]:
+        """The reference prompt with other values in one slot."""
+        return self._encode_texts([self._text({**_REFERENCE, slot: value}) for value in values])
 
-    def _ids_of(self, texts: list[str]) -> list[list[int]]:
-        nothing_else = dict(add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)
-        start = [self.tokenizer.bos_token_id] if self.has_bos else []
-        return [start + list(row) for row in self.tokenizer(texts, **nothing_else)["input_ids"]]
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        options = dict(add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)
+        bos = [self.tokenizer.bos_token_id] if self.has_bos else []
+        return [bos + list(row) for row in self.tokenizer(texts, **options)["input_ids"]]
 
     def _locate(self, slot: str, reference: list[int]) -> int:
-        """The index of the one token that changes when only this slot does."""
-        variants = {"op1": "456", "op2": "567", "answer": "678", "operator": "-*/"}[slot]
-        for row in self._ids([{**_REFERENCE, slot: v} for v in variants]):
+        """Position of the one token that changes when only this slot does."""
+        for row in self._encode_slot(slot, {"op1": "456", "op2": "567", "answer": "678", "operator": "-*/"}[slot]):
             differs = [i for i, (a, b) in enumerate(zip(reference, row, strict=False)) if a != b]
             if len(row) == len(reference) and len(differs) == 1:
                 return differs[0]
@@ -196,21 +201,18 @@ class PromptEncoder:
             "be used together, so try another --template (with or without spaces)."
         )
 
-    def _token(self, slot: str, value: str, reference: list[int], where: dict[str, int]) -> int | None:
-        return self._single(self._ids([{**_REFERENCE, slot: value}])[0], reference, where[slot])
-
-    def _single(self, row: list[int], reference: list[int], at: int) -> int | None:
-        """The token at `at` if the row is the reference but for that token, and the token is known."""
+    def _single_token(self, row: list[int], reference: list[int], at: int) -> int | None:
+        """The token at `at` if it is known and the row is otherwise equal to the reference."""
         same = len(row) == len(reference) and row[:at] == reference[:at] and row[at + 1 :] == reference[at + 1 :]
         return row[at] if same and row[at] != self.tokenizer.unk_token_id else None
 
-    def _number_tokens(self, slot: str, reference: list[int], where: dict[str, int]) -> list[int]:
-        """Tokens of 0, 1, 2… in this slot, up to the first number that has none of its own."""
-        found: dict[int, None] = {}
+    def _number_tokens(self, slot: str, reference: list[int], at: int) -> list[int]:
+        """Tokens of 0, 1, 2… in this slot, up to the first number without its own."""
+        tokens: dict[int, None] = {}  # an ordered set
         for start in count(0, _BLOCK):
-            for row in self._ids([{**_REFERENCE, slot: str(n)} for n in range(start, start + _BLOCK)]):
-                token = self._single(row, reference, where[slot])
-                if token is None or token in found:
-                    return list(found)
-                found[token] = None
+            for row in self._encode_slot(slot, [str(n) for n in range(start, start + _BLOCK)]):
+                token = self._single_token(row, reference, at)
+                if token is None or token in tokens:
+                    return list(tokens)
+                tokens[token] = None
         raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""New, untrained subjects: a model of any supported family with random weights, and a tokenizer of whole numbers."""
+"""New, untrained models: a model of any supported family with random weights, and a tokenizer of whole numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from arithscope.errors import UserError
-from arithscope.models.config_check import check_sizes
 from arithscope.prompts import OPERATORS
 
-MOST_PARAMETERS = 10**9  # of a model that is trained from scratch
+MAX_PARAMETERS = 10**9  # of a model that is trained from scratch
+MAX_LAYERS = 1000
 
 
 def number_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
@@ -25,8 +25,29 @@ def number_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
     )
 
 
+def empty_model(config: Any, **options: Any) -> Any:
+    """A Hugging Face model on the meta device, without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, **options)
+
+
+def check_config(config: Any, max_numbers: int) -> int:
+    """Number of parameters of a model. Refuses a configuration with absurd sizes before it can fill the memory."""
+    layers = config.get_text_config().num_hidden_layers
+    if not 1 <= layers <= MAX_LAYERS:
+        raise UserError(f"The configuration asks for {layers} layers; it must be 1 to {MAX_LAYERS}.")
+    hf_model = empty_model(config)
+    parameters = sum(p.numel() for p in hf_model.parameters())
+    numbers = parameters + sum(b.numel() for b in hf_model.buffers())
+    if numbers > max_numbers:
+        raise UserError(
+            f"The configuration asks for a model of {numbers:,} numbers, but at most {max_numbers:,} are possible here."
+        )
+    return parameters
+
+
 def untrained_model(family: str, config: dict[str, Any], tokenizer: Any, seed: int = 0) -> torch.nn.Module:
-    """A model with random weights, on the CPU in float32, sized to the tokenizer."""
+    """A model with random weights, on the CPU in float32, with the tokenizer's vocabulary."""
     tokens = dict(
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
@@ -35,7 +56,7 @@ def untrained_model(family: str, config: dict[str, Any], tokenizer: Any, seed: i
     )
     try:
         filled = AutoConfig.for_model(family, **{**tokens, **config})
-        check_sizes(filled, MOST_PARAMETERS)
+        check_config(filled, MAX_PARAMETERS)
         torch.manual_seed(seed)
         hf_model = AutoModelForCausalLM.from_config(filled, dtype=torch.float32)
         with torch.no_grad():
@@ -43,6 +64,6 @@ def untrained_model(family: str, config: dict[str, Any], tokenizer: Any, seed: i
         return hf_model
     except UserError:
         raise
-    except Exception as error:  # whatever the library, or torch, raises on such a configuration
+    except Exception as error:  # whatever transformers or torch raises on such a configuration
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"A model of family {family!r} cannot be built from {str(config)[:300]}: {reason}") from None

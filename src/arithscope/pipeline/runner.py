@@ -17,7 +17,7 @@ from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Context, Results, Stage
-from arithscope.models.checks import self_check, tokenisation
+from arithscope.models.checks import self_check, tokenization_check
 from arithscope.models.model import Model
 from arithscope.pipeline import unit_cache
 from arithscope.pipeline.registry import all_stages, chosen_stages
@@ -116,8 +116,8 @@ def check_model(model: Model, settings: Settings, progress: Progress, executor: 
         return
     with progress.task("self-check", 1) as advance:
         failed = executor.map(self_check, model, [()], advance)[0] if not passed else []
-        tokenised = tokenisation(model, legal_prompts(settings.operators, settings.max_operand, model.limit))
-        failed += [(tokenised.name, tokenised.wrong)] if tokenised.wrong else []
+        tokenised = tokenization_check(model, legal_prompts(settings.operators, settings.max_operand, model.limit))
+        failed += [(tokenised.name, tokenised.problem)] if tokenised.problem else []
         advance(1)
     if failed:
         raise failed_checks(model, failed)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from arithscope.errors import UserError
-from arithscope.models.checkpoints import chosen_checkpoints
 from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
+from arithscope.models.sources import select_checkpoints
 from arithscope.pipeline.checkpoints import TRAINING, follow_training
 from arithscope.pipeline.ray_executor import open_executor
 from arithscope.pipeline.registry import chosen_stages
@@ -89,7 +89,7 @@ def _followed(model: Model | str, checkpoints: str | None, stages: Sequence[str]
     if checkpoints is not None:
         if not isinstance(model, str):
             raise UserError("To follow training, name the model instead of passing a loaded one.")
-        return chosen_checkpoints(model, checkpoints)
+        return select_checkpoints(model, checkpoints)
     if stages is not None and TRAINING in stages:
         raise UserError("The stage training needs checkpoints to follow; add --checkpoints all.")
     return []

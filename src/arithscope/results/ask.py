@@ -10,7 +10,7 @@ import torch
 from arithscope.errors import UserError
 from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.samples import batches
-from arithscope.models.hooks import editing, zero_ablation
+from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, concatenate_prompts, parse_prompt
 
@@ -40,10 +40,10 @@ def ask(
     """
     parsed = prompts if isinstance(prompts, Prompts) else _parse(model, prompts)
     ablated = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
-    edits, answers = zero_ablation(model, ablated), Answers(model, parsed)
+    edits, answers = zero_ablation_edits(model, ablated), Answers(model, parsed)
     for rows, batch in batches(model, parsed, 0):
         with editing(model, edits, len(batch)):
-            answers.see(rows, model.logits(model.encode(batch)))
+            answers.observe(rows, model.logits(model.encode(batch)))
     template = model.encoder.template
     return pd.DataFrame(
         {

@@ -16,7 +16,7 @@ from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.association import Association, association, matched_random_neurons
 from arithscope.experiments.common.result import Described
 from arithscope.heuristics.kinds import Bools
-from arithscope.models.hooks import editing, zero_ablation
+from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
@@ -153,7 +153,7 @@ def explain_prompt(
             "attention": float(parts.attention.sum()),
             "embeddings": float(parts.embeddings),
             "biases": float(parts.biases),
-            "remainder": float(parts.left_over),
+            "remainder": float(parts.unexplained),
         },
         heuristics=_heuristics(bag, prompt, contribution),
         neurons=neurons,
@@ -165,7 +165,7 @@ def explain_prompt(
 @torch.no_grad()
 def answer_without(model: Model, prompt: Prompts, neurons: Iterable[tuple[int, int]]) -> Answer:
     """The answer to one prompt with these neurons, (layer, index), zero-ablated at the last position."""
-    with editing(model, zero_ablation(model, neurons), 1):
+    with editing(model, zero_ablation_edits(model, neurons), 1):
         return _answer(model, model.logits(model.encode(prompt))[0], int(model.answers(prompt)[0]))
 
 
@@ -210,7 +210,7 @@ def _ablated(
 def _answer(model: Model, logits: torch.Tensor, right: int) -> Answer:
     p = logits.double().softmax(-1)
     token = int(logits.argmax())
-    number = int(model.number_of_token[token])
+    number = int(model.token_numbers[token])
     best = p.topk(min(MOST_PROBABLE, len(p)))
     shown = [(str(model.tokenizer.decode([int(i)])), float(x)) for x, i in zip(best.values, best.indices, strict=True)]
     text = str(model.tokenizer.decode([token]))

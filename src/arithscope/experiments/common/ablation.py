@@ -100,8 +100,8 @@ def ablated_scores(
     first, scores = min(min(e.positions) for e in differing), []
     for rows, batch in batches(model, prompts, model.positions.op1):
         reduce = score_reducer(model, batch, advance)
-        tape = model.engine.record(model, model.encode(batch), first, edits=[e.of_prompts(rows) for e in common])
-        scores.append(model.engine.replay(tape, [e.of_prompts(rows) for e in differing], reduce).cpu())
+        tape = model.engine.record(model, model.encode(batch), first, edits=[e.for_prompts(rows) for e in common])
+        scores.append(model.engine.replay(tape, [e.for_prompts(rows) for e in differing], reduce).cpu())
     return torch.cat(scores, dim=1).double().numpy()
 
 

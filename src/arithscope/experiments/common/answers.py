@@ -27,11 +27,11 @@ class Answers:
     def __init__(self, model: Model, prompts: Prompts):
         self._legal = torch.from_numpy(prompts.legal(model.limit))
         self._answer = model.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.answer, 0))]
-        self._numbers = model.number_of_token
+        self._numbers = model.token_numbers
         self.predicted = np.full(len(prompts), -1, dtype=np.int32)
         self.p_answer = np.full(len(prompts), np.nan, dtype=np.float32)
 
-    def see(self, rows: NDArray[np.int64], logits: Float[Tensor, "rows vocabulary"]) -> None:
+    def observe(self, rows: NDArray[np.int64], logits: Float[Tensor, "rows vocabulary"]) -> None:
         """Take in the logits of some of the prompts."""
         self.predicted[rows] = self._numbers[logits.argmax(-1).cpu()].numpy()
         p = log_probability(logits, self._answer[rows].to(logits.device)).exp().float().cpu()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arithscope.models.engine.replicas import passes_at_once
+from arithscope.models.engine.replicas import num_parallel_passes
 from arithscope.models.memory import budget, cache_bytes, component_bytes, row_bytes
 from arithscope.models.model import Model, Site
 from arithscope.prompts import legal_prompts
@@ -14,7 +14,7 @@ def sweep_memory(model: Model, settings: Settings) -> int:
     prompts = len(legal_prompts(settings.operators, settings.max_operand, model.limit))
     row = row_bytes(model, model.encoder.length, model.encoder.length)
     row += 2 * cache_bytes(model, model.encoder.length)
-    passes = passes_at_once(model)
+    passes = num_parallel_passes(model)
     return min(passes * budget(model, row, passes), row * prompts) + 64 * prompts
 
 

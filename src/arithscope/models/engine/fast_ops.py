@@ -1,4 +1,4 @@
-"""The same arithmetic as the library's modules in fewer passes over memory, or with fewer roundings."""
+"""The arithmetic of the library's modules with fewer passes over memory, or with fewer roundings."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch import Tensor, nn
 
 from arithscope.stats.gpu import runs_kernels
 
-EXACT_PRODUCTS = (2, 8)  # the version of PyTorch from which on a product of half-precision matrices can be float32
-SILU = ("SiLU", "SiLUActivation")  # PyTorch's, and the library's in some versions
-ROTARY = "apply_rotary_pos_emb"  # the library's name for it, in every family that has it
+MM_OUT_DTYPE = (2, 8)  # first PyTorch version whose half-precision products can have a float32 result
+SILU = ("SiLU", "SiLUActivation")  # PyTorch's class, and the library's in some versions
+ROTARY = "apply_rotary_pos_emb"  # the library's function, in every family that has it
 
 
-def fused(device: torch.device) -> ModuleType | None:
-    """Our own GPU kernels, where they run."""
+def triton_kernels(device: torch.device) -> ModuleType | None:
+    """The module of our GPU kernels; None where they cannot run."""
     if not runs_kernels(device):
         return None
-    from arithscope.models.engine import triton_ops as kernels
+    from arithscope.models.engine import triton_ops
 
-    return kernels
+    return triton_ops
 
 
-def quicken(hf_model: nn.Module) -> None:
-    """Let RMS norms do in one pass over memory what the library does in six, and on GPUs gated MLPs their product in one
-    instead of two. Modules whose weights come and go (offloaded ones) are left as they are."""
+def use_fast_modules(hf_model: nn.Module) -> None:
+    """Compute RMS norms in one pass over memory instead of six, and on GPUs the product in gated MLPs in one instead of two.
+    Modules with offloaded weights stay as they are."""
     for module in hf_model.modules():
         if hasattr(module, "_hf_hook"):
             continue
@@ -41,11 +41,11 @@ def quicken(hf_model: nn.Module) -> None:
             module.forward = partial(_gated_mlp, module, module.forward)
 
 
-def library_modules(hf_model: nn.Module) -> None:
-    """Undo `quicken`: to compare with."""
+def use_library_modules(hf_model: nn.Module) -> None:
+    """Undo `use_fast_modules`."""
     for module in hf_model.modules():
-        quick = module.__dict__.get("forward")
-        if isinstance(quick, partial) and quick.func in (_rms_norm, _gated_mlp):
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, partial) and forward.func in (_rms_norm, _gated_mlp):
             del module.__dict__["forward"]
 
 
@@ -53,17 +53,17 @@ def _rms_norm(norm: Any, x: Tensor) -> Tensor:
     return nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
-def _gated_mlp(mlp: Any, plain: Any, x: Tensor) -> Tensor:
-    kernels = fused(x.device)
+def _gated_mlp(mlp: Any, library_forward: Any, x: Tensor) -> Tensor:
+    kernels = triton_kernels(x.device)
     if kernels is None or torch.is_grad_enabled():
-        return plain(x)
+        return library_forward(x)
     return mlp.down_proj(kernels.gated_silu(mlp.gate_proj(x), mlp.up_proj(x)))
 
 
 @contextmanager
-def quick_rotary(attention: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, this attention's family applies rotary embeddings in one pass over memory; for rows of the same positions."""
-    family, kernels = sys.modules[type(attention).__module__], fused(device)
+def fast_rotary(attention: nn.Module, device: torch.device) -> Iterator[None]:
+    """Apply this family's rotary embeddings in one pass over memory; all rows must have the same positions."""
+    family, kernels = sys.modules[type(attention).__module__], triton_kernels(device)
     before = getattr(family, ROTARY, None)
     if kernels is None or before is None:
         yield
@@ -75,14 +75,11 @@ def quick_rotary(attention: nn.Module, device: torch.device) -> Iterator[None]:
         setattr(family, ROTARY, before)
 
 
-def exact_product(linear: nn.Module, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
-    """What a linear map gives, in float32 where a GPU multiplies in half precision: it adds up in float32 anyway."""
+def unrounded_linear(linear: nn.Module, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
+    """Apply a linear map; half-precision products on a GPU, which are summed in float32 anyway, stay in float32."""
     half = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
-    if not half or type(linear) is not nn.Linear or hasattr(linear, "_hf_hook") or _version() < EXACT_PRODUCTS:
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not half or type(linear) is not nn.Linear or hasattr(linear, "_hf_hook") or version < MM_OUT_DTYPE:
         return linear(x)
     product = torch.mm(x.flatten(0, -2), linear.weight.T, out_dtype=torch.float32)
     return (product if linear.bias is None else product + linear.bias).view(*x.shape[:-1], -1)
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(map(int, torch.__version__.split(".")[:2]))

@@ -1,45 +1,33 @@
 """The slow engine: each variant is one plain edited forward pass over whole prompts.
 
-No caches, no shared prefixes, no replicas: nothing here is clever, so that `verify` and the tests can hold the fast
-engine against it.
+No caches, no shared prefixes, no replicas: nothing here is clever, so that `verify` and the tests can hold the fast engine
+against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.models.engine.replay import Reduce, number_of_variants
-from arithscope.models.engine.sweep import Block, Means, last_position
-from arithscope.models.hooks import Edit, capturing, edit, editing
+from arithscope.models.engine.interface import Engine
+from arithscope.models.engine.replay import Reduce, Tape, number_of_variants
+from arithscope.models.engine.sweep import Block, Means, Observer, Rows, last_position
+from arithscope.models.hooks import Edit, Layers, capturing, edit, editing
 from arithscope.models.memory import component_bytes, rows_that_fit
-from arithscope.models.model import Model, Site
+from arithscope.models.model import Ids, Logits, Model, Site
 from arithscope.prompts import Prompts
 from arithscope.utils.progress import Advance
 
 
-@dataclass(frozen=True)
-class FullTape:
-    """Prompts to be run again from their first token in every replay."""
-
-    model: Model
-    ids: Int[Tensor, "batch length"]
-    first: int
-    edits: Sequence[Edit]
-    logits: Float[Tensor, "batch vocabulary"]  # with `edits` in force, not rounded to half precision
-
-
-class FullPass:
-    """An `Engine` that takes no shortcut.
+class FullPass(Engine):
+    """An engine that takes no shortcut.
 
     Args:
-        tie: Two logits closer than this share of (largest − mean logit) count as a close call.
+        tie: Two logits closer than this share of (largest − mean logit) are a close call.
 
     Attributes:
         close_calls: Largest share, over all variants replayed since it was last set to 0, of prompts whose two largest
@@ -50,27 +38,20 @@ class FullPass:
         self.tie, self.close_calls = tie, 0.0
 
     @torch.no_grad()
-    def record(
-        self,
-        model: Model,
-        ids: Int[Tensor, "batch length"],
-        first: int,
-        neurons: Sequence[int] = (),
-        edits: Sequence[Edit] = (),
-    ) -> FullTape:
+    def record(self, model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequence[Edit] = ()) -> Tape:
         if not 0 <= first < ids.shape[1]:
             raise ValueError(f"position {first} is outside the prompt of {ids.shape[1]} tokens")
-        return FullTape(model, ids, first, edits, edited_logits(model, ids, edits))
+        return Tape(model, ids, first, edited_logits(model, ids, edits), edits)
 
     @torch.no_grad()
-    def replay(self, tape: FullTape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
+    def replay(self, tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
         variants = range(number_of_variants(edits, tape.first))
         return self._reduced(tape, ([e.select(torch.tensor([v])) for e in edits] for v in variants), reduce)
 
     @torch.no_grad()
     def replay_neurons(
         self,
-        tape: FullTape,
+        tape: Tape,
         layer: int,
         neurons: Int[Tensor, " variants"],
         values: Float[Tensor, "variants #batch"],
@@ -78,15 +59,14 @@ class FullPass:
         position: int | None = None,
         chunk: int | None = None,
     ) -> Tensor:
-        at = tape.ids.shape[1] - 1 if position is None else position
-        values = values.expand(len(neurons), len(tape.ids))
+        at = tape.length - 1 if position is None else position
         variants = (
             [edit(tape.model, Site.NEURONS, layer, [neuron], positions=at, values=value[:, None, None])]
-            for neuron, value in zip(neurons.tolist(), values, strict=True)
+            for neuron, value in zip(neurons.tolist(), values.expand(len(neurons), tape.batch), strict=True)
         )
         return self._reduced(tape, variants, reduce)
 
-    def _reduced(self, tape: FullTape, variants: Iterator[Sequence[Edit]], reduce: Reduce) -> Tensor:
+    def _reduced(self, tape: Tape, variants: Iterator[Sequence[Edit]], reduce: Reduce) -> Tensor:
         results = []
         for edits in variants:
             logits = edited_logits(tape.model, tape.ids, [*edits, *tape.edits])
@@ -104,77 +84,69 @@ class FullPass:
         model: Model,
         prompts: Prompts,
         *,
-        heads: Sequence[int] = (),
-        neurons: Sequence[int] = (),
-        residual: Sequence[int] = (),
+        heads: Layers = (),
+        neurons: Layers = (),
+        residual: Layers = (),
         keep: Callable[[Tensor], Tensor] = last_position,
-        progress: Advance | None = None,
+        progress: Advance = lambda n: None,
         rows: int | None = None,
     ) -> Iterator[Block]:
-        first = model.positions.op2
+        def keep_tail(x: Tensor) -> Tensor:
+            return keep(x[:, model.positions.op2 :])
 
-        def of_tail(x: Tensor) -> Tensor:
-            return keep(x[:, first:])
-
-        for chosen in _batches(model, len(prompts), rows):
-            with capturing(model, heads=heads, neurons=neurons, residual=residual, keep=of_tail) as seen:
-                logits = model.logits(model.encode(prompts[chosen]))
-            yield Block(chosen, logits, seen)
-            if progress is not None:
-                progress(len(chosen))
+        for batch in _batches(model, len(prompts), rows):
+            with capturing(model, heads=heads, neurons=neurons, residual=residual, keep=keep_tail) as activations:
+                logits = model.logits(model.encode(prompts[batch]))
+            yield Block(batch, logits, activations)
+            progress(len(batch))
 
     def sweep_neurons(
         self,
         model: Model,
         prompts: Prompts,
         chosen: Mapping[int, Int[Tensor, " chosen"]],
-        progress: Advance | None = None,
+        progress: Advance = lambda n: None,
         rows: int | None = None,
         keep: Callable[[Float[Tensor, "rows chosen"]], Tensor] = lambda x: x,
-    ) -> Iterator[tuple[NDArray[np.int64], dict[int, Tensor]]]:
+    ) -> Iterator[tuple[Rows, dict[int, Tensor]]]:
         for block in self.sweep(model, prompts, neurons=list(chosen), progress=progress, rows=rows):
-            yield block.rows, {i: keep(x[:, chosen[i].to(x.device)]) for i, x in block.seen.neurons.items()}
+            yield block.rows, {i: keep(x[:, chosen[i].to(x.device)]) for i, x in block.activations.neurons.items()}
 
     @torch.no_grad()
     def mean_activations(
         self,
         model: Model,
         prompts: Prompts,
-        progress: Advance | None = None,
+        progress: Advance = lambda n: None,
         rows: int | None = None,
-        see: Callable[[NDArray[np.int64], Tensor], None] = lambda rows, logits: None,
+        observe: Observer = lambda rows, logits: None,
     ) -> Means:
         layers = range(model.sizes.layers)
         heads, neurons = ([torch.zeros((), dtype=torch.float64) for _ in layers] for _ in range(2))
-        for chosen in _batches(model, len(prompts), rows):
+        for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.cpu().double().sum(0)) as sums:
-                see(chosen, model.logits(model.encode(prompts[chosen])))
+                observe(batch, model.logits(model.encode(prompts[batch])))
             heads = [heads[i] + sums.heads[i] for i in layers]
             neurons = [neurons[i] + sums.neurons[i] for i in layers]
-            if progress is not None:
-                progress(len(chosen))
-        return Means(
-            *(torch.stack([x / len(prompts) for x in sums]).float().to(model.device) for sums in (heads, neurons))
-        )
+            progress(len(batch))
+        return Means(*((torch.stack(x) / len(prompts)).float().to(model.device) for x in (heads, neurons)))
 
 
-def edited_logits(
-    model: Model, ids: Int[Tensor, "batch length"], edits: Sequence[Edit]
-) -> Float[Tensor, "batch vocabulary"]:
-    """Logits at the last position, under edits of one variant; not rounded to half precision at the end."""
+def edited_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
+    """Logits at the last position under edits of one variant, not rounded to half precision."""
     top, logits = model.sizes.layers - 1, []
     for rows in _batches(model, len(ids)):
         with (
-            editing(model, [e.of_prompts(rows) for e in edits], len(rows)),
-            capturing(model, residual=[top], keep=last_position) as seen,
+            editing(model, [e.for_prompts(rows) for e in edits], len(rows)),
+            capturing(model, residual=[top], keep=last_position) as activations,
         ):
             model.logits(ids[rows])
-        logits.append(model.unembed(seen.residual[top]))
+        logits.append(model.unembed(activations.residual[top]))
     return torch.cat(logits)
 
 
-def _batches(model: Model, prompts: int, rows: int | None = None) -> Iterator[NDArray[np.int64]]:
-    """Row numbers of prompts, in batches that fit in memory together with all their activations."""
+def _batches(model: Model, prompts: int, rows: int | None = None) -> Iterator[Rows]:
+    """Row numbers of prompts, in batches that fit in memory with all their activations."""
     length = model.encoder.length
     kept = model.sizes.layers * length * sum(component_bytes(model, site) for site in Site)
     size = rows or rows_that_fit(model, length, length, kept)

@@ -1,8 +1,8 @@
-"""Attention of very many rows behind few prefixes, without a copy of the prefix for each row.
+"""Attention of many rows to few prefixes, without a copy of the prefix for each row.
 
-In a replay each prompt's prefix serves thousands of variants. The library's attention would want its keys and values spread
-over all of them, and its fused kernels are made for long sequences, not for millions of short ones: at the size of an 8B
-model they took a third of the time. Here each prefix is multiplied with all its variants' queries at once.
+In a replay each prompt's prefix serves thousands of variants. The library's attention would need the prefix's keys and values
+copied to all of them, and its fused kernels are made for long sequences, not for millions of short ones: at the size of an 8B
+model they took a third of the time. Here each prefix is multiplied with the queries of all its variants at once.
 """
 
 from __future__ import annotations
@@ -17,51 +17,50 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AttentionInterface
 
-from arithscope.models.engine.fast_ops import fused, quick_rotary
+from arithscope.models.engine.fast_ops import fast_rotary, triton_kernels
 from arithscope.models.model import Model
 
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, [prefixes, key-value heads, positions, head dim] each
-NAME = "arithscope_shared_prefix"  # under which the library knows it
+NAME = "arithscope_prefix_attention"  # as registered with transformers
 
 
 @dataclass(frozen=True)
-class _Shared:
-    prefix: KeysValues
+class _Prefix:
+    keys_values: KeysValues
     owner: Int[Tensor, " rows"] | None
-    plain: bool  # attention is causal and nothing else
+    causal_only: bool  # no sliding window
 
 
-_in_use: list[_Shared] = []  # the innermost is the last
+_active: list[_Prefix] = []  # a stack: the last one is in use
 
 
 @contextmanager
-def shared_prefix(model: Model, prefix: KeysValues, owner: Int[Tensor, " rows"] | None = None) -> Iterator[bool]:
-    """Inside, layers attend to this prefix and to the keys and values they are called with, which are those of the rows' own
-    tokens. `owner` says which prefix is whose; by default row v·B + b has prefix b of B. Says whether it is so: families with
-    an attention of their own do not ask for ours, and prefixes with any number of rows need a GPU's kernel."""
+def prefix_attention(model: Model, prefix: KeysValues, owner: Int[Tensor, " rows"] | None = None) -> Iterator[bool]:
+    """Let layers attend to a shared prefix and to the rows' own tokens. `owner` is the prefix of each row; by default row
+    v·B + b has prefix b of B. Yields whether it is in use: only for SDPA, and with `owner` only where the GPU kernel runs."""
     config = model.hf_model.config.get_text_config()
     before = config._attn_implementation
     window, length = getattr(config, "sliding_window", None), model.encoder.length
-    shared = _Shared(prefix, owner, window is None or window >= length)
+    shared = _Prefix(prefix, owner, window is None or window >= length)
     if before != "sdpa" or not prefix or (owner is not None and not _has_kernel(shared, model.device, length)):
         yield False
         return
-    _in_use.append(shared)
+    _active.append(shared)
     config._attn_implementation = NAME
     try:
-        with quick_rotary(model.attention(0), model.device):
+        with fast_rotary(model.attention(0), model.device):
             yield True
     finally:
         config._attn_implementation = before
-        _in_use.pop()
+        _active.pop()
 
 
-def _has_kernel(shared: _Shared, device: torch.device, length: int) -> bool:
-    kernels = fused(device)
-    return kernels is not None and shared.plain and length <= kernels.MOST_KEYS
+def _has_kernel(prefix: _Prefix, device: torch.device, length: int) -> bool:
+    kernels = triton_kernels(device)
+    return kernels is not None and prefix.causal_only and length <= kernels.MAX_KEYS
 
 
-def _called(
+def _attention_forward(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -70,17 +69,17 @@ def _called(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As the library calls it."""
-    shared = _in_use[-1]
-    keys, values = shared.prefix[module.layer_idx]
-    kernels = fused(query.device)
-    if kernels is None or not _has_kernel(shared, query.device, keys.shape[2] + key.shape[2]):
+    """The function that transformers calls."""
+    prefix = _active[-1]
+    keys, values = prefix.keys_values[module.layer_idx]
+    kernels = triton_kernels(query.device)
+    if kernels is None or not _has_kernel(prefix, query.device, keys.shape[2] + key.shape[2]):
         return attend(query, key, value, keys, values, attention_mask, scaling), None
-    owner = torch.arange(len(query), device=query.device) % len(keys) if shared.owner is None else shared.owner
+    owner = torch.arange(len(query), device=query.device) % len(keys) if prefix.owner is None else prefix.owner
     return kernels.attend(query, key, value, keys, values, owner, scaling), None
 
 
-AttentionInterface.register(NAME, _called)
+AttentionInterface.register(NAME, _attention_forward)
 
 
 def attend(
@@ -92,15 +91,15 @@ def attend(
     mask: Tensor | None,
     scaling: float | None,
 ) -> Float[Tensor, "rows tail heads dim"]:
-    """Scaled dot-product attention to prefix and own tokens, in float32 or better, given back in the query's precision.
+    """Scaled dot-product attention to prefix and own tokens, computed in float32 or better, in the query's precision.
 
-    `mask` [1, 1, tail, prefix + tail] is boolean (True: may look) or is added; None is plain causal attention.
+    `mask` [1, 1, tail, prefix + tail] is boolean (True: attend) or is added to the scores; None is causal attention.
     """
     rows, heads, tail, dim = query.shape
     prefixes, kv_heads, length, _ = prefix_keys.shape
     exact = torch.promote_types(query.dtype, torch.float32)
     variants, group = rows // prefixes, heads // kv_heads
-    # [prefixes, kv_heads, variants, …]: what has the same prefix lies together.
+    # [prefixes, kv_heads, variants, …]: rows with the same prefix are adjacent.
     q = query.view(variants, prefixes, kv_heads, group, tail, dim).permute(1, 2, 0, 3, 4, 5).to(exact)
     k, v = (x.view(variants, prefixes, kv_heads, tail, dim).permute(1, 2, 0, 3, 4).to(exact) for x in (key, value))
     q = q.reshape(prefixes, kv_heads, variants, group * tail, dim)
@@ -115,7 +114,7 @@ def attend(
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1).flatten(3, 4)
     own = weights[..., length:]
-    found = own * v if tail == 1 else own @ v
-    found += (weights[..., :length].flatten(2, 3) @ prefix_values.to(exact)).view_as(found)
-    found = found.unflatten(3, (group, tail)).to(query.dtype)
-    return found.permute(2, 0, 4, 1, 3, 5).reshape(rows, tail, heads, dim)
+    output = own * v if tail == 1 else own @ v
+    output += (weights[..., :length].flatten(2, 3) @ prefix_values.to(exact)).view_as(output)
+    output = output.unflatten(3, (group, tail)).to(query.dtype)
+    return output.permute(2, 0, 4, 1, 3, 5).reshape(rows, tail, heads, dim)

@@ -1,5 +1,5 @@
-"""Three kernels for GPUs, in Triton, each one pass over memory where PyTorch needs many: rotary embeddings, attention of few
-tokens behind a shared prefix, and the product in a gated MLP. Imported only where `gpu.runs_kernels`."""
+"""Three Triton kernels, each one pass over memory where PyTorch needs many: rotary embeddings, attention of a few tokens to a
+shared prefix, and the product in a gated MLP. Imported only where `gpu.runs_kernels`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_KEYS = 64  # of a prompt; the attention kernel goes through them one by one
+MAX_KEYS = 64  # longest prompt: the attention kernel's loop over keys is unrolled
 
 
 @triton.jit
@@ -35,8 +35,8 @@ def _rotary(
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Rotary position embeddings of [rows, heads, tail, dim], as the library applies them, for rows that all have the same
-    positions: cos and sin are [1, tail, rotated dim]."""
+    """Rotary position embeddings of [rows, heads, tail, dim], as in transformers, for rows that all have the same positions:
+    cos and sin are [1, tail, rotated dim]."""
     cos, sin = (x.reshape(-1, x.shape[-1]).float().contiguous() for x in (cos, sin))
 
     def rotated(x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: 
         out = torch.empty(rows, tail, heads, dim, dtype=x.dtype, device=x.device).transpose(1, 2)
         width = cos.shape[-1]
         sizes = dict(HEADS=triton.next_power_of_2(heads), HALF=triton.next_power_of_2(width // 2))
-        with torch.cuda.device(x.device):  # or Triton would run it on the first
+        with torch.cuda.device(x.device):  # Triton launches on the current device
             _rotary[(rows * tail,)](
                 x, out, cos, sin, tail, heads, *(y.stride(i) for y in (x, out) for i in (0, 2, 1)),
                 DIM=dim, ROTATED=width, REST=triton.next_power_of_2(max(1, dim - width)), **sizes,
@@ -70,7 +70,7 @@ def _attend(
     q = q.to(tl.float32) * scaling
     largest = tl.full((QUERIES,), -float("inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
-    found = tl.zeros((QUERIES, WIDTH), tl.float32)
+    summed = tl.zeros((QUERIES, WIDTH), tl.float32)
     prefix = (tl.load(owner + row) * kv_heads + kv) * PREFIX * DIM
     for i in tl.static_range(PREFIX + TAIL):
         if i < PREFIX:
@@ -86,10 +86,10 @@ def _attend(
         new = tl.maximum(largest, score)
         shrink, weight = tl.exp(largest - new), tl.exp(score - new)
         total = total * shrink + weight
-        found = found * shrink[:, None] + weight[:, None] * v[None, :]
+        summed = summed * shrink[:, None] + weight[:, None] * v[None, :]
         largest = new
     target = out + row * o_row + (position * o_position + head * o_head)[:, None] + at[None, :]
-    tl.store(target, found / total[:, None], inside)
+    tl.store(target, summed / total[:, None], inside)
 
 
 def attend(
@@ -101,7 +101,7 @@ def attend(
     owner: Tensor,
     scaling: float | None,
 ) -> Tensor:
-    """`shared_prefix.attend` with plain causal attention; `owner` [rows] says which prefix is whose."""
+    """`prefix_attention.attend` with causal attention; `owner` [rows] is the prefix of each row."""
     rows, heads, tail, dim = query.shape
     _, kv_heads, length, _ = prefix_keys.shape
     out = torch.empty(rows, tail, heads, dim, dtype=query.dtype, device=query.device)
@@ -122,12 +122,12 @@ def attend(
 def _gate(gate, up, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + at, at < size).to(tl.float32)
-    activated = (g / (1 + tl.exp(-g))).to(gate.dtype.element_ty).to(tl.float32)  # rounded where the library rounds
+    activated = (g / (1 + tl.exp(-g))).to(gate.dtype.element_ty).to(tl.float32)  # rounded where transformers rounds
     tl.store(gate + at, activated * tl.load(up + at, at < size).to(tl.float32), at < size)
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """SiLU(gate) · up, written over gate."""
+    """SiLU(gate) · up, in place of gate."""
     with torch.cuda.device(gate.device):
         _gate[(triton.cdiv(gate.numel(), 4096),)](gate, up, gate.numel(), BLOCK=4096)
     return gate

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from arithscope.models.hooks import Edit, capturing, cutting, edit, editing, gradients, layer_output
+from arithscope.models.hooks import Edit, blocking_attention, capturing, edit, editing, gradients, layer_output
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, operand_grid, random_source, sample
 from tests.families import CONFIGS, FAMILY_AND_ATTENTION, small
@@ -31,7 +31,7 @@ def test_zeroing_a_component_everywhere_equals_zeroing_its_weights(family: str, 
     model = small(family, attention)
     ids = some_ids(model)
     layer, which = 1, [0, 2]
-    width = model.entries(site)[1]
+    width = model.component_shape(site)[1]
     inputs = [i * width + j for i in which for j in range(width)]
     changed = copy.deepcopy(model.module(site, layer))
     weight = changed.weight if isinstance(changed, Conv1D) else changed.weight.T  # [in, out], a view
@@ -95,7 +95,7 @@ def test_capture_inside_an_edit_sees_the_edited_values() -> None:
 @families
 @torch.no_grad()
 def test_captured_activations_fit_together(family: str, attention: str) -> None:
-    """The last residual stream gives the logits, and heads are what attention weights make of values."""
+    """The last residual stream gives the logits; attention patterns are causal and sum to one."""
     model = small(family, attention)
     ids = some_ids(model)
     layers = range(model.sizes.layers)
@@ -115,20 +115,20 @@ def test_captured_activations_fit_together(family: str, attention: str) -> None:
 
 @families
 @torch.no_grad()
-def test_a_position_that_is_cut_off_knows_nothing_of_its_sources(family: str, attention: str) -> None:
-    """Two prompts that differ in op1 only: cut off in all layers, op2 is the same in both; not so if it is not."""
+def test_blocked_attention_reads_nothing_from_the_keys(family: str, attention: str) -> None:
+    """Two prompts that differ in op1 only: with attention to it blocked in all layers, op2's states are equal."""
     model = small(family, attention)
     p, layers = model.positions, range(model.sizes.layers)
     ids = model.encode(Prompts([3, 17], [0, 0], [8, 8]))
     with capturing(model, residual=layers, keep=lambda x: x[:, p.op2].clone()) as plain:
         before = model.logits(ids)
-    sources = [p.op1, p.operator]  # the operator has seen op1
-    with cutting(model, layers, p.op2, sources):
+    sources = [p.op1, p.operator]  # the operator has read op1
+    with blocking_attention(model, layers, p.op2, sources):
         with capturing(model, residual=layers, keep=lambda x: x[:, p.op2].clone()) as cut:
             after = model.logits(ids)
         with capturing(model, attention=layers) as weights:
             model.logits(ids)
-    with cutting(model, [], p.op2, sources):
+    with blocking_attention(model, [], p.op2, sources):
         assert torch.equal(model.logits(ids), before)
     assert torch.equal(model.logits(ids), before)  # nothing is left behind
     for layer in layers:
@@ -157,7 +157,7 @@ def test_hooks_are_removed_even_after_an_error() -> None:
 
 def slope_of(f: Callable[[float], Tensor], step: float = 0.02) -> Tensor:
     """A derivative by central differences, extrapolated to step 0. The step is large because most families normalise in
-    single precision whatever the model's own; the extrapolation removes what that would cost."""
+    single precision; the extrapolation removes the error of large steps."""
     coarse = (f(step) - f(-step)) / (2 * step)
     fine = (f(step / 2) - f(-step / 2)) / step
     return (4 * fine - coarse) / 3
@@ -228,7 +228,7 @@ def test_gradients_do_not_depend_on_the_batch() -> None:
 @families
 @torch.no_grad()
 def test_gradients_of_several_measures_at_replaced_embeddings(family: str, attention: str) -> None:
-    """All at once as one by one; and at the embeddings of other prompts as at those prompts."""
+    """All measures at once equal one at a time; and other prompts' embeddings equal those prompts."""
     model = small(family, attention, torch.float64)
     ids, others = some_ids(model, 5)[:2], some_ids(model, 5)[3:]
 

@@ -1,4 +1,4 @@
-"""Every check passes on every family, and fails when what it looks at is broken."""
+"""Every check passes on every family, and fails on a model that is broken accordingly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from arithscope.errors import UserError
 from arithscope.models import checks
-from arithscope.models.checks import CHECKS, in_float32, rounding_noise, soundness, tokenisation
+from arithscope.models.checks import CHECKS, float32_copy, rounding_noise, soundness_checks, tokenization_check
 from arithscope.models.engine.replay import PrefixCache
 from arithscope.models.engine.replicas import replica
 from arithscope.models.families import FAMILIES
@@ -30,26 +30,26 @@ Break = Callable[[Model, pytest.MonkeyPatch], Any]
 
 
 def failed(model: Model) -> dict[str, str]:
-    return {check.name: check.wrong for check in soundness(model) if check.wrong}
+    return {check.name: check.problem for check in soundness_checks(model) if check.problem}
 
 
 @pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
 def test_every_family_is_sound(family: str, attention: str) -> None:
-    found = list(soundness(small(family, attention)))
+    found = list(soundness_checks(small(family, attention)))
     assert len(found) == len({check.name for check in found}) == len(CHECKS)
-    assert [check.wrong for check in found] == [""] * len(CHECKS)
-    assert all(check.says for check in found)
+    assert [check.problem for check in found] == [""] * len(CHECKS)
+    assert all(check.detail for check in found)
 
 
 @pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION[::3])
 def test_half_precision_is_sound_within_its_noise(family: str, attention: str) -> None:
     model = small(family, attention, torch.bfloat16)
-    wide = in_float32(model)
+    wide = float32_copy(model)
     assert wide is not None
     assert (model.dtype_name, wide.dtype_name) == ("bfloat16", "float32")
     noise = rounding_noise(model, wide)
     assert 1e-4 < noise < 0.1
-    assert not any(check.wrong for check in soundness(model, noise))
+    assert not any(check.problem for check in soundness_checks(model, noise))
     assert rounding_noise(model, model) == 0.0
 
 
@@ -76,7 +76,7 @@ def noisy(model: Model, patch: pytest.MonkeyPatch) -> None:
     hooked(model.layers[1].mlp, lambda x: x + 0.1 * torch.randn_like(x))
 
 
-def quick_but_wrong(model: Model, patch: pytest.MonkeyPatch) -> None:
+def wrong_fast_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
     plain = torch.nn.functional.rms_norm
     patch.setattr(torch.nn.functional, "rms_norm", lambda *args: plain(*args) * 1.01)
 
@@ -97,7 +97,7 @@ def looking_ahead(model: Model, patch: pytest.MonkeyPatch) -> None:
     hooked(model.attention(1), lambda output: (output[0], None if output[1] is None else output[1].flip(-1)))
 
 
-def other_when_watched(model: Model, patch: pytest.MonkeyPatch) -> None:
+def different_when_eager(model: Model, patch: pytest.MonkeyPatch) -> None:
     hooked(model.attention(1), lambda out: out if out[1] is None else (out[0] * 1.1, out[1]))
 
 
@@ -120,30 +120,30 @@ def uncentred(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful_cache(model: Model, patch: pytest.MonkeyPatch) -> None:
-    plain = PrefixCache._behind
-    patch.setattr(PrefixCache, "_behind", staticmethod(lambda old, new: plain(old * 0.9, new)))
+    plain = PrefixCache._concatenated
+    patch.setattr(PrefixCache, "_concatenated", staticmethod(lambda old, new: plain(old * 0.9, new)))
 
 
 BROKEN: dict[str, tuple[str, Break]] = {
     "not finite": ("logits", not_finite),
     "all alike": ("logits", all_alike),
     "noise": ("determinism", noisy),
-    "wrong kernel": ("library", quick_but_wrong),
+    "wrong kernel": ("library", wrong_fast_norm),
     "mixed prompts": ("batches", mixing_prompts),
     "masked tokens read": ("padding", reading_masked_tokens),
     "leaking attention": ("attention", leaking_attention),
     "looking ahead": ("attention", looking_ahead),
-    "other attention when watched": ("attention", other_when_watched),
-    "wrong value vectors": ("pieces", wrong_value_vectors),
-    "heads that interact": ("pieces", heads_that_interact),
-    "more in the stream": ("pieces", something_more_in_the_stream),
+    "eager attention differs": ("attention", different_when_eager),
+    "wrong value vectors": ("components", wrong_value_vectors),
+    "heads that interact": ("components", heads_that_interact),
+    "more in the stream": ("components", something_more_in_the_stream),
     "uncentred": ("centring", uncentred),
     "forgetful cache": ("replay", forgetful_cache),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_models_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check, break_it = BROKEN[name]
     model = copy.deepcopy(small("llama", "eager" if name == "forgetful cache" else "sdpa"))
     break_it(model, monkeypatch)
@@ -151,12 +151,12 @@ def test_what_is_broken_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("family", [f for f, row in FAMILIES.items() if row.post_norms])
-def test_a_wrong_row_of_a_family_is_found(family: str) -> None:
+def test_a_wrong_row_of_families_fails(family: str) -> None:
     model = replica(small(family, "eager"))
     model.architecture = replace(model.architecture, post_norms=False)
     found = failed(model)
-    assert {"pieces", "replay"} <= found.keys()
-    assert "layer" in found["pieces"]
+    assert {"components", "replay"} <= found.keys()
+    assert "layer" in found["components"]
 
 
 def with_tokenizer(tokenizer: Any, template: Template | None = None) -> Model:
@@ -169,20 +169,20 @@ def test_bos() -> None:
     assert "more than once" in failed(with_tokenizer(own, Template(prefix="<bos>")))["BOS"]
     numbers = [*map(str, range(NUMBERS)), "+", "-", "*", "/", "="]
     assert failed(with_tokenizer(word_tokenizer(r"\d+|.", numbers, bos=None))) == {}
-    neg_log10_p = word_tokenizer(r"\d+|.", [*map(str, range(500)), "+", "-", "*", "/", "="])
+    large = word_tokenizer(r"\d+|.", [*map(str, range(500)), "+", "-", "*", "/", "="])
     with pytest.raises(UserError, match="has token 505, but its model knows only"):
-        with_tokenizer(neg_log10_p)
+        with_tokenizer(large)
 
 
-def test_prompts_that_are_read_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_are_tokenized_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     model = replica(small("llama", "eager"))
     prompts = legal_prompts("+", 20, model.limit)
-    assert tokenisation(model, prompts).wrong == ""
+    assert tokenization_check(model, prompts).problem == ""
     tables = copy.copy(model.encoder)
     tables._op2 = tables._op2.copy()
     tables._op2[7] = tables._op2[8]
     model.encoder = tables
-    assert "'0+7='" in tokenisation(model, prompts).wrong
+    assert "'0+7='" in tokenization_check(model, prompts).problem
 
 
 @contextmanager
@@ -196,15 +196,15 @@ def test_a_run_refuses_what_is_unsound(tmp_path: Path, monkeypatch: pytest.Monke
     model = copy.deepcopy(small("llama", "eager"))
     with monkeypatch.context() as patch, untouched(folder):
         wrong_value_vectors(model, patch)
-        with pytest.raises(UserError, match=r"could not be trusted.*pieces: the value vectors of layer.*doctor"):
+        with pytest.raises(UserError, match=r"could not be trusted.*components: the value vectors of layer.*doctor"):
             run(model, settings, folder, ["means"], Silent())
     with monkeypatch.context() as patch, untouched(folder):
-        patch.setattr(type(model.encoder), "disagreement", lambda self, prompts: "1+2=")
+        patch.setattr(type(model.encoder), "first_mismatch", lambda self, prompts: "1+2=")
         with pytest.raises(UserError, match=r"tokenisation: its tokenizer reads '1\+2='"):
             run(model, settings, folder, ["means"], Silent())
-    asked: list[Prompts] = []
-    plain = type(model.encoder).disagreement
-    monkeypatch.setattr(type(model.encoder), "disagreement", lambda self, p: (asked.append(p), plain(self, p))[1])
-    for _ in range(2):  # what was found sound is not looked at again
+    checked: list[Prompts] = []
+    plain = type(model.encoder).first_mismatch
+    monkeypatch.setattr(type(model.encoder), "first_mismatch", lambda self, p: (checked.append(p), plain(self, p))[1])
+    for _ in range(2):  # a sound model is not checked again
         run(model, settings, folder, ["means"], Silent())
-    assert [len(p) for p in asked] == [len(legal_prompts("+", 9, model.limit))]
+    assert [len(p) for p in checked] == [len(legal_prompts("+", 9, model.limit))]

@@ -1,4 +1,4 @@
-"""Models whose parts lie in several places, and all that must be the same of them as of a model on one device."""
+"""Models spread over several devices, and everything about them that must equal a model on one device."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from torch import Tensor
 
 from arithscope.models.engine.replay import record, replay, replay_neurons
 from arithscope.models.engine.sweep import mean_activations, sweep
-from arithscope.models.hooks import Activations, capturing, cutting, edit, editing, gradients
+from arithscope.models.hooks import Activations, blocking_attention, capturing, edit, editing, gradients
 from arithscope.models.linearize import linearized
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model, Site
 from arithscope.prompts import legal_prompts, operand_grid, random_source, sample
 
-ModelSource = str | int | torch.device
+Device = str | int | torch.device
 
 
 @cache
 def plain(name: str) -> Model:
-    """A subject on the CPU."""
+    """A model on the CPU."""
     return load(name, options=LoadOptions(device="cpu"))
 
 
 @cache
 def wanted(name: str, what: Any) -> dict[str, Tensor]:
-    """What it says of one thing."""
+    """The results of one function for a model on the CPU."""
     return what(plain(name))
 
 
-def places(model: Model, of_layer: Callable[[int], ModelSource], rest: ModelSource) -> dict[str, ModelSource]:
-    """A device map: a place for each layer, and one for the embedding, the final norm and the head."""
+def places(model: Model, of_layer: Callable[[int], Device], rest: Device) -> dict[str, Device]:
+    """A device map: a device for each layer, and one for the embedding, the final norm and the head."""
     layers = model.architecture.layers
     base = layers.rpartition(".")[0]
     ends = [f"{base}.{name}" for name, _ in model.hf_model.get_submodule(base).named_children()]
@@ -45,14 +45,14 @@ def places(model: Model, of_layer: Callable[[int], ModelSource], rest: ModelSour
 
 
 def head(model: Model) -> str:
-    """Its name, which for one family depends on the version of transformers."""
+    """Name of the unembedding, which for one family depends on the version of transformers."""
     last = model.hf_model.get_output_embeddings()
     [name] = [name for name, module in model.hf_model.named_modules() if module is last]
     return name
 
 
-def dispatched(model: Model, where: dict[str, ModelSource], main: str | torch.device) -> Model:
-    """The same subject, spread by accelerate alone, with hooks whatever the map says."""
+def dispatched(model: Model, where: dict[str, Device], main: str | torch.device) -> Model:
+    """The same model, dispatched by accelerate itself, always with hooks."""
     hf_model = dispatch_model(
         model.hf_model, where, main_device=main, skip_keys=model.hf_model._skip_keys_device_placement, force_hooks=True
     )
@@ -74,7 +74,7 @@ def by_layer(seen: Activations) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def passes(model: Model) -> dict[str, Tensor]:
-    """Logits and activations: untouched, edited in several layers, and with positions cut off."""
+    """Logits and activations: plain, edited in several layers, and with attention blocked."""
     ids, layers, last = some_ids(model), range(model.sizes.layers), model.positions.last
     with capturing(model, heads=layers, neurons=layers, residual=layers, attention=layers) as seen:
         found = {"eager logits": model.logits(ids)}
@@ -85,7 +85,7 @@ def passes(model: Model) -> dict[str, Tensor]:
     with editing(model, edits, len(ids)), capturing(model, neurons=layers) as edited:
         found["edited logits"] = model.logits(ids)
     found |= {f"edited {name}": x for name, x in by_layer(edited).items()}
-    with cutting(model, layers, last, [0, 1]):
+    with blocking_attention(model, layers, last, [0, 1]):
         found["cut"] = model.logits(ids)
     return found
 
@@ -128,20 +128,20 @@ def sweeps(model: Model) -> dict[str, Tensor]:
     for block in sweep(model, prompts, neurons=[0], residual=layers):
         logits[block.rows] = block.logits.cpu()
         for i in layers:
-            residual[i, block.rows] = block.seen.residual[i].cpu()
+            residual[i, block.rows] = block.activations.residual[i].cpu()
     return {**found, "swept logits": logits, "swept residual": residual}
 
 
 @torch.no_grad()
 def weights(model: Model) -> dict[str, Tensor]:
-    """What is read off weights, and the parts of a logit."""
+    """Everything that is read off weights, and direct logit attribution."""
     ids = some_ids(model)
     tokens = model.logits(ids).argmax(-1)
     vectors = {f"value vectors {i}": model.value_vectors(i) for i in range(model.sizes.layers)}
     found = {**vectors, "lens": model.logit_lens(vectors["value vectors 1"][:9])}
     parts = direct_logit_attribution(model, ids, tokens)
     found |= {name: x for name, x in vars(parts).items() if isinstance(x, Tensor)}
-    return {**found, "left over": parts.left_over, "direction": model.logit_lens_direction(tokens)}
+    return {**found, "unexplained": parts.unexplained, "direction": model.logit_lens_direction(tokens)}
 
 
 def _measures(logits: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ EVERYTHING: tuple[Callable[[Model], dict[str, Tensor]], ...] = (passes, replays,
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
-    """Within a tolerance of each one's size."""
+    """Within a tolerance relative to the largest entry."""
     assert found.keys() == wanted.keys()
     for name, want in wanted.items():
         difference = float((found[name].cpu() - want.cpu()).abs().max())
@@ -176,7 +176,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
 
 
 def assert_alike(ours: Any, theirs: Any, at: str = "", tolerance: float = 1e-3) -> None:
-    """Of summaries: the same but for the noise of other batches."""
+    """Compare summaries up to the noise of different batches."""
     assert type(ours) is type(theirs), at
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), at

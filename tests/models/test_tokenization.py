@@ -1,3 +1,5 @@
+"""Prompts to tokens, for tokenizers that split them in different ways."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -36,7 +38,7 @@ def test_split_digits_leave_ten_numbers() -> None:
 
 
 def test_spaces_and_prefix() -> None:
-    """The digit splitter keeps the last space apart; the other one gives it to the answer."""
+    """The digit splitter makes the last space a token; the other one joins it to the answer."""
     apart = PromptEncoder(made.digit_splitting(), SPACED)
     assert apart.tokens(apart.encode(one(4, 0, 5))[0])[-6:] == ["4", " +", " ", "5", " =", " "]
     assert apart.positions == Positions(9, 10, 12, 14)
@@ -66,7 +68,7 @@ def test_no_bos() -> None:
 )
 def test_tables_equal_encoding_whole_texts(tokenizer: object, template: Template) -> None:
     encoder = PromptEncoder(tokenizer, template)
-    assert encoder.disagreement(operand_grid("+-*/", encoder.limit - 1)) is None
+    assert encoder.first_mismatch(operand_grid("+-*/", encoder.limit - 1)) is None
 
 
 @given(st.data())
@@ -85,15 +87,15 @@ def test_joined_tokens_are_refused() -> None:
         PromptEncoder(made.joining_the_equals_sign(20), Template())
 
 
-def test_cuts_that_depend_on_neighbours_end_the_numbers() -> None:
-    """`7+` is one token, so 7 is no single token as op1; what is left below it is sound."""
+def test_splits_that_depend_on_neighbours_lower_the_limit() -> None:
+    """`7+` is one token, so 7 is not a single token as op1; the numbers below it are."""
     encoder = PromptEncoder(made.joining_some_pairs(20), Template())
     assert encoder.limit == 7
-    assert encoder.disagreement(operand_grid("+-*/", 6)) is None
+    assert encoder.first_mismatch(operand_grid("+-*/", 6)) is None
 
 
-def test_cuts_that_show_only_in_some_pairs_are_refused() -> None:
-    """`5-8` is one token: no slot looked at alone shows it."""
+def test_splits_that_show_only_in_some_pairs_are_refused() -> None:
+    """`5-8` is one token, which varying one slot at a time does not show."""
     words = [*map(str, range(9)), *(f"5-{n}" for n in range(9)), "+", "-", "*", "/", "="]
     with pytest.raises(UserError, match="neighbouring"):
         PromptEncoder(made.word_tokenizer(r"5-\d|\d|.", words), Template())
@@ -112,7 +114,7 @@ def test_a_template_the_tokenizer_does_not_know() -> None:
         PromptEncoder(number_tokenizer(20), Template("{op1} {operator} {op2} ="))
 
 
-def test_every_position_has_a_label_of_its_own() -> None:
+def test_labels_of_positions_are_distinct() -> None:
     assert small("llama").encoder.labels == ("<bos>", "op1", "operator", "op2", "last")
     labels = small("llama", prefix="1+2=3=4+5=9=").encoder.labels
     assert labels[:5] == ("<bos>", "1", "+:2", "2", "=:4")

@@ -1,4 +1,4 @@
-"""GPUs that are not there: tensors of the CPU, told apart as if they lay on several devices."""
+"""Fake GPUs: CPU tensors that are treated as if they were on several devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-MANY = 100_000  # storages, after which those that are gone are forgotten
-BETWEEN_DEVICES = ("copy_", "__get__", "__set__")  # which may be given tensors of several devices
+MANY = 100_000  # storages, after which freed ones are forgotten
+BETWEEN_DEVICES = ("copy_", "__get__", "__set__")  # may take tensors of several devices
 
 
-class PretendedGPUs(TorchFunctionMode):
-    """Inside, tensors can be sent to GPUs in name. Reading one together with another device's is an error, as it is in truth:
-    but for numbers of the CPU, and indices of the CPU."""
+class FakeGPUs(TorchFunctionMode):
+    """Inside, tensors can be moved to GPUs in name only. An operation on tensors of several devices is an error, as on real
+    ones, except for CPU scalars and CPU indices."""
 
     def __init__(self) -> None:
         super().__init__()
-        # By the address of a tensor's storage, which no other one gets while there is a reference, even a weak one.
+        # By the address of the storage, which is not reused while there is a reference, even a weak one.
         self._places: dict[int, tuple[torch.device, StorageWeakRef]] = {}
 
     def place(self, x: Tensor) -> torch.device:
@@ -37,7 +37,7 @@ class PretendedGPUs(TorchFunctionMode):
         if function == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return self.place(args[0]).type == "cuda"
         if name == "numpy" and self.place(args[0]) != CPU:
-            raise RuntimeError("a tensor of a GPU is no array")
+            raise RuntimeError("a GPU tensor cannot become an array")
         if function in (torch.Tensor.to, torch.Tensor.cpu):
             return self._sent(args[0], args[1:] if name == "to" else (CPU,), given)
         if function is torch.autograd.grad:
@@ -63,7 +63,7 @@ class PretendedGPUs(TorchFunctionMode):
         return self._put(x.to(dtype or x.dtype, copy=given.get("copy", False)), device)
 
     def _put(self, x: Tensor, device: torch.device) -> Tensor:
-        """A tensor as one of that device: itself, or a copy if it is known to be elsewhere."""
+        """Mark a tensor as being on a device; a copy of it if it is on another one."""
         if x.is_meta or x.numel() == 0:
             return x
         if self._places.get(x.untyped_storage()._cdata, (device,))[0] != device:
@@ -74,7 +74,7 @@ class PretendedGPUs(TorchFunctionMode):
         return x
 
     def _common(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-        """The one device of all that is read together."""
+        """The one device of all tensors that an operation reads together."""
         tensors = _tensors((args, kwargs))
         if name in ("__getitem__", "__setitem__"):
             values = args[2:] if _tensors(args[1]) else ()  # with slices it is a copy, which may come from anywhere
@@ -94,8 +94,8 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.numel() and not x.is_meta]
 
 
-class AtOnce(Executor):
-    """A pool of threads in name: other threads know nothing of pretended GPUs."""
+class InlineExecutor(Executor):
+    """A thread pool that runs everything in the calling thread: other threads know nothing of fake GPUs."""
 
     def __init__(self, threads: int, initializer: Callable[[], None] | None = None):
         if initializer is not None:

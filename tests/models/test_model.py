@@ -1,3 +1,5 @@
+"""What a Model reads off its family's modules and weights."""
+
 from __future__ import annotations
 
 import pytest

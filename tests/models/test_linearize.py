@@ -1,4 +1,4 @@
-"""The linearised model against one written out by hand, against closed forms, and against the model itself."""
+"""The linearised model against a hand-written one, closed forms, and the model itself."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_forward_passes_stay_the_same_and_hooks_are_removed(family: str, attenti
 
 @pytest.mark.parametrize("family", [f for f, architecture in FAMILIES.items() if not architecture.post_norms])
 def test_slopes_of_the_last_layer_are_the_logit_lens(family: str) -> None:
-    """A neuron of the last layer writes its value vector, which the final norm, its scale held constant, passes on as the
-    logit lens does. So its slope is whole, not halved, also where MLPs are gated."""
+    """A neuron of the last layer writes its value vector, which the final norm, its scale held constant, maps as the logit
+    lens does. So its slope is not halved, not even in gated MLPs."""
     model = small(family, "eager")
     ids, last = some_ids(model), model.sizes.layers - 1
     with linearized(model):
@@ -69,7 +69,7 @@ def test_slopes_of_the_last_layer_are_the_logit_lens(family: str) -> None:
     assert torch.allclose(slopes.neurons[last][:, :, -1], want, rtol=1e-3, atol=1e-4)
 
 
-def test_slopes_are_whole_in_whatever_order_hooks_are_set() -> None:
+def test_slopes_do_not_depend_on_the_order_of_hooks() -> None:
     model = small("llama", "sdpa")
     ids, last = some_ids(model), model.sizes.layers - 1
     with linearized(model):
@@ -84,7 +84,7 @@ def test_slopes_are_whole_in_whatever_order_hooks_are_set() -> None:
     assert torch.equal(again, slopes.neurons[last])
 
 
-def test_against_a_llama_written_out() -> None:
+def test_against_a_hand_written_llama() -> None:
     """Slopes in all layers and at all positions, with grouped keys and values, in double precision."""
     model = small("llama", "eager", torch.float64)
     ids, layers = some_ids(model), range(model.sizes.layers)
@@ -100,7 +100,7 @@ def test_against_a_llama_written_out() -> None:
 
 def linear_llama(model: Model, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """The neurons of each layer, and logits that depend on them as in the linearised model."""
-    hf_model, s = model.hf_model.hf_model, model.sizes
+    hf_model, s = model.hf_model.model, model.sizes
     length, half = ids.shape[1], s.head_dim // 2
     angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(half) / half)
     cos, sin = (torch.cat([f(angles)] * 2, dim=-1) for f in (torch.cos, torch.sin))

@@ -1,4 +1,4 @@
-"""Subjects that are taken apart and put together again, as the processes of a cluster do."""
+"""Models that are taken apart and rebuilt, as by the processes of a cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.families import FAMILY_AND_ATTENTION, small
 
 @pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_subject_put_together_again(family: str, attention: str, dtype: torch.dtype) -> None:
-    """Of every family: the same logits to the bit, from the same bytes, with the same ties."""
+def test_a_rebuilt_model(family: str, attention: str, dtype: torch.dtype) -> None:
+    """Bitwise equal logits, from the same bytes, with the same tied weights."""
     model, op1 = small(family, attention, dtype), np.arange(30)
     weights = weights_of(model)
     for array in weights.arrays:

@@ -9,7 +9,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
 from arithscope.experiments.common.linear_probes import Examples, initial, steps, train
-from arithscope.models.engine.fast_ops import exact_product, fused
+from arithscope.models.engine.fast_ops import triton_kernels, unrounded_linear
 from arithscope.models.engine.prefix_attention import attend
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.models.load import LoadOptions, load
@@ -25,7 +25,7 @@ def some(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def test_they_run_here() -> None:
-    assert fused(CUDA) is not None
+    assert triton_kernels(CUDA) is not None
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
@@ -40,10 +40,12 @@ def test_attention(
     keys, values = (some(prefixes, kv_heads, length, dim, dtype=dtype) for _ in range(2))
     want = attend(query, key, value, keys, values, None, None)
     owner = torch.arange(rows, device=CUDA) % prefixes
-    found = fused(CUDA).attend(query, key, value, keys, values, owner, None)
+    found = triton_kernels(CUDA).attend(query, key, value, keys, values, owner, None)
     torch.testing.assert_close(found, want, rtol=tolerance, atol=tolerance)
     shuffled = torch.randperm(rows, device=CUDA)
-    found = fused(CUDA).attend(query[shuffled], key[shuffled], value[shuffled], keys, values, owner[shuffled], None)
+    found = triton_kernels(CUDA).attend(
+        query[shuffled], key[shuffled], value[shuffled], keys, values, owner[shuffled], None
+    )
     torch.testing.assert_close(found, want[shuffled], rtol=tolerance, atol=tolerance)
 
 
@@ -55,7 +57,7 @@ def test_rotary_embeddings(family: object, share: int, dtype: torch.dtype, toler
         angle = some(1, tail, dim // share)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         want = family.apply_rotary_pos_emb(*(x.float() for x in (query, key, cos, sin)))
-        for found, wanted in zip(fused(CUDA).rotary(query, key, cos, sin), want, strict=True):
+        for found, wanted in zip(triton_kernels(CUDA).rotary(query, key, cos, sin), want, strict=True):
             torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -63,7 +65,7 @@ def test_rotary_embeddings(family: object, share: int, dtype: torch.dtype, toler
 def test_gated_product(dtype: torch.dtype, tolerance: float) -> None:
     gate, up = some(1001, 333, dtype=dtype), some(1001, 333, dtype=dtype)
     want = torch.nn.functional.silu(gate.float()) * up.float()
-    torch.testing.assert_close(fused(CUDA).gated_silu(gate, up).float(), want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(triton_kernels(CUDA).gated_silu(gate, up).float(), want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 1009, 4096, 50_257])
@@ -82,7 +84,7 @@ def test_products_are_not_rounded() -> None:
     linear = torch.nn.Linear(512, 300, bias=True, device=CUDA, dtype=torch.bfloat16)
     x = some(7, 512, dtype=torch.bfloat16)
     want = x.double() @ linear.weight.double().T + linear.bias.double()
-    torch.testing.assert_close(exact_product(linear, x).double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(unrounded_linear(linear, x).double(), want, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(linear(x).double(), want, rtol=1e-5, atol=1e-5)
 
 
