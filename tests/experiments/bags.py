@@ -1,4 +1,4 @@
-"""Made-up classifications: which neuron matches which heuristic is said, not found."""
+"""Made-up classifications: the matches of neurons with heuristics are given."""
 
 from __future__ import annotations
 

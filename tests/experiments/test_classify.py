@@ -1,4 +1,4 @@
-"""The classification of neurons whose rules are known, and what is said of all of them together."""
+"""Classification of neurons with known rules, and shares over all of them."""
 
 from __future__ import annotations
 

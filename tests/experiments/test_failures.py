@@ -112,8 +112,8 @@ def test_differences_and_regression(known: Any) -> None:
                 row = gaps.loc[(operator, criterion, feature)]
                 assert row.value == pytest.approx(values[rows.correct].mean() - values[~rows.correct].mean())
                 assert row.value == pytest.approx(row.correct - row.incorrect)
-        told = gaps.loc[(operator, RAW, "contribution")]
-        assert told.low > 0
+        gap = gaps.loc[(operator, RAW, "contribution")]
+        assert gap.low > 0
         assert regression.loc[(operator, RAW, "auc")].value > 0.98
         assert regression.loc[(operator, RAW, "contribution")].low > 1
         few = gaps.loc[(operator, RAW, "associated_neurons")]

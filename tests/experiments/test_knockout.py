@@ -49,33 +49,33 @@ def test_batches_equal_one_prompt_at_a_time(name: str, monkeypatch: pytest.Monke
     texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
     matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
     classify = made_up("+", top, matches)
-    looked: list[tuple[Any, Any]] = []
+    measured: list[tuple[Any, Any]] = []
     original = module._run
 
     def watched(ctx: Any, planned: Any, advance: Any) -> Any:
         found = original(ctx, planned, advance)
-        looked.extend(zip((test for _, tests in planned for test in tests), found, strict=True))
+        measured.extend(zip((test for _, tests in planned for test in tests), found, strict=True))
         return found
 
     monkeypatch.setattr(module, "_run", watched)
     found = knocked_out(known, classify, model)
-    assert len(looked) == 6
+    assert len(measured) == 6
     changed = 0
-    for test, right in looked:
+    for test, right in measured:
         for variant, ablated in enumerate(test.ablated):
             neurons = [top[i] for i in np.flatnonzero(ablated)]
             want = [still_right(model, test.prompts[[i]], neurons) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
     assert changed > 5  # the test can fail
-    _check_tables(found, looked)
+    _check_tables(found, measured)
 
 
-def _check_tables(found: Knockout, looked: list[tuple[Any, Any]]) -> None:
+def _check_tables(found: Knockout, measured: list[tuple[Any, Any]]) -> None:
     """The tables hold the means and differences of what was measured."""
     left = found.accuracy.set_index(["criterion", "heuristic", "ablated", "group"]).value
     gaps = found.differences.set_index(["criterion", "heuristic", "difference"]).value
-    for criterion, (test, right) in zip([c for c in CRITERIA for _ in range(3)], looked, strict=True):
+    for criterion, (test, right) in zip([c for c in CRITERIA for _ in range(3)], measured, strict=True):
         text = str(test.heuristic)
         groups = dict(zip(GROUPS, (right[:, : test.associated], right[:, test.associated :]), strict=True))
         for variant, ablated in enumerate(ABLATED):
@@ -98,7 +98,7 @@ def _check_tables(found: Knockout, looked: list[tuple[Any, Any]]) -> None:
 
 
 def adder_bag(rules: list[str]) -> Any:
-    """The adder's neuron (a, b) is said to match every rule that holds for a + b."""
+    """The adder's neuron (a, b) matches every rule that holds for a + b."""
     top = [(ADDING_LAYER, pair) for pair in range(OPERANDS**2)]
     prompts = Prompts(
         *(np.array(x) for x in ([p // OPERANDS for _, p in top], [0] * len(top), [p % OPERANDS for _, p in top]))

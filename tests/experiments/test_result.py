@@ -19,7 +19,7 @@ from tests.markup import tags, words
 operators = st.sampled_from("+-*/")
 layers = st.sampled_from([0, 1, 2, 31, 32, 79, 2**15 - 1])
 neurons = st.sampled_from([0, 1, 2, 511, 14335, 2**31 - 1])
-asked = st.tuples(operators, layers, st.none() | neurons)
+places = st.tuples(operators, layers, st.none() | neurons)
 
 
 def table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(operators, layers, neurons), max_size=40), st.lists(asked, min_size=1, max_size=10))
+@given(st.lists(st.tuples(operators, layers, neurons), max_size=40), st.lists(places, min_size=1, max_size=10))
 def test_rows_are_those_of_a_plain_mask(rows: list[tuple[str, int, int]], wanted: list[tuple[str, int, Any]]) -> None:
     frame = table(rows)
     found = NeuronRows(frame)
@@ -68,27 +68,27 @@ def results(small_run: Any) -> dict[str, Result]:
     return {stage.name: folder.read(stage.result) for stage in all_stages() if not stage.on_request}
 
 
-def test_results_say_what_they_are_in_a_few_words(results: dict[str, Result]) -> None:
+def test_results_describe_themselves_briefly(results: dict[str, Result]) -> None:
     for name, result in results.items():
-        said = repr(result)
-        assert said.startswith(type(result).__name__ + "("), name
-        assert len(said) < 500, (name, len(said))
+        shown = repr(result)
+        assert shown.startswith(type(result).__name__ + "("), name
+        assert len(shown) < 500, (name, len(shown))
         for field in fields(result):  # type: ignore[arg-type]
-            assert f"{field.name}=" in said
+            assert f"{field.name}=" in shown
             value = getattr(result, field.name)
             if isinstance(value, pd.DataFrame):
-                assert f"{len(value):,} rows" in said
+                assert f"{len(value):,} rows" in shown
 
 
 def test_results_show_every_number_of_their_summary(results: dict[str, Result]) -> None:
     for name, result in results.items():
-        said = words(result)
+        shown = words(result)
         for row in summary_numbers(result.summary()):
-            assert row["measure"] in said, name
+            assert row["measure"] in shown, name
             if pd.notna(row.get("low")):
-                assert f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" in said, (name, row)
+                assert f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" in shown, (name, row)
             elif pd.notna(row["value"]):
-                assert f"{row['value']:.4g}" in said, (name, row)
+                assert f"{row['value']:.4g}" in shown, (name, row)
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,10 +105,10 @@ class Hostile(Result):
 def test_hostile_names_are_shown_as_they_are() -> None:
     script = "<script>alert('&')</script>"
     hostile = Hostile(pd.DataFrame({"<i>": [1, 2]}), np.zeros((2, 3)), script)
-    said = words(hostile)
+    shown = words(hostile)
     for text in (script, "<script>alert(1)</script>", "a & b", "<b>+</b>", "0.250 [0.125, 0.500]", "2 rows of <i>"):
-        assert text in said
-    assert "2 × 3 float64" in said
+        assert text in shown
+    assert "2 × 3 float64" in shown
     assert tags(hostile) <= {"div", "b", "table", "thead", "tbody", "tr", "th", "td"}
 
 

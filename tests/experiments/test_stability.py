@@ -1,4 +1,4 @@
-"""What is said of repetitions, worked out by hand; and halves of the prompts."""
+"""Comparison of repetitions, worked out by hand; and halves of the prompts."""
 
 from __future__ import annotations
 
@@ -125,24 +125,26 @@ def test_choices(found: Stability) -> None:
 
 
 def test_summary(found: Stability) -> None:
-    said = found.summary()["+"]
+    entries = found.summary()["+"]
     # Accuracy 0 of .9, faithfulness .05 of .8, heads 1 of 2; over the halves only accuracy is known twice.
-    assert said["seeds_relative"] == pytest.approx(0.05 / 0.8)
-    assert said["halves_relative"] == pytest.approx(0.04 / 0.9)
-    assert (said["clear_differences"], said["of_comparisons"]) == (4, 7)
+    assert entries["seeds_relative"] == pytest.approx(0.05 / 0.8)
+    assert entries["halves_relative"] == pytest.approx(0.04 / 0.9)
+    assert (entries["clear_differences"], entries["of_comparisons"]) == (4, 7)
     pairs = found.choices[found.choices.choice == "heads_iou"]
-    assert said["seeds_heads_iou"] == pytest.approx(pairs.value.mean()) == pytest.approx((1 / 3 + 1 + 1 / 3) / 3)
-    assert "halves_heads_iou" not in said
+    assert entries["seeds_heads_iou"] == pytest.approx(pairs.value.mean()) == pytest.approx((1 / 3 + 1 + 1 / 3) / 3)
+    assert "halves_heads_iou" not in entries
 
 
 def test_finding_and_figure(found: Stability) -> None:
-    told = repeated(found)
-    assert "moves most is faithfulness of the circuit: .800 [.790, .810] in the run, .700 (half-1), .850" in told.says
-    assert "Of 7 comparisons of a key number with that of a repetition, 4 are clearly different" in told.says
-    assert "Between the halves" not in told.says
-    assert told.numbers["heads in the circuit"] == {"+": "2; halves 3; seeds 2, 1"}
-    assert told.numbers["accuracy"] == {"+": ".900; halves .880, .920; seeds .900, .900"}
-    assert told.numbers["first answer layer"] == {"+": "4; halves 4; seeds 5, 4"}
+    finding = repeated(found)
+    assert (
+        "moves most is faithfulness of the circuit: .800 [.790, .810] in the run, .700 (half-1), .850" in finding.says
+    )
+    assert "Of 7 comparisons of a key number with that of a repetition, 4 are clearly different" in finding.says
+    assert "Between the halves" not in finding.says
+    assert finding.numbers["heads in the circuit"] == {"+": "2; halves 3; seeds 2, 1"}
+    assert finding.numbers["accuracy"] == {"+": ".900; halves .880, .920; seeds .900, .900"}
+    assert finding.numbers["first answer layer"] == {"+": "4; halves 4; seeds 5, 4"}
     figure = drawn(repeated_numbers(found))
     [panel] = figure.axes
     names = [label.get_text() for label in panel.get_yticklabels()]

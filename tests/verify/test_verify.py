@@ -253,7 +253,7 @@ def test_mistakes_of_the_user(
     two_stages: Path, saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, said in (
-        ([two_stages, "--model", saved_model], "is not the subject of the run"),
+        ([two_stages, "--model", saved_model], "is not the model of the run"),
         ([two_stages, "--seed", "-1"], "--seed -1 is negative"),
         ([tmp_path], "There is no run"),
     ):

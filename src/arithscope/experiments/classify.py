@@ -154,7 +154,7 @@ def classify(ctx: Context) -> Classification:
     parts = [part for operator in ctx.results[ActivationMaps].operators for part in _parts(ctx, operator)]
     with ctx.progress.task("classify", 2 * len(top)) as advance:
         matches, best = _match(ctx, top, parts, advance)
-        p = best.p.groupby(_rows(top, best)).min().to_numpy()
+        p = best.p.groupby(_rows(top, best)).min().reindex(top.index).to_numpy()
         neurons = _with_fdr(top.assign(p=p), top.operator, p)
         matches, best = (
             table.assign(calibrated=is_match(table.overlap, table["size"]) & (table.fdr <= FDR_LEVEL))
@@ -163,7 +163,8 @@ def classify(ctx: Context) -> Classification:
         matches, coverage = _examine(ctx, top, matches, parts, advance)
     row, seed = _rows(top, matches), ctx.settings.seed
     chosen = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
-    neurons = neurons.assign(**coverage, **{name: top.index.isin(rows) for name, rows in chosen.items()})
+    neurons = neurons.merge(coverage, how="left", on=_NEURON)
+    neurons = neurons.assign(**{name: top.index.isin(rows) for name, rows in chosen.items()})
     return Classification(matches, best, neurons, _shares(neurons, matches, seed), _summary(neurons, seed))
 
 
@@ -199,7 +200,7 @@ def _match(
     nulls = ctx.map(indirect_null_unit, [(vocabulary, seed) for vocabulary in vocabularies], advance)
     tables: dict[str, list[pd.DataFrame]] = {"matches": [], "best": []}
     sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
-    for vocabulary, (null_of_indirect, *tried) in zip(vocabularies, nulls, strict=True):
+    for vocabulary, (indirect_null, *tried) in zip(vocabularies, nulls, strict=True):
         own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
         matches, best = (
             pd.concat([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own], ignore_index=True)
@@ -208,7 +209,7 @@ def _match(
         null = np.concatenate([x[2] for _, x in own])
         if len(null) < (top.operator == vocabulary[0]).sum():
             sampled_null[vocabulary[0]] = null.shape
-        with_p = calibrate(UncalibratedMatches(matches, best, null), null_of_indirect, (tried[0], tried[1]))
+        with_p = calibrate(UncalibratedMatches(matches, best, null), indirect_null, (tried[0], tried[1]))
         for name, each in tables.items():
             each.append(getattr(with_p, name).drop(columns=["fdr", "calibrated"]))  # these need all neurons
     matches, best = (
@@ -220,8 +221,8 @@ def _match(
 
 def _examine(
     ctx: Context, top: pd.DataFrame, matches: pd.DataFrame, parts: Sequence[_Part], advance: Advance
-) -> tuple[pd.DataFrame, dict[str, NDArray[np.float64]]]:
-    """Matches with one-operand scores, and the coverage of every neuron, by name of its column."""
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Matches with one-operand scores, and the coverage of every neuron."""
     row, units, chosen = _rows(top, matches), [], []
     for part in parts:
         chosen.append(np.flatnonzero(np.isin(row, part.rows)))
@@ -233,7 +234,7 @@ def _examine(
     neurons = top.iloc[np.concatenate([part.rows for part in parts])]
     covered = ctx.confirmed("neurons", neurons.assign(**dict(zip(_COVERAGE, coverage.T, strict=True))))
     matches = matches.assign(**{name: scored[name].to_numpy() for name in ONE_OPERAND})
-    return matches, {name: covered[name].to_numpy() for name in _COVERAGE}
+    return matches, covered[[*_NEURON, *_COVERAGE]]
 
 
 def _rows(top: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:

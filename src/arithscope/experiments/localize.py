@@ -55,7 +55,7 @@ class Localization(Result):
     prompts: pd.DataFrame = schema.table(
         "The discovery prompts, and the counterfactuals they were patched from.",
         schema.OPERATOR,
-        *(schema.integer(name, "of the clean prompt") for name in ("op1", "op2")),
+        *(schema.integer(name, "of the clean prompt", key=True) for name in ("op1", "op2")),
         schema.number("answer", "of the clean prompt"),
         schema.text("counterfactual_operator", "of the counterfactual"),
         *(schema.integer(f"counterfactual_{name}", "of the counterfactual") for name in ("op1", "op2")),

@@ -60,25 +60,15 @@ Components = set[tuple[int, int]]  # heads or neurons as (layer, number)
 
 @dataclass(frozen=True)
 class Repeat:
-    """What is compared of a run or a repetition. One that is hardly ever right has an accuracy only.
-
-    Attributes:
-        name: Name of the repetition; `all` for the run itself.
-        summary: Summaries of its results, by stage.
-        effects: By operator, mean effects of neurons, indexed by layer and neuron.
-        heads: By operator, heads of the circuit.
-        shared_heads: Under `mean`, heads that all operators share.
-        neurons: By operator, top neurons.
-        kinds: By criterion and operator, layer, neuron, kind and on of each match.
-    """
+    """What is compared of a run or a repetition. One that is hardly ever right has an accuracy only."""
 
     name: str
-    summary: Mapping[str, Any]
-    effects: Mapping[str, pd.Series[float]]
-    heads: Mapping[str, Components]
-    shared_heads: Mapping[str, Components]
-    neurons: Mapping[str, Components]
-    kinds: Mapping[str, Mapping[str, pd.DataFrame]]
+    summary: Mapping[str, Any]  # of its results, by stage
+    effects: Mapping[str, pd.Series[float]]  # by operator, mean effects indexed by layer and neuron
+    heads: Mapping[str, Components]  # by operator, of the circuit
+    shared_heads: Mapping[str, Components]  # under `mean`, heads of all operators' circuits
+    neurons: Mapping[str, Components]  # by operator, top neurons
+    kinds: Mapping[str, Mapping[str, pd.DataFrame]]  # by criterion and operator, matches: layer, neuron, kind, on
 
 
 @dataclass(frozen=True)

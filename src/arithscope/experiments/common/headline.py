@@ -20,89 +20,80 @@ class HeadlineNumber:
         short: Name that stands by itself.
         experiment: Stage whose summary has it.
         measure: Its key in that summary.
-        section: Section of the report that explains it.
-        share: Whether it is a share, a faithfulness, or a difference of such; otherwise a count, a name or a logit.
     """
 
     name: str
     short: str
     experiment: str
     measure: str
-    section: str
-    share: bool = True
+
+    @property
+    def section(self) -> str:
+        """Section of the report that explains it."""
+        return _SECTIONS.get(self.experiment, self.experiment)
+
+    @property
+    def share(self) -> bool:
+        """Whether it is a share, a faithfulness, or a difference of such; otherwise a count, a name or a logit."""
+        return self.measure not in ("heads", "shared_heads", "first_answer_layer", "k", "calibrated_contribution")
 
 
+_SECTIONS = {
+    **{"probe": "probes", "topk": "neurons", "classify": "classification", "overlap": "classification"},
+    **dict.fromkeys(("knockout", "prompt_knockout", "bag"), "proof"),
+}
 _LOST = REPORTED[-1]  # neurons that each prompt loses per layer
-_NUMBERS: tuple[tuple[str, str, str, str, str], ...] = (
-    ("Accuracy on legal prompts", "accuracy", "accuracy", "accuracy", "accuracy"),
-    ("Heads in the circuit", "heads in the circuit", "circuit", "heads", "circuit"),
-    ("Faithfulness of the circuit", "faithfulness of the circuit", "circuit", "faithfulness", "circuit"),
-    ("Accuracy of the circuit alone", "accuracy of the circuit", "circuit", "accuracy", "circuit"),
-    ("Heads shared by all operators", "heads shared by all operators", "circuit", "shared_heads", "circuit"),
-    ("First answer layer, counted from 0", "first answer layer", "probe", "first_answer_layer", "probes"),
-    ("Neurons kept of each MLP", "neurons kept of each MLP", "topk", "k", "neurons"),
-    ("Faithfulness with these", "faithfulness with the neurons kept", "topk", "faithfulness", "neurons"),
-    ("Top neurons classified, raw", "neurons classified, raw", "classify", "raw_share", "classification"),
+_NUMBERS = (
+    ("Accuracy on legal prompts", "accuracy", "accuracy", "accuracy"),
+    ("Heads in the circuit", "heads in the circuit", "circuit", "heads"),
+    ("Faithfulness of the circuit", "faithfulness of the circuit", "circuit", "faithfulness"),
+    ("Accuracy of the circuit alone", "accuracy of the circuit", "circuit", "accuracy"),
+    ("Heads shared by all operators", "heads shared by all operators", "circuit", "shared_heads"),
+    ("First answer layer, counted from 0", "first answer layer", "probe", "first_answer_layer"),
+    ("Neurons kept of each MLP", "neurons kept of each MLP", "topk", "k"),
+    ("Faithfulness with these", "faithfulness with the neurons kept", "topk", "faithfulness"),
+    ("Top neurons classified, raw", "neurons classified, raw", "classify", "raw_share"),
+    ("Top neurons classified, calibrated", "neurons classified, calibrated", "classify", "calibrated_share"),
+    ("Overlap of operators' top neurons (IoU)", "overlap of operators' neurons (IoU)", "overlap", "mean_iou"),
     (
-        "Top neurons classified, calibrated",
-        "neurons classified, calibrated",
-        "classify",
-        "calibrated_share",
-        "classification",
-    ),
-    (
-        "Overlap of top neurons with other operators (IoU)",
-        "overlap of operators' neurons (IoU)",
-        "overlap",
-        "mean_iou",
-        "classification",
-    ),
-    (
-        "Accuracy left on a heuristic's prompts without its neurons, raw",
+        "Accuracy on a heuristic's prompts without its neurons, raw",
         "heuristic knocked out, raw: accuracy left",
         "knockout",
         "raw_associated",
-        "proof",
     ),
-    ("… calibrated", "heuristic knocked out, calibrated: accuracy left", "knockout", "calibrated_associated", "proof"),
+    ("… calibrated", "heuristic knocked out, calibrated: accuracy left", "knockout", "calibrated_associated"),
     (
         "… calibrated: how much more is left on other prompts",
         "heuristic knocked out, calibrated: other minus own prompts",
         "knockout",
         "calibrated_difference",
-        "proof",
     ),
     (
         f"Accuracy without {_LOST} random neurons per layer minus without {_LOST} of the prompt's own, calibrated",
         f"{_LOST} of a prompt's neurons knocked out, calibrated: random minus own",
         "prompt_knockout",
         f"calibrated_vs_random_{_LOST}",
-        "proof",
     ),
     (
         "Faithfulness with calibrated heuristic neurons alone",
         "faithfulness with calibrated neurons alone",
         "bag",
         "calibrated_faithfulness",
-        "proof",
     ),
     (
         "Contribution to the right answer, correct minus incorrect prompts",
         "contribution, correct minus incorrect prompts",
         "failures",
         "calibrated_contribution",
-        "failures",
     ),
     (
         "Faithfulness over training carried by final pairs, raw",
         "faithfulness over training carried by final pairs, raw",
         "training",
         "raw_mutual_share",
-        "training",
     ),
 )
-_NO_SHARES = {"heads", "shared_heads", "first_answer_layer", "k", "calibrated_contribution"}
-HEADLINE_NUMBERS = tuple(HeadlineNumber(*row, share=row[3] not in _NO_SHARES) for row in _NUMBERS)
+HEADLINE_NUMBERS = tuple(HeadlineNumber(*names) for names in _NUMBERS)
 
 
 def headline_entries(number: HeadlineNumber, summary: Mapping[str, Any], operators: list[str]) -> list[Any]:
