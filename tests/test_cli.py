@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from arithscope.cli.app import main
-from arithscope.figures.gallery import PLATES
+from arithscope.figures.registry import all_figures
 from tests.tokenizers_for_tests import digit_splitting
 
 
@@ -55,15 +55,15 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert manifest["configuration"]["max_operand"] == 9
     assert {stage["status"] for stage in manifest["stages"].values()} == {"done"}
     drawn = {p.name: p.stat().st_size for p in (out / "figures").iterdir()}
-    plates = [p.name for p in PLATES if p.name not in ("training", "stability")]
-    assert drawn.keys() == {f"{name}.{kind}" for name in plates for kind in ("png", "svg")} | {"index.json"}
+    names = [spec.name for spec in all_figures() if spec.name not in ("training", "stability")]
+    assert drawn.keys() == {f"{name}.{kind}" for name in names for kind in ("png", "svg")} | {"index.json"}
     assert min(drawn.values()) > 1000
     assert str(out / "report.html") in output.out.replace("\n", "")
     first = (out / "report.html").read_text(encoding="utf-8")
-    assert first.count("<img ") == len(plates)
+    assert first.count("<img ") == len(names)
     assert call(*arguments) == 0
     assert (out / "report.html").read_text(encoding="utf-8") == first
-    assert capsys.readouterr().err.count("nothing has changed") == len(manifest["stages"])
+    assert capsys.readouterr().err.count("unchanged, not run again") == len(manifest["stages"])
 
 
 def test_one_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

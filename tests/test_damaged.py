@@ -16,7 +16,7 @@ from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
-from arithscope.report.figure_files import draw_plates, plates_to_draw
+from arithscope.report.figure_files import draw_figures, figures_to_draw
 from arithscope.report.page import write_report
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL
@@ -199,7 +199,7 @@ def test_a_changed_number_in_a_record_is_noticed(finished: Path, tmp_path: Path)
 @pytest.fixture(scope="module")
 def illustrated(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(shutil.copytree(finished, tmp_path_factory.mktemp("runs") / "illustrated"))
-    draw_plates(RunFolder(folder), Silent())
+    draw_figures(RunFolder(folder), Silent())
     return folder
 
 
@@ -210,11 +210,11 @@ def test_damaged_figures_are_drawn_again(illustrated: Path, tmp_path: Path, dama
     assert len(figures) == 3
     for i, name in enumerate(figures):
         folder = Path(shutil.copytree(illustrated, tmp_path / str(i)))
-        assert not plates_to_draw(RunFolder(folder))
+        assert not figures_to_draw(RunFolder(folder))
         DAMAGES[damage](folder / "figures" / name)
-        assert plates_to_draw(RunFolder(folder)), name
+        assert figures_to_draw(RunFolder(folder)), name
         if damage != "a folder":  # which is told: it is not for us to remove
-            draw_plates(RunFolder(folder), Silent())
+            draw_figures(RunFolder(folder), Silent())
             assert snapshot(folder) == wanted, name
         write_report(RunFolder(folder))
 

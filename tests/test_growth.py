@@ -12,7 +12,7 @@ from benchmarks import growth, record
 from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, executor, exponents, measure, random_subject
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.test_operations import matrix_operations
+from tests.models.test_flops import matrix_operations
 
 CPU = torch.device("cpu")
 

@@ -14,21 +14,22 @@ import pytest
 
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.experiments.common.samples import too_few
-from arithscope.experiments.stability import Stability
-from arithscope.pipeline import repeats, runner
-from arithscope.pipeline.registry import COMPARED
+from arithscope.experiments.common.samples import TooFewCorrect
+from arithscope.experiments.stability import COMPARED, Stability
+from arithscope.figures.registry import all_figures
+from arithscope.pipeline import repeats
+from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.repeats import repeat_study, repeated_settings, wants_repeats
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder, RunWriter
 from arithscope.report import figure_files
 from arithscope.report.page import write_report
 from arithscope.settings import Settings
 from arithscope.utils.progress import Advance, Silent
-from arithscope.verify.verify import check_stage
 from tests.conftest import SMALL_SAMPLES, smaller
 from tests.hand_built import MAX_OPERAND, copy_and_add
 from tests.test_cli import call
-from tests.verify.test_verify import BY_NAME, CHANGED, check_changed, inputs_of, rewrite, with_changes
+from tests.verify.test_verify import BY_NAME, CHANGED, check_changed, rewrite, verification, with_changes
 
 ASKED = smaller(("+",), MAX_OPERAND, topk=16, neurons="atp")
 
@@ -72,7 +73,7 @@ def one_other_seed() -> Iterator[None]:
 
 
 def whole(folder: Path) -> RunWriter:
-    return runner.run_stages(copy_and_add(), ASKED, folder, COMPARED, Silent())
+    return run_stages(copy_and_add(), ASKED, folder, [stage_of(kind).name for kind in COMPARED], Silent())
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_once_compared_nothing_is_looked_at_again(repeated: Path, tmp_path: Path
     shutil.rmtree(out / "repeats")
     progress = Noting()
     repeat_study(copy_and_add(), ASKED, whole(out), progress)
-    assert progress.noted == ["stability: nothing has changed, so it is not run again"]
+    assert progress.noted == ["stability: unchanged, not run again"]
     assert not (out / "repeats").exists()
 
 
@@ -145,18 +146,18 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
     out = Path(shutil.copytree(repeated, tmp_path / "run"))
     for folder in ("stability", "repeats/half-2"):
         shutil.rmtree(out / folder)
-    final, run = whole(out), runner.run
+    final = whole(out)
 
     def never_right(model: Any, settings: Settings, folder: Path, stages: Any, *rest: Any, **more: Any) -> RunWriter:
-        found = run(model, settings, folder, ["accuracy"] if settings.half == 2 else stages, *rest, **more)
+        found = run_stages(model, settings, folder, ["accuracy"] if settings.half == 2 else stages, *rest, **more)
         if settings.half == 2:
-            raise too_few()
+            raise TooFewCorrect
         return found
 
-    monkeypatch.setattr(runner, "run", never_right)
+    monkeypatch.setattr(repeats, "run_stages", never_right)
     progress = Noting()
     repeat_study(copy_and_add(), ASKED, final, progress)
-    assert any("half-2 has next to no prompt" in text for text in progress.noted)
+    assert any("half-2 has almost no prompt" in text for text in progress.noted)
     table = RunFolder(out).read(Stability).table.set_index(["experiment", "measure", "operator"])
     assert table.loc[("accuracy", "accuracy", "+")].notna().all()
     assert pd.isna(table.loc[("circuit", "faithfulness", "+")].half_2)
@@ -165,11 +166,12 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
 
 def test_the_report_tells(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path(shutil.copytree(repeated, tmp_path / "run"))
-    monkeypatch.setattr(figure_files, "PLATES", tuple(p for p in figure_files.PLATES if p.name == "stability"))
-    figure_files.draw_plates(RunFolder(out), Silent())
+    few = [spec for spec in all_figures() if spec.name == "stability"]
+    monkeypatch.setattr(figure_files, "all_figures", lambda: few)
+    figure_files.draw_figures(RunFolder(out), Silent())
     page = write_report(RunFolder(out)).read_text()
-    section = page[page.index("<h2>10. How stable it is") :]
-    assert "Repeated 3 times, the share or faithfulness that moves most is" in section
+    section = page[page.index("<h2>10. Stability") :]
+    assert "Repeated 3 times, the share or faithfulness that varies most is" in section
     assert "heads in the circuit" in section
     assert 'alt="Key numbers, measured again"' in section
 
@@ -191,32 +193,30 @@ def test_when_it_is_asked_for() -> None:
 
 def test_verify_gathers_them_anew(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(repeated, tmp_path / "run"))
-    assert check_stage(inputs_of(folder, copy_and_add()), BY_NAME["stability"]).agrees
+    assert verification(folder, copy_and_add()).check_stage(BY_NAME["stability"]).agrees
     rewrite(folder, "stability", lambda result: with_changes(result, CHANGED["stability"]))
-    check_changed(folder, "stability", inputs_of(folder, copy_and_add()), monkeypatch)
+    check_changed("stability", verification(folder, copy_and_add()), monkeypatch)
     with pytest.raises(UserError, match="is a repetition of the run in"):
-        inputs_of(folder / "repeats" / "half-1", copy_and_add())
+        verification(folder / "repeats" / "half-1", copy_and_add())
 
 
 @pytest.mark.slow
 def test_from_the_command_line(saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is there before the study is repeated; stopped then, the same command goes on."""
-    monkeypatch.setattr(
-        figure_files, "PLATES", tuple(p for p in figure_files.PLATES if p.name in ("accuracy", "stability"))
-    )
+    few = [spec for spec in all_figures() if spec.name in ("accuracy", "stability")]
+    monkeypatch.setattr(figure_files, "all_figures", lambda: few)
     out = tmp_path / "run"
     asked = ("run", saved_adder, "--max-operand", "9", "--operators", "+", "--neurons", "atp", "--out", out)
     asked = (*asked, "--stages", "stability")
-    run = runner.run_stages
 
     def stopped(model: Any, settings: Settings, *rest: Any, **more: Any) -> RunWriter:
         if settings.half == 2:
-            assert "How stable it is" in (out / "report.html").read_text()
+            assert "<h2>10. Stability" in (out / "report.html").read_text()
             raise KeyboardInterrupt
-        return run(model, settings, *rest, **more)
+        return run_stages(model, settings, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run", stopped)
+        patch.setattr(repeats, "run_stages", stopped)
         assert call(*asked) == 130
     before = times(out)
     assert call(*asked) == 0

@@ -18,27 +18,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from arithscope.experiments.topk import TopK
 from arithscope.models.load import LoadOptions, load
 from arithscope.pipeline.ray_executor import RayExecutor
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
-from arithscope.settings import SampleSizes, Settings
+from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL, Executor, FinishedUnit
 from arithscope.utils.progress import Silent
 from arithscope.verify.compare import Tally, noise_of
 from tests.conftest import SMALL_SAMPLES, torch_threads
 
-
-class Smallest(Settings):
-    """As quick as can be, with something to find in every stage."""
-
-    @property
-    def sizes(self) -> SampleSizes:
-        return replace(SMALL_SAMPLES, first_mlp=1, probe=40, draws=2, permutations=2, prompt_knockout=6, failures=10)
-
-
-ASKED = Smallest(("+",), 14, topk=8, neurons="atp")
+SAMPLES = replace(SMALL_SAMPLES, first_mlp=1, probe=40, draws=2, permutations=2, prompt_knockout=6, failures=10)
+ASKED = Settings(("+",), 14, topk=8, neurons="atp", custom_sizes=SAMPLES)
 NOISE = noise_of("float32")
 
 
@@ -89,7 +82,7 @@ def compare(one: Path, other: Path) -> int:
             for name in by_logit:
                 tables = (getattr(x, name)[getattr(x, name).measure == "logit"] for x in (a, b))
                 tally.table(f"{stage.name}: {name}", *tables, noise.times(10))
-    assert tally.differs == []
+    assert tally.differences == []
     return tally.numbers
 
 
@@ -106,10 +99,10 @@ def without(result: Any, names: Sequence[str]) -> Any:
 
 
 def test_the_comparison_can_fail(usual: Path) -> None:
-    tally, stored = Tally(NOISE), RunFolder(usual).read("topk", {s.name: s for s in all_stages()}["topk"].result)
+    tally, stored = Tally(NOISE), RunFolder(usual).read(TopK)
     tally.result(stored, replace(stored, top=stored.top.iloc[::-1]), NOISE)
     tally.result(stored, replace(stored, curve=stored.curve.assign(value=stored.curve.value * 1.002 + 1e-4)), NOISE)
-    assert len(tally.differs) >= 2
+    assert len(tally.differences) >= 2
 
 
 def test_all_but_the_threads_at_once(usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +138,7 @@ def test_another_number_of_threads(threads: int, usual: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_exact_effects_of_neurons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other way of measuring neurons."""
-    asked = replace(ASKED, neurons="screen")
+    asked = replace(ASKED, neurons="atp+exact")
     with torch_threads(1):
         usual = study(tmp_path / "usual", asked)
     another_batch_size(monkeypatch, 50)

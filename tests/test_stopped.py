@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from arithscope.pipeline import store
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.files import locked
 from arithscope.utils.progress import Bars, Lines, Silent
@@ -89,14 +89,14 @@ def test_stopped_at_several_moments(tmp_path: Path, saved_adder: Path) -> None:
     out = tmp_path / "run"
 
     def drawing() -> list[psutil.Process]:
-        return [c for c in psutil.Process(process.pid).children() if "arithscope.report.figure_workers" in c.cmdline()]
+        return [c for c in psutil.Process(process.pid).children() if "--multiprocessing-fork" in c.cmdline()]
 
     moments: list[tuple[Callable[[], object], int, int]] = [
         ((out / "manifest.json").exists, signal.SIGINT, 1),
-        (lambda: any((out / ".parts" / "means").rglob("*.safetensors")), signal.SIGINT, 2),
+        (lambda: any((out / ".units" / "means").rglob("*.safetensors")), signal.SIGINT, 2),
         ((out / "accuracy").exists, signal.SIGTERM, 1),
         (drawing, signal.SIGINT, 1),
-        (lambda: any((out / ".parts" / "localize").rglob("*.safetensors")), signal.SIGTERM, 2),
+        (lambda: any((out / ".units" / "localize").rglob("*.safetensors")), signal.SIGTERM, 2),
     ]
     for condition, number, times in moments:
         process = start(*run_arguments(saved_adder, out))
@@ -111,7 +111,7 @@ def test_a_cluster_that_is_stopped_leaves_nothing_running(tmp_path: Path, saved_
     pytest.importorskip("ray")
     for number in (signal.SIGINT, signal.SIGTERM):
         process = start(*run_arguments(saved_adder, tmp_path / "run"), "--cluster", "local")
-        wait_until(lambda: any((tmp_path / "run" / ".parts").rglob("*.safetensors")), process)
+        wait_until(lambda: any((tmp_path / "run" / ".units").rglob("*.safetensors")), process)
         stop(process, number)
 
 
@@ -136,7 +136,7 @@ def test_two_at_once(tmp_path: Path, saved_model: Path) -> None:
     first.send_signal(signal.SIGCONT)
     _, stderr = first.communicate(timeout=300)
     assert first.returncode == 0, stderr
-    run(small("llama", "sdpa"), Settings(("+",), 20), tmp_path / "alone", ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+",), 20), tmp_path / "alone", ["accuracy"], Silent())
     assert stored(out)[0]["means"][0] == stored(tmp_path / "alone")[0]["means"][0]
 
 
@@ -146,7 +146,7 @@ def test_a_lock_that_a_killed_run_left_does_not_block(tmp_path: Path) -> None:
     code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -signal.SIGKILL
     assert (tmp_path / ".lock").exists()
-    run(small("llama", "sdpa"), Settings(("+",), 3), tmp_path, ["means"], Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+",), 3), tmp_path, ["means"], Silent())
 
 
 def test_a_lock_is_not_inherited(tmp_path: Path) -> None:
@@ -177,12 +177,12 @@ def test_a_clock_that_jumps_during_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     from rich.console import Console
 
     model, settings, lines = small("llama", "sdpa"), Settings(("+",), 3), list[str]()
-    run(model, settings, tmp_path / "steady", ["accuracy"], Silent())
+    run_stages(model, settings, tmp_path / "steady", ["accuracy"], Silent())
     clock, seconds = Jumping(), iter(range(10**9, 0, -(10**5)))
     monkeypatch.setattr(store, "datetime", clock)
     monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
     shown = Lines(lines.append, every=0.0) if progress == "lines" else Bars(Console(force_terminal=True, quiet=True))
-    folder = run(model, settings, tmp_path / "jumping", ["accuracy"], shown)
+    folder = run_stages(model, settings, tmp_path / "jumping", ["accuracy"], shown)
     assert clock.calls > 3
     assert all(entry["seconds"] >= 0 for entry in folder.manifest["stages"].values() if entry["status"] == "done")
     assert not [line for line in lines if "-" in line.replace("means", "")]
@@ -192,6 +192,6 @@ def test_a_clock_that_jumps_during_a_run(tmp_path: Path, monkeypatch: pytest.Mon
             os.utime(path, (0, 0))  # the age of files must not matter
     before = snapshot(tmp_path / "jumping")
     notes: list[str] = []
-    run(model, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
+    run_stages(model, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
     assert sum("nothing has changed" in note for note in notes) == 2
     assert snapshot(tmp_path / "jumping") == before

@@ -66,7 +66,12 @@ def files_below(folder: Path) -> set[str]:
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     package = {name for name in names_in(wheel) if ".dist-info/" not in name}
     assert package == files_below(ROOT / "src" / "arithscope")
-    for needed in ("py.typed", "report/report.css", "explorer/static/index.html", "experiments/probe_steps.cu"):
+    for needed in (
+        "py.typed",
+        "report/templates/report.css",
+        "explorer/static/index.html",
+        "experiments/probe_steps.cu",
+    ):
         assert f"arithscope/{needed}" in package
     assert "arithscope/pretrained/tiny-pythia/checkpoints/step-00500/model.safetensors" in package
 

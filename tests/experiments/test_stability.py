@@ -138,10 +138,10 @@ def test_summary(found: Stability) -> None:
 def test_finding_and_figure(found: Stability) -> None:
     finding = repeated(found)
     assert (
-        "moves most is faithfulness of the circuit: .800 [.790, .810] in the run, .700 (half-1), .850" in finding.says
+        "varies most is faithfulness of the circuit: .800 [.790, .810] in the run, .700 (half-1), .850" in finding.text
     )
-    assert "Of 7 comparisons of a key number with that of a repetition, 4 are clearly different" in finding.says
-    assert "Between the halves" not in finding.says
+    assert "Of 7 comparisons of a key number with that of a repetition, 4 are clearly different" in finding.text
+    assert "Between the halves" not in finding.text
     assert finding.numbers["heads in the circuit"] == {"+": "2; halves 3; seeds 2, 1"}
     assert finding.numbers["accuracy"] == {"+": ".900; halves .880, .920; seeds .900, .900"}
     assert finding.numbers["first answer layer"] == {"+": "4; halves 4; seeds 5, 4"}

@@ -11,18 +11,22 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.classify import Classification
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.localize import MLP, Localization
-from arithscope.figures.attention import MOST_ROWS, attention_patterns, head_roles
-from arithscope.figures.circuits import circuit_table, faithfulness_by_heads
-from arithscope.figures.diagram import MOST_HEADS, circuit_diagram
+from arithscope.figures.activation_maps import matching_walkthrough
+from arithscope.figures.circuit import circuit_table, faithfulness_by_heads
+from arithscope.figures.circuit_diagram import MOST_HEADS, circuit_diagram
 from arithscope.figures.first_mlp import first_mlp_faithfulness, number_tuning
-from arithscope.figures.gallery import PLATES, Plate
+from arithscope.figures.heads import MOST_ROWS, attention_patterns, head_roles
 from arithscope.figures.localization import localization, localization_by_operator
-from arithscope.figures.patterns import matching_walkthrough
-from arithscope.figures.probes import probe_accuracy
+from arithscope.figures.probe import probe_accuracy
+from arithscope.figures.registry import FigureSpec, all_figures
+from arithscope.figures.registry import figure as registered
 from arithscope.figures.style import finish
 from arithscope.heuristics.kinds import parse
+from arithscope.pipeline.registry import stage_of
 from tests.hand_built import ADDING_LAYER, OP1_HEAD, OP2_HEAD
 
 
@@ -87,15 +91,43 @@ def big_heads(n: int) -> Heads:
     return Heads(pd.DataFrame(rows), patterns, pd.DataFrame(isolation), positions)
 
 
-@pytest.mark.parametrize("plate", [p for p in PLATES if p.name not in ("training", "stability")], ids=lambda p: p.name)
-def test_every_figure_of_a_real_run(plate: Plate, adder_results: dict[str, Any]) -> None:
-    figure = drawn(plate.draw(*(adder_results[name] for name in plate.needs)))
+def results_of(spec: FigureSpec, results: dict[str, Any]) -> list[Any]:
+    return [results[stage_of(result).name] for result in spec.results]
+
+
+OF_A_RUN = [spec for spec in all_figures() if spec.name not in ("training", "stability")]
+
+
+@pytest.mark.parametrize("spec", OF_A_RUN, ids=lambda spec: spec.name)
+def test_every_figure_of_a_real_run(spec: FigureSpec, adder_results: dict[str, Any]) -> None:
+    figure = drawn(spec.draw(*results_of(spec, adder_results)))
     assert figure.axes
     for axes in figure.axes:
         has_data = axes.lines or axes.collections or axes.images or axes.texts or axes.patches
         assert has_data or not axes.get_visible()
     labelled = [axes for axes in figure.axes if axes.get_xlabel() or axes.get_ylabel() or axes.get_title()]
-    assert labelled or plate.name in ("accuracy", "circuit-table", "worst-prompts")  # which are tables
+    assert labelled or spec.name in ("accuracy", "circuit-table", "worst-prompts")  # which are tables
+
+
+def test_a_figure_from_outside_the_package() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("arithscope.figures.registry._FIGURES", {spec.name: spec for spec in all_figures()})
+
+        @registered("mine", Accuracy, title="Mine")
+        def mine(accuracy: Accuracy) -> Figure:
+            """{EFFECT} And
+            more."""
+            raise NotImplementedError
+
+        *ours, last = all_figures()
+        assert [spec.name for spec in ours] == [spec.name for spec in sorted(ours, key=lambda spec: spec.order)]
+        assert (last.name, last.results, last.section) == ("mine", (Accuracy,), None)
+        assert last.caption.startswith("The effect of an intervention (Eq. 1) is")
+        assert last.caption.endswith(". And more.")
+        assert mine.__module__ == __name__
+        with pytest.raises(ValueError, match=r"arithscope\.figures\.probe has registered a figure 'probe-accuracy'"):
+            registered("probe-accuracy", Accuracy, title="Another")(mine)
+    assert "mine" not in [spec.name for spec in all_figures()]
 
 
 def test_the_heat_map_shows_the_effects(adder_results: dict[str, Any]) -> None:
@@ -124,15 +156,15 @@ def test_the_curve_shows_the_table_and_marks_the_choice(adder_results: dict[str,
 
 def test_the_diagram_shows_the_known_circuit(adder_results: dict[str, Any]) -> None:
     figure = drawn(circuit_diagram(adder_results["localize"], adder_results["circuit"], adder_results["heads"]))
-    said = texts(figure)
-    assert any(text.startswith("L1H2 reads op1 (100%)") for text in said)
-    assert any(text.startswith("L2H0 reads op2 (100%)") for text in said)
-    assert [text for text in said if text.startswith("MLP") and len(text) < 6] == [f"MLP{ADDING_LAYER}"]
+    labels = texts(figure)
+    assert any(text.startswith("L1H2 reads op1 (100%)") for text in labels)
+    assert any(text.startswith("L2H0 reads op2 (100%)") for text in labels)
+    assert [text for text in labels if text.startswith("MLP") and len(text) < 6] == [f"MLP{ADDING_LAYER}"]
 
 
 def test_the_table_lists_heads(adder_results: dict[str, Any]) -> None:
-    said = texts(drawn(circuit_table(adder_results["circuit"])))
-    assert any("L1H2" in text and "L2H0" in text for text in said)
+    cells = texts(drawn(circuit_table(adder_results["circuit"])))
+    assert any("L1H2" in text and "L2H0" in text for text in cells)
 
 
 def test_tuning_curves_are_the_activations(adder_results: dict[str, Any]) -> None:
@@ -203,9 +235,9 @@ def test_without_any_classified_neuron(adder_results: dict[str, Any]) -> None:
         shares=classify.shares[classify.shares.kind == "any"].assign(value=0.0, low=0.0, high=0.0),
         neurons=classify.neurons.assign(raw=False, calibrated=False),
     )
-    for plate in PLATES:
-        if "classify" in plate.needs:
-            drawn(plate.draw(*({**adder_results, "classify": nothing}[name] for name in plate.needs)))
+    for spec in all_figures():
+        if Classification in spec.results:
+            drawn(spec.draw(*results_of(spec, {**adder_results, "classify": nothing})))
 
 
 def test_the_walkthrough_shows_the_score(adder_results: dict[str, Any]) -> None:

@@ -14,9 +14,9 @@ from arithscope.experiments.failures import Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.training import Training
-from arithscope.figures.growth import training_curves
-from arithscope.figures.knockouts import MOST_NAMES, bag_alone, knockout_by_heuristic, prompt_knockout_curves
-from arithscope.figures.mistakes import failure_contributions, worst_prompts
+from arithscope.figures.failures import failure_contributions, worst_prompts
+from arithscope.figures.knockout import MOST_NAMES, bag_alone, knockout_by_heuristic, prompt_knockout_curves
+from arithscope.figures.training import training_curves
 from tests.experiments.test_failures import known  # noqa: F401 (a fixture)
 from tests.figures.test_figures import drawn, texts
 
@@ -63,7 +63,7 @@ def test_bars_come_in_the_order_of_their_drop() -> None:
     assert "lose more for 7 heuristics, less for 2" in panel.get_title()
 
 
-def test_many_heuristics_are_not_named_and_none_is_said() -> None:
+def test_many_heuristics_are_not_named_and_an_empty_panel_has_a_note() -> None:
     panel = drawn(knockout_by_heuristic(some_knockout("+", MOST_NAMES + 1))).axes[0]
     assert panel.get_xlabel() == f"{MOST_NAMES + 1} heuristics"
     empty = some_knockout("+", 1)
@@ -97,10 +97,10 @@ def test_failures_show_every_prompt(known: Any) -> None:  # noqa: F811
     rows = failures.prompts[(failures.prompts.operator == "-") & ~failures.prompts.correct]
     dots = [line for line in figure.axes[3].lines if line.get_marker() == "."]
     assert sorted(dots[1].get_ydata()) == pytest.approx(sorted(rows.calibrated_contribution))
-    said = texts(drawn(worst_prompts(failures)))
+    cells = texts(drawn(worst_prompts(failures)))
     worst = failures.worst.iloc[0]
-    assert f"{worst.op1}+{worst.op2}=" in said
-    assert str(worst.predicted) in said
+    assert f"{worst.op1}+{worst.op2}=" in cells
+    assert str(worst.predicted) in cells
 
 
 def test_without_failures(adder_results: dict[str, Any]) -> None:

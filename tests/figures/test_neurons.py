@@ -9,9 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from arithscope.experiments.neurons import AGREEMENT, HALVES, RECALLED, NeuronEffects
+from arithscope.experiments.neurons import RECALLED, NeuronEffects
 from arithscope.experiments.overlap import overlap
-from arithscope.figures.neurons import faithfulness_by_neurons, neuron_effects, neuron_overlap, screens_against_exact
+from arithscope.figures.neurons import (
+    attribution_against_exact,
+    faithfulness_by_neurons,
+    neuron_effects,
+    neuron_overlap,
+)
 from tests.experiments.test_overlap import top_neurons
 from tests.figures.test_figures import drawn, texts
 
@@ -24,7 +29,9 @@ def many(operators: str, layers: int, neurons: int) -> NeuronEffects:
     table = table.assign(
         measure="probability", method="atp", value=value, low=value, high=value, n=9, median=0.0, std=1.0
     )
-    agreement, halves = (pd.DataFrame(columns=list(columns)) for columns in (AGREEMENT, HALVES))
+    agreement, halves = (
+        pd.DataFrame(columns=NeuronEffects.schema()[name].names) for name in ("agreement", "split_half")
+    )
     return NeuronEffects(table, agreement, halves, 5)
 
 
@@ -55,16 +62,16 @@ def test_the_curve_shows_the_table_and_marks_the_choice(adder_results: dict[str,
     assert list(lines[2].get_xdata()) == [topk.k["+"]]
 
 
-def test_screens_show_their_agreement(adder_results: dict[str, Any]) -> None:
+def test_attribution_methods_show_their_agreement(adder_results: dict[str, Any]) -> None:
     agreement = adder_results["neurons"].agreement
-    figure = drawn(screens_against_exact(adder_results["neurons"]))
+    figure = drawn(attribution_against_exact(adder_results["neurons"]))
     rows = agreement[agreement.measure == "log_ratio"].set_index("screen")
     correlations, recalls = figure.axes[2:4]
     assert [bar.get_height() for bar in correlations.patches] == pytest.approx(rows.rank_correlation.tolist())
     assert recalls.lines[1].get_ydata() == pytest.approx(rows.loc["ig", [f"recall_{p}" for p in RECALLED]].tolist())
-    said = texts(drawn(screens_against_exact(many("+-", 2, 10))))
-    assert all("not compared" in text for text in said)
-    assert len(said) == 2
+    notes = texts(drawn(attribution_against_exact(many("+-", 2, 10))))
+    assert all("not compared" in text for text in notes)
+    assert len(notes) == 2
 
 
 def test_the_map_shows_the_overlap() -> None:

@@ -19,7 +19,7 @@ from arithscope.models.engine.replay import PrefixCache
 from arithscope.models.engine.replicas import replica
 from arithscope.models.families import FAMILIES
 from arithscope.models.model import Model
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import Prompts, Template, legal_prompts
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
@@ -197,14 +197,14 @@ def test_a_run_refuses_what_is_unsound(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch, untouched(folder):
         wrong_value_vectors(model, patch)
         with pytest.raises(UserError, match=r"could not be trusted.*components: the value vectors of layer.*doctor"):
-            run(model, settings, folder, ["means"], Silent())
+            run_stages(model, settings, folder, ["means"], Silent())
     with monkeypatch.context() as patch, untouched(folder):
         patch.setattr(type(model.encoder), "first_mismatch", lambda self, prompts: "1+2=")
         with pytest.raises(UserError, match=r"tokenisation: its tokenizer reads '1\+2='"):
-            run(model, settings, folder, ["means"], Silent())
+            run_stages(model, settings, folder, ["means"], Silent())
     checked: list[Prompts] = []
     plain = type(model.encoder).first_mismatch
     monkeypatch.setattr(type(model.encoder), "first_mismatch", lambda self, p: (checked.append(p), plain(self, p))[1])
     for _ in range(2):  # a sound model is not checked again
-        run(model, settings, folder, ["means"], Silent())
+        run_stages(model, settings, folder, ["means"], Silent())
     assert [len(p) for p in checked] == [len(legal_prompts("+", 9, model.limit))]

@@ -14,10 +14,10 @@ from arithscope.experiments.common import linear_probes
 from arithscope.models import memory, offload
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.utils import threads
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.models.fake_gpus import FakeGPUs, InlineExecutor
 from tests.models.placements import (
     EVERYTHING,
@@ -118,7 +118,7 @@ def test_the_same_numbers(name: str, how: str, fake: FakeGPUs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
 def test_a_whole_study(how: str, tmp_path: Path, fake: FakeGPUs) -> None:
-    settings = Smaller(("+", "-"), 20, topk=8, neurons="atp")
-    ours = run(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
-    theirs = run(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
+    settings = smaller(("+", "-"), 20, topk=8, neurons="atp")
+    ours = run_stages(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
+    theirs = run_stages(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
     assert_alike(ours, theirs)

@@ -13,7 +13,7 @@ from arithscope.models.engine.replay import check_replay, record, replay_neurons
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.models.hooks import capturing
 from arithscope.models.load import LoadOptions, load
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import legal_prompts, operand_grid, random_source, sample
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
@@ -60,7 +60,7 @@ def test_all_stages_find_the_hand_built_circuit(
     saved_adder: Path, adder_results: dict[str, Any], tmp_path: Path
 ) -> None:
     model = load(str(saved_adder), options=LoadOptions(device="cuda"))
-    summary = run(model, Settings(("+",), MAX_OPERAND), tmp_path, None, Silent()).summary
+    summary = run_stages(model, Settings(("+",), MAX_OPERAND), tmp_path, None, Silent()).summary
     want = adder_results["circuit"].summary()["+"]
     assert summary["circuit"]["+"]["head_names"] == want["head_names"]
     for measure in ("faithfulness", "accuracy", "p_answer", "random_faithfulness"):
@@ -72,6 +72,6 @@ def test_all_stages_find_the_hand_built_circuit(
 
 def test_all_stages_in_half_precision(tmp_path: Path) -> None:
     model = load("tiny-llama", options=LoadOptions(device="cuda", dtype="bfloat16"))
-    summary = run(model, Settings(("+", "-"), 60), tmp_path, None, Silent()).summary
+    summary = run_stages(model, Settings(("+", "-"), 60), tmp_path, None, Silent()).summary
     for operator in ("+", "-"):
         assert summary["circuit"][operator]["faithfulness"]["value"] > 0.9

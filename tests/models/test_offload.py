@@ -30,10 +30,10 @@ from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
 from arithscope.models.offload import fetched, offloaded, weight_of
 from arithscope.models.sources import ModelSource
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import describe_model, run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import describe_model, run_stages
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller, saved
+from tests.conftest import saved, smaller
 from tests.families import small
 from tests.models.placements import (
     EVERYTHING,
@@ -163,8 +163,8 @@ def test_weights_are_read_once_for_many_uses(monkeypatch: pytest.MonkeyPatch) ->
 @needs_whole_models
 def test_a_whole_study(small_run: Path, tmp_path: Path) -> None:
     """Every stage has the same key and the same results with all weights on disk."""
-    run(spread("tiny-llama", ALL), Smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
-    for stage in (s.name for s in STAGES if not s.asked):
+    run_stages(spread("tiny-llama", ALL), smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
+    for stage in (s.name for s in all_stages() if not s.on_request):
         keys = {json.loads((folder / stage / "stage.json").read_text())["key"] for folder in (tmp_path, small_run)}
         assert len(keys) == 1, stage
     assert_alike(*(json.loads((folder / "summary.json").read_text()) for folder in (tmp_path, small_run)))

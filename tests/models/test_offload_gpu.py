@@ -9,9 +9,9 @@ import torch
 
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
-from arithscope.pipeline.runner import describe_model, run
+from arithscope.pipeline.runner import describe_model, run_stages
 from arithscope.utils.progress import Silent
-from tests.conftest import Smaller
+from tests.conftest import smaller
 from tests.models.placements import (
     EVERYTHING,
     Device,
@@ -72,8 +72,10 @@ def test_auto_leaves_in_memory_what_does_not_fit(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("how", ["layers in memory and on disk", "most of it on disk", RUN_BY_BOTH])
 def test_a_whole_study(how: str, tmp_path: Path) -> None:
     """Against one on the GPU alone, with the same rounding noise."""
-    settings = Smaller(("+", "-"), 40, topk=16, neurons="atp")
+    settings = smaller(("+", "-"), 40, topk=16, neurons="atp")
     device = "cpu" if how == RUN_BY_BOTH else "cuda"
-    theirs = run(load("tiny-llama", options=LoadOptions(device=device)), settings, tmp_path / "a", None, Silent())
-    ours = run(spread("tiny-llama", how), settings, tmp_path / "b", None, Silent())
+    theirs = run_stages(
+        load("tiny-llama", options=LoadOptions(device=device)), settings, tmp_path / "a", None, Silent()
+    )
+    ours = run_stages(spread("tiny-llama", how), settings, tmp_path / "b", None, Silent())
     assert_alike(ours.summary, theirs.summary, tolerance=2e-2)

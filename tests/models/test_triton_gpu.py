@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
-from arithscope.experiments.common.linear_probes import Examples, initial, steps, train
+from arithscope.experiments.common.linear_probes import Examples, initial_probes, train, training_steps
 from arithscope.models.engine.fast_ops import triton_kernels, unrounded_linear
 from arithscope.models.engine.prefix_attention import attend
 from arithscope.models.engine.sweep import mean_activations
@@ -90,13 +90,13 @@ def test_products_are_not_rounded() -> None:
 
 def test_probes_train_as_on_a_cpu() -> None:
     states, answer = some(3, 500, 96), torch.randint(0, 50, (500,), device=CUDA)
-    start, own = initial(range(3), 96, 50, 0, "x"), torch.arange(500, device=CUDA)
+    start, own = initial_probes(range(3), 96, 50, 0, "x"), torch.arange(500, device=CUDA)
     done: list[int] = []
     found = train(start, Examples(states, own, answer), 450, 0, "x", done.append)
     want = train(start, Examples(states.cpu(), own.cpu(), answer.cpu()), 450, 0, "x", done.append)
     torch.testing.assert_close(found.matrix.cpu(), want.matrix, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(found.bias.cpu(), want.bias, rtol=1e-3, atol=1e-5)
-    assert sum(done) == 2 * 3 * steps(450)
+    assert sum(done) == 2 * 3 * training_steps(450)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-pythia", "tiny-gptj"])

@@ -9,15 +9,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from arithscope.results.compare import compare
 from rich.console import Console
 
 from arithscope.errors import UserError
-from arithscope.figures.comparison import PANELS
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.report.comparison import comparison_tables, write_comparison
-from arithscope.results.comparison import CURVES
+from arithscope.report.comparison_figures import FIGURES
+from arithscope.results.comparison import CURVES, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
@@ -28,11 +27,11 @@ from tests.test_cli import call, complaint
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """One with every stage (but one that takes long), one with few, of another subject."""
+    """One with every stage (but one that takes long), one with few, of another model."""
     folder = tmp_path_factory.mktemp("runs")
-    stages = [stage.name for stage in STAGES if stage.name != "mlp0" and not stage.asked]
-    run(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder / "adder", stages, Silent())
-    run(small("llama", "sdpa"), Settings(("+", "-"), 9), folder / "llama", ["accuracy"], Silent())
+    stages = [stage.name for stage in all_stages() if stage.name != "mlp0" and not stage.on_request]
+    run_stages(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder / "adder", stages, Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+", "-"), 9), folder / "llama", ["accuracy"], Silent())
     return [folder / "adder", folder / "llama"]
 
 
@@ -73,12 +72,12 @@ def test_curves_lie_between_nothing_and_everything(runs: list[Path]) -> None:
 def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "both"
     assert call("compare", *runs, "--out", out) == 0
-    said = capsys.readouterr().out
-    assert "copy and add" in said
-    assert "calibrated difference" in said
+    output = capsys.readouterr().out
+    assert "copy and add" in output
+    assert "calibrated difference" in output
     drawn = {p.stem for p in out.glob("*.png")}
     left_out = {"training", "failures", "overlap"}  # one operator, without checkpoints, that never fails
-    assert drawn == {panels.name for panels in PANELS} - left_out
+    assert drawn == {figure.name for figure in FIGURES} - left_out
     assert min(p.stat().st_size for p in out.iterdir()) > 50
     assert json.loads((out / "comparison.json").read_text())["runs"]["small llama"] == str(runs[1])
     assert len(pd.read_parquet(out / "table.parquet")) > 100
@@ -87,7 +86,7 @@ def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_bars_show_the_numbers(runs: list[Path]) -> None:
     found = compare([Run(path) for path in runs])
-    figure = next(p for p in PANELS if p.name == "accuracy").draw(found)
+    figure = next(f for f in FIGURES if f.name == "accuracy").draw(found)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     rows = found.table[(found.table.experiment == "accuracy") & (found.table.measure == "accuracy")]
     values = rows.set_index(["run", "operator"]).value
@@ -110,8 +109,8 @@ def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
     assert values[names.index("best layer all")] == f"{summary['best_layer']:.2f}"  # a plain number has no interval
 
 
-def test_runs_of_one_subject_are_named_after_their_folders(runs: list[Path], tmp_path: Path) -> None:
-    run(small("llama", "sdpa"), Settings(("+",), 5, seed=3), tmp_path / "other", ["accuracy"], Silent())
+def test_runs_of_one_model_are_named_after_their_folders(runs: list[Path], tmp_path: Path) -> None:
+    run_stages(small("llama", "sdpa"), Settings(("+",), 5, seed=3), tmp_path / "other", ["accuracy"], Silent())
     assert distinct_names([Run(path) for path in (runs[1], tmp_path / "other")]) == ["llama", "other"]
 
 

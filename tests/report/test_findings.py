@@ -1,4 +1,4 @@
-"""What the report says of made-up results: no more than their intervals allow."""
+"""Findings on made-up results claim no more than their intervals allow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from arithscope.experiments.common.result import summary_table
 from arithscope.experiments.failures import Failures
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.knockout import Knockout
-from arithscope.experiments.neurons import AGREEMENT, NeuronEffects
+from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.training import Training
-from arithscope.figures.gallery import PLATES
-from arithscope.report.findings import circuit, neurons, proof
-from arithscope.report.findings.figures import FINDINGS
+from arithscope.figures.registry import all_figures
+from arithscope.report.findings import causal, circuit, neurons
+from arithscope.report.findings.finding import all_findings
 from arithscope.report.formatting import (
     grouped,
     listed,
@@ -29,9 +29,9 @@ from arithscope.report.formatting import (
     number,
     overall,
     p_value,
-    shown,
     span,
     verdict,
+    with_interval,
 )
 from arithscope.stats.intervals import Mean
 
@@ -65,9 +65,9 @@ def test_numbers(x: float | None, expected: str) -> None:
 
 
 def test_means_and_lists() -> None:
-    assert shown(mean(0.5, 0.25, 1.0)) == ".500 [.250, 1.00]"
-    assert shown(mean(NAN, NAN, NAN, 0)) == "–"
-    assert shown(mean(0.5, NAN, NAN)) == ".500"  # no interval
+    assert with_interval(mean(0.5, 0.25, 1.0)) == ".500 [.250, 1.00]"
+    assert with_interval(mean(NAN, NAN, NAN, 0)) == "–"
+    assert with_interval(mean(0.5, NAN, NAN)) == ".500"  # no interval
     assert overall({"+": mean(0.5, 0.4, 0.6)}) == ".500 [.400, .600] (n = 50)"
     both = {"+": mean(0.5, 0.4, 0.6), "-": mean(0.7, 0.6, 0.8), "mean": mean(0.6, 0.55, 0.65, 1000)}
     assert overall(both) == ".600 [.550, .650] (n = 1,000)"
@@ -82,8 +82,8 @@ def test_means_and_lists() -> None:
 
 def test_verdicts() -> None:
     up, down, unclear = mean(0.2, 0.1, 0.3), mean(-0.2, -0.3, -0.1), mean(0.1, -0.1, 0.3)
-    said = verdict({"+": up, "-": down, "*": unclear, "/": up, "mean": up}, "it rises", "it falls")
-    assert said == " For + and ÷ it rises; for − it falls; for × there is no clear difference."
+    text = verdict({"+": up, "-": down, "*": unclear, "/": up, "mean": up}, "it rises", "it falls")
+    assert text == " For + and ÷ it rises; for − it falls; for × there is no clear difference."
     assert verdict({"+": up, "-": up}, "it rises", "it falls") == " For all operators it rises."
     assert verdict({"+": mean(0.0, 0.0, 0.0)}, "it rises", "it falls") == " For + there is no clear difference."
     assert verdict({"+": mean(NAN, NAN, NAN, 0)}, "up", "down", "nobody knows") == " For + nobody knows."
@@ -102,14 +102,14 @@ def right_and_wrong(plus: Mean, times: Mean) -> Accuracy:
 
 
 def test_accuracy() -> None:
-    said = circuit.accuracy(right_and_wrong(mean(0.9, 0.89, 0.91), mean(0.5, 0.45, 0.55))).says
+    text = circuit.accuracy(right_and_wrong(mean(0.9, 0.89, 0.91), mean(0.5, 0.45, 0.55))).text
     # The distances .01 and .05 add up to √(.01² + .05²) = .051.
-    assert "It is best at + and worst at ×; the difference is .400 [.349, .451]." in said
-    assert "It answers .700 [" in said
-    assert said.endswith("Of 2 wrong answers, no number at all: 1.")
-    unclear = circuit.accuracy(right_and_wrong(mean(0.9, 0.8, 1.0), mean(0.85, 0.7, 0.95))).says
+    assert "It is highest for + and lowest for ×; the difference is .400 [.349, .451]." in text
+    assert text.startswith("Accuracy on legal prompts is .700 [")
+    assert text.endswith("Wrong predictions that are not numbers: 1 of 2.")
+    unclear = circuit.accuracy(right_and_wrong(mean(0.9, 0.8, 1.0), mean(0.85, 0.7, 0.95))).text
     assert "No operator is clearly easier than another." in unclear
-    assert "best at" not in unclear
+    assert "highest for" not in unclear
 
 
 def test_probes() -> None:
@@ -119,10 +119,10 @@ def test_probes() -> None:
         for position, values in places.items()
         for layer, value in enumerate(values)
     ]
-    said = circuit.probe_accuracy(Probe(pd.DataFrame(rows), {"all": 0.11}, 1, 1, 100)).says
-    assert "behind layer 1 of layers 0 to 1, with an accuracy of .900 [.880, .920]" in said
-    assert "most frequent answer would reach .110" in said
-    assert "At op1 the best layer reaches .120 [.100, .140], not clearly above that." in said
+    text = circuit.probe_accuracy(Probe(pd.DataFrame(rows), {"all": 0.11}, 1, 1, 100)).text
+    assert "after layer 1 of layers 0 to 1, with an accuracy of .900 [.880, .920]" in text
+    assert "most frequent answer alone gives .110" in text
+    assert "At op1 the best layer reaches .120 [.100, .140], not clearly above that." in text
 
 
 def isolated(*changes: tuple[float, float, float]) -> Heads:
@@ -134,10 +134,10 @@ def isolated(*changes: tuple[float, float, float]) -> Heads:
 
 
 def test_isolation_names_a_head_only_if_its_change_is_clear() -> None:
-    said = circuit.head_roles(isolated((0.0, 0.0, 0.0), (-0.2, -0.3, -0.1))).says
-    assert "for 1 of 2 heads" in said
-    assert "most for L1H0 for +, where it changes by −.200 [−.300, −.100] (n = 50)" in said
-    assert circuit.head_roles(isolated((0.0, 0.0, 0.0), (-0.2, -0.5, 0.1))).says.endswith("0 of 2 heads (by operator).")
+    text = circuit.head_roles(isolated((0.0, 0.0, 0.0), (-0.2, -0.3, -0.1))).text
+    assert "for 1 of 2 heads" in text
+    assert "most for L1H0 for +, where it changes by −.200 [−.300, −.100] (n = 50)" in text
+    assert circuit.head_roles(isolated((0.0, 0.0, 0.0), (-0.2, -0.5, 0.1))).text.endswith("0 of 2 heads (by operator).")
 
 
 def test_neurons_counts_what_is_clear() -> None:
@@ -148,27 +148,24 @@ def test_neurons_counts_what_is_clear() -> None:
             for i, e in enumerate(entries)
         ]
     )
-    nothing = pd.DataFrame(columns=list(AGREEMENT))
+    nothing = pd.DataFrame(columns=NeuronEffects.schema()["agreement"].names)
     found = neurons.neuron_effects(NeuronEffects(table, nothing, nothing, 3))
-    assert found.says.startswith(
-        "Of 4 neurons from layer 3 on, all measured exactly, 1 have a mean effect clearly above"
-    )
+    start = "4 neurons from layer 3 on (all effects exact): 1 with a mean effect clearly above zero and 1 clearly below"
+    assert found.text.startswith(start)
     assert (found.numbers["clearly above zero"], found.numbers["clearly below zero"]) == ({"+": 1}, {"+": 1})
-    assert found.numbers["strongest neuron"] == {
-        "+": "L3N0"
-    }  # although its effect is not clear, and its interval says so
+    assert found.numbers["strongest neuron"] == {"+": "L3N0"}  # though its interval includes zero
     assert found.numbers["its mean effect"] == {"+": mean(5.0, -1.0, 9.0)}
     half = NeuronEffects(table.assign(method=["exact", "exact", "atp", "atp"]), nothing, nothing, 3)
-    assert "50% of them measured exactly, the others estimated" in neurons.neuron_effects(half).says
-    assert neurons.screens_against_exact(half).says.startswith("Not compared")
+    assert "50% of effects exact, the others estimated" in neurons.neuron_effects(half).text
+    assert neurons.attribution_against_exact(half).text.startswith("Not compared")
 
 
 def test_overlap() -> None:
     pairs = [("+", "-", 0.5), ("+", "*", 0.2), ("-", "*", 0.3)]
     table = pd.DataFrame([{"operator": a, "other": b, "iou": x, "shared": 1, "union": 2} for a, b, x in pairs])
-    said = neurons.neuron_overlap(Overlap(table, NOWHERE, ["+", "-", "*"])).says
-    assert said.endswith("pairs: .333. Most alike: + and − (.500); least: + and × (.200).")
-    assert "only one operator" in neurons.neuron_overlap(Overlap(table[:0], NOWHERE, ["+"])).says
+    text = neurons.neuron_overlap(Overlap(table, NOWHERE, ["+", "-", "*"])).text
+    assert text.endswith("operators: .333. Largest: + and − (.500); smallest: + and × (.200).")
+    assert "only one operator" in neurons.neuron_overlap(Overlap(table[:0], NOWHERE, ["+"])).text
 
 
 def knocked_out(gap: Mean, control: Mean) -> Knockout:
@@ -183,18 +180,18 @@ def knocked_out(gap: Mean, control: Mean) -> Knockout:
 
 
 def test_knockouts() -> None:
-    found = proof.knockout_by_heuristic(knocked_out(mean(0.2, 0.1, 0.3), mean(0.1, -0.1, 0.3)))
-    assert "left at .700 [.600, .800] (n = 12) on prompts that satisfy the heuristic, and at .900" in found.says
-    assert "For + prompts that satisfy it clearly lose more." in found.says
-    assert "For + as many other top neurons matter neither clearly more nor clearly less" in found.says
-    assert "By raw matches no heuristic has enough neurons" in found.says
+    found = causal.knockout_by_heuristic(knocked_out(mean(0.2, 0.1, 0.3), mean(0.1, -0.1, 0.3)))
+    assert "left at .700 [.600, .800] (n = 12) on prompts that satisfy the heuristic and at .900" in found.text
+    assert "For + prompts that satisfy it clearly lose more." in found.text
+    assert "For + ablating as many other top neurons makes no clear difference to these prompts." in found.text
+    assert "By raw matches, no heuristic has enough neurons" in found.text
     assert found.numbers["calibrated: heuristics whose prompts lose more, sign test"] == {"+": "11 of 12, p = .006"}
-    other = proof.knockout_by_heuristic(knocked_out(mean(0.1, -0.1, 0.3), mean(-0.2, -0.3, -0.1))).says
+    other = causal.knockout_by_heuristic(knocked_out(mean(0.1, -0.1, 0.3), mean(-0.2, -0.3, -0.1))).text
     assert "lose more" not in other
     assert "For + there is no clear difference." in other
-    assert "For + as many other top neurons clearly matter more to these prompts." in other
+    assert "For + ablating as many other top neurons clearly costs these prompts more." in other
     nothing = Knockout(NOWHERE, NOWHERE, summary_table({}), NOWHERE)
-    assert proof.knockout_by_heuristic(nothing).says == "No heuristic has enough neurons to be tested."
+    assert causal.knockout_by_heuristic(nothing).text == "No heuristic has enough neurons to be tested."
 
 
 def test_knockouts_by_prompt() -> None:
@@ -204,11 +201,11 @@ def test_knockouts_by_prompt() -> None:
         "raw_associated_25": mean(0.9, 0.8, 1.0),
         "raw_vs_random_25": mean(0.0, -0.05, 0.05),
     }
-    said = proof.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, summary_table({"/": measures}))).says
-    assert "accuracy is left at .500 [.400, .600] (n = 50)" in said
-    assert "For ÷ random neurons clearly matter more." in said
-    assert said.endswith("For ÷ there is no clear difference.")
-    assert "nothing to silence" in proof.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, NOWHERE)).says
+    text = causal.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, summary_table({"/": measures}))).text
+    assert "leaves an accuracy of .500 [.400, .600] (n = 50)" in text
+    assert "For ÷ random neurons clearly matter more." in text
+    assert text.endswith("For ÷ there is no clear difference.")
+    assert "no neurons to ablate" in causal.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, NOWHERE)).text
 
 
 def test_the_bag_alone() -> None:
@@ -218,9 +215,9 @@ def test_the_bag_alone() -> None:
         for name, value in found.items()
         for measure in ("faithfulness", "accuracy")
     ]
-    finding = proof.bag_alone(Bag(pd.DataFrame(rows), NOWHERE))
-    assert "faithfulness is .600 [.550, .620] (n = 50)" in finding.says
-    assert finding.says.endswith("For + there is no clear difference.")
+    finding = causal.bag_alone(Bag(pd.DataFrame(rows), NOWHERE))
+    assert "faithfulness is .600 [.550, .620] (n = 50)" in finding.text
+    assert finding.text.endswith("For + there is no clear difference.")
     assert finding.numbers["heuristic neurons, of top neurons"] == {"+": "10 of 10"}
 
 
@@ -254,32 +251,33 @@ def failed(neurons: Mean, push: Mean, area: Mean) -> Failures:
 
 def test_failures() -> None:
     result = failed(mean(-5.0, -8.0, -2.0), mean(1.0, -1.0, 3.0), mean(0.6, 0.45, 0.7))
-    said = proof.failure_contributions(result).says
-    assert "For × right prompts clearly have fewer associated neurons." in said
-    assert "For × there is no clear difference in the contribution." in said
-    assert "For × both together do not clearly tell right from wrong." in said
+    text = causal.failure_contributions(result).text
+    assert "For × correct prompts clearly have fewer associated neurons." in text
+    assert "For × there is no clear difference in the contribution." in text
+    assert "For × both together do not clearly predict correctness." in text
     sure = failed(mean(0.0, -1.0, 1.0), mean(2.0, 1.0, 3.0), mean(0.8, 0.7, 0.9))
-    assert "For × both together clearly tell right from wrong." in proof.failure_contributions(sure).says
-    worst = proof.worst_prompts(result).says
-    assert worst.startswith("In 1 of 2 mistakes")
-    assert worst.endswith("for 9×9=: it is 81, and 72 was given.")
+    assert "For × both together clearly predict correctness." in causal.failure_contributions(sure).text
+    worst = causal.worst_prompts(result).text
+    assert worst.startswith("In 1 of 2 errors")
+    assert worst.endswith("that of 9×9=: 81, where 72 was predicted.")
     nothing = Failures(NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE)
-    assert "No operator has both" in proof.failure_contributions(nothing).says
-    assert "no wrongly answered prompt" in proof.worst_prompts(nothing).says
+    assert "No operator has both" in causal.failure_contributions(nothing).text
+    assert "no incorrect prompts" in causal.worst_prompts(nothing).text
 
 
 def test_training() -> None:
     accuracy = pd.DataFrame([row(x, x, x, operator="+", checkpoint=c) for c, x in (("step 0", 0.1), ("final", 0.9))])
     present = pd.DataFrame([row(0.6, 0.5, 0.7, operator="+", checkpoint="step 0", criterion="raw")])
     share = summary_table({"+": {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1)}})
-    found = proof.training_curves(Training(accuracy, present, NOWHERE, NOWHERE, share, ["step 0", "final"], ["key"]))
-    assert "compared with: 1." in found.says
-    assert "carry .800 [.700, .900] (n = 1); n counts checkpoints." in found.says
-    assert "No earlier checkpoint has calibrated matches" in found.says
-    assert found.numbers["raw: half of them first there at"] == {"+": "step 0"}
+    found = causal.training_curves(Training(accuracy, present, NOWHERE, NOWHERE, share, ["step 0", "final"], ["key"]))
+    assert "checkpoints compared: 1." in found.text
+    assert "carry .800 [.700, .900] (n = 1) of the faithfulness" in found.text
+    assert "No earlier checkpoint has calibrated matches" in found.text
+    assert found.numbers["raw: half of them first present at"] == {"+": "step 0"}
     assert found.numbers["accuracy at final"] == {"+": mean(0.9, 0.9, 0.9)}
 
 
 def test_every_figure_has_a_finding() -> None:
-    assert list(FINDINGS.keys() - {plate.name for plate in PLATES}) == []
-    assert {plate.name for plate in PLATES} <= FINDINGS.keys()
+    specs, findings = {spec.name: spec for spec in all_figures()}, all_findings()
+    assert findings.keys() == specs.keys()
+    assert all(set(results) <= set(specs[name].results) for name, (results, _) in findings.items())

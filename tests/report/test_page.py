@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
 import shutil
@@ -11,27 +10,30 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from PIL import Image
 from playwright.sync_api import Browser
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common.headline import HEADLINE_NUMBERS
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.figures.gallery import PLATES
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.figures.accuracy import accuracy_table
+from arithscope.figures.registry import all_figures, figure
+from arithscope.pipeline.registry import all_stages, stage_of
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder, locked
 from arithscope.report import page as page_module
-from arithscope.report.authors import AUTHORS
-from arithscope.report.figure_files import draw_plates, drawn_plates
+from arithscope.report.figure_files import draw_figures, drawn_figures
 from arithscope.report.formatting import number
-from arithscope.report.markup import Markup, element
 from arithscope.report.page import write_report
 from arithscope.report.pictures import read_picture, within
-from arithscope.report.story import SECTIONS
+from arithscope.report.sections import MORE, TITLES
+from arithscope.report.tables import PAPER, Cell, Table, setting_text
 from arithscope.settings import Settings
 from arithscope.utils.files import checksum, with_checksum
 from arithscope.utils.progress import Silent
@@ -43,7 +45,8 @@ from tests.test_cli import call, complaint
 HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
 MOST = 15_000_000
 LEFT_OUT = ("mlp0", "training", "stability")
-DRAWN = [plate for plate in PLATES if not set(plate.needs) & set(LEFT_OUT)]
+SECTIONS = [name for name in TITLES if name != MORE]
+DRAWN = [spec for spec in all_figures() if not {stage_of(result).name for result in spec.results} & {*LEFT_OUT}]
 
 
 class Document(HTMLParser):
@@ -95,9 +98,9 @@ class Document(HTMLParser):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the hand-built model, with every stage but one that takes long, all its figures, and its report."""
     folder = tmp_path_factory.mktemp("runs") / "adder"
-    stages = [stage.name for stage in STAGES if stage.name not in LEFT_OUT]
-    finished = run(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder, stages, Silent())
-    draw_plates(finished, Silent())
+    stages = [stage.name for stage in all_stages() if stage.name not in LEFT_OUT]
+    finished = run_stages(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder, stages, Silent())
+    draw_figures(finished, Silent())
     write_report(finished)
     return folder
 
@@ -105,7 +108,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def partial(tmp_path: Path) -> Path:
     """A run with accuracy alone."""
-    run(small("llama", "sdpa"), Settings(("+", "-"), 5), tmp_path / "run", ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+", "-"), 5), tmp_path / "run", ["accuracy"], Silent())
     return tmp_path / "run"
 
 
@@ -119,9 +122,11 @@ def test_a_whole_page(made: Path) -> None:
     assert max(Counter(found.ids).values()) == 1
     for link in found.links:
         assert link[1:] in found.ids if link.startswith("#") else (made / unquote(link)).is_file()
-    for section in SECTIONS:
-        assert section.name in found.ids
-        assert html.escape(section.question) in found.text
+    for name in SECTIONS:
+        assert name in found.ids
+        question = found.text.split(f'<section id="{name}">')[1].split('<p class="question">')[1].split("</p>")[0]
+        assert len(question) > 50
+    assert MORE not in found.ids
     assert found.text.startswith('<!doctype html>\n<html lang="en">')
     assert (made / "report.html").stat().st_size < MOST
     assert found.tags["caption"] == found.tags["table"] > 5
@@ -136,30 +141,44 @@ def test_it_needs_nothing_but_itself(made: Path) -> None:
     assert not [link for link in found.links if "//" in link or ":" in link]
     outside = re.sub(r"data:image/[a-z+]+;base64,[A-Za-z0-9+/=]*", "", found.text)
     assert not re.search(r"https?://|url\(|@import", outside)
-    assert html.escape("default-src 'none'; img-src data:; style-src 'unsafe-inline'") in found.text
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in found.text
 
 
 def test_every_figure_is_there_with_what_it_shows(made: Path) -> None:
     found = Document(made / "report.html")
-    assert sorted(str(image["alt"]) for image in found.images) == sorted(plate.title for plate in DRAWN)
+    assert sorted(str(image["alt"]) for image in found.images) == sorted(spec.title for spec in DRAWN)
     by_alt = {image["alt"]: image for image in found.images}
-    for plate in DRAWN:
-        kind, data = str(by_alt[plate.title]["src"]).split(";base64,")
+    for spec in DRAWN:
+        kind, data = str(by_alt[spec.title]["src"]).split(";base64,")
         files = {"data:image/png": ".png", "data:image/svg+xml": ".svg"}
-        file = made / "figures" / f"{plate.name}{files[kind]}"
+        file = made / "figures" / f"{spec.name}{files[kind]}"
         assert base64.b64decode(data) == file.read_bytes()
         other = file.with_suffix(".svg" if file.suffix == ".png" else ".png")
         assert file.stat().st_size <= other.stat().st_size
-        assert html.escape(plate.caption) in found.text
-    assert found.text.count("This subject: ") == len(DRAWN)
+        assert escape(spec.caption) in found.text
+    assert found.text.count("This model: ") == len(DRAWN)
     for stage in ("training", "stability"):
         assert found.text.count(f"no results of the stage {stage}") == 1
     assert "nan" not in re.findall(r"[a-z]+", re.sub(r'src="[^"]*"', "", found.text).lower())
 
 
-def test_each_figure_is_told_once() -> None:
-    told = [name for section in SECTIONS for name in section.figures]
-    assert sorted(told) == sorted(plate.name for plate in PLATES)
+def test_the_figures_of_each_section_are_in_order(made: Path) -> None:
+    assert {spec.section for spec in all_figures()} == set(SECTIONS)
+    found = Document(made / "report.html")
+    shown = [name.removeprefix("figure-") for name in found.ids if name.startswith("figure-")]
+    assert shown == [spec.name for section in SECTIONS for spec in DRAWN if spec.section == section]
+    assert shown == [spec.name for spec in DRAWN]
+
+
+def test_a_figure_from_outside_the_package(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arithscope.figures.registry._FIGURES", {spec.name: spec for spec in all_figures()})
+    figure("mine", Accuracy, title="My & own")(accuracy_table)
+    figure("also-mine", Accuracy, title="Also my own", section="accuracy")(accuracy_table)
+    draw_figures(RunFolder(partial), Silent())
+    found = report(partial)
+    assert [image["alt"] for image in found.images] == ["Accuracy on arithmetic prompts", "Also my own", "My & own"]
+    assert "My &amp; own" in found.text.split(f'<section id="{MORE}">')[1].split("<section")[0]
+    assert found.text.count("This model: ") == 1  # the others have no finding
 
 
 def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
@@ -175,17 +194,18 @@ def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
                 assert by_name[row.name][column].strip() == want
                 compared += 1
         if row.name in by_name:
-            assert by_name[row.name][-1].strip() == AUTHORS.get((row.experiment, row.measure), "–")
+            assert by_name[row.name][-1].strip() == PAPER.get((row.experiment, row.measure), "–")
     assert compared > 20
-    assert by_name["Heads in the circuit"][0].strip() == str(summary["circuit"]["+"]["heads"])
+    named = {(row.experiment, row.measure): row.name for row in HEADLINE_NUMBERS}
+    assert by_name[named["circuit", "heads"]][0].strip() == str(summary["circuit"]["+"]["heads"])
     assert (
-        by_name["First answer layer, counted from 0"][1].strip()
+        by_name[named["probe", "first_answer_layer"]][1].strip()
         == f"{summary['probe']['all']['first_answer_layer']} of 5"
     )
 
 
-def test_the_authors_numbers_belong_to_rows() -> None:
-    assert AUTHORS.keys() <= {(row.experiment, row.measure) for row in HEADLINE_NUMBERS}
+def test_the_papers_numbers_belong_to_rows() -> None:
+    assert PAPER.keys() <= {(row.experiment, row.measure) for row in HEADLINE_NUMBERS}
 
 
 def test_the_appendix_names_every_file(made: Path) -> None:
@@ -202,31 +222,31 @@ def test_the_appendix_names_every_file(made: Path) -> None:
 def test_a_run_with_accuracy_alone(partial: Path) -> None:
     bare = report(partial)
     assert bare.images == []
-    assert "This figure is not drawn yet" in bare.text  # nothing drew it
-    draw_plates(RunFolder(partial), Silent())
+    assert "This figure has not been drawn yet" in bare.text  # nothing drew it
+    draw_figures(RunFolder(partial), Silent())
     found = report(partial)
-    assert [image["alt"] for image in found.images] == [PLATES[0].title]
+    assert [image["alt"] for image in found.images] == [all_figures()[0].title]
     assert found.text.count("This run has no results of the stage") == len(SECTIONS) - 1
     assert "no results of the stages localize, circuit, heads and mlp0." in found.text
-    assert set(found.ids) >= {section.name for section in SECTIONS}
+    assert set(found.ids) >= set(SECTIONS)
 
 
 def test_a_run_without_any_number(tmp_path: Path) -> None:
-    run(small("llama", "sdpa"), Settings(("+",), 5), tmp_path / "run", ["means"], Silent())
+    run_stages(small("llama", "sdpa"), Settings(("+",), 5), tmp_path / "run", ["means"], Silent())
     assert "This run has no numbers to show yet." in report(tmp_path / "run").text
 
 
 def test_what_is_out_of_date_is_left_out(partial: Path) -> None:
     settings = Settings(("+", "-"), 5)
-    draw_plates(RunFolder(partial), Silent())
-    run(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent())
-    assert "accuracy" not in drawn_plates(RunFolder(partial))
+    draw_figures(RunFolder(partial), Silent())
+    run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent())
+    assert "accuracy" not in drawn_figures(RunFolder(partial))
     found = report(partial)  # accuracy is of other operands
     assert found.images == []
     assert "no results of the stage accuracy" in found.text
-    run(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["accuracy"], Silent())
+    run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["accuracy"], Silent())
     assert report(partial).images == []  # the figure still shows the old numbers
-    draw_plates(RunFolder(partial), Silent())
+    draw_figures(RunFolder(partial), Silent())
     assert len(report(partial).images) == 1
 
 
@@ -254,11 +274,33 @@ def test_nothing_comes_through_unescaped(partial: Path) -> None:
     assert "&lt;script&gt;" in found.text
 
 
-def test_elements() -> None:
-    assert (
-        element("p", "a < b & c", class_="x", aria_label='"') == '<p class="x" aria-label="&quot;">a &lt; b &amp; c</p>'
+def test_a_table() -> None:
+    rows = [["a < b", Cell("1", ("[0, 2]", "n = 3")), Cell("file", href="a&b"), Cell("ff", code=True)]]
+    macros: Any = page_module._TEMPLATES.get_template("macros.html").module
+    text = str(macros.data_table(Table('"&', ["", "<", "", ""], rows)))
+    assert 'aria-label="&#34;&amp;"><' in text.replace("\n", "")
+    assert '<tr><th scope="col"></th><th scope="col">&lt;</th>' in text
+    cells = (
+        '<td>1<small>[0, 2]</small><small>n = 3</small></td><td><a href="a&amp;b">file</a></td><td><code>ff</code></td>'
     )
-    assert element("p", element("br"), Markup("<b>x</b>"), id=None) == "<p><br><b>x</b></p>"
+    assert f'<tr><th scope="row">a &lt; b</th>{cells}</tr>' in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "yes"),
+        (9999, "9999"),
+        (10_000, "10,000"),
+        ("", "–"),
+        (None, "–"),
+        (["+", "-"], "+ -"),
+        ("a\nb", '"a\\nb"'),
+    ],
+)
+def test_settings(value: object, text: str) -> None:
+    assert setting_text(value) == text
+    assert setting_text({"a_b": value}) == f"a b {text}"
 
 
 def noise(path: Path, side: int) -> None:
@@ -330,18 +372,17 @@ def test_a_full_disk(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_module, "write_text", full)
-    said = complaint(capsys, "report", made)
-    assert f"Cannot write to {made} (No space left on device)" in said
+    assert f"Cannot write to {made} (No space left on device)" in complaint(capsys, "report", made)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it_without_scripts_or_requests(browser: Browser, made: Path, width: int) -> None:  # noqa: F811
     with watched_page(browser, width, scripts=False) as page:
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url.split(":")[0]))
+        requested: list[str] = []
+        page.on("request", lambda request: requested.append(request.url.split(":")[0]))
         page.goto((made / "report.html").as_uri())
-        assert set(asked) <= {"file", "data"}
-        assert asked.count("file") == 1
+        assert set(requested) <= {"file", "data"}
+        assert requested.count("file") == 1
         pictures = page.locator("figure img:visible")
         assert pictures.count() >= len(DRAWN)
         for i in range(pictures.count()):

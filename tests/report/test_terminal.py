@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from arithscope.report.terminal import shown, summary_tables
+from arithscope.report.terminal import entry_text, summary_tables
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from arithscope.report.terminal import shown, summary_tables
     ],
 )
 def test_entries(entry: object, expected: str) -> None:
-    assert shown(entry) == expected
+    assert entry_text(entry) == expected
 
 
 def test_nothing_is_cut_off_in_eighty_columns() -> None:
@@ -33,6 +33,6 @@ def test_nothing_is_cut_off_in_eighty_columns() -> None:
     console = Console(file=io.StringIO(), width=80)
     for table in summary_tables({"failures": columns}):
         console.print(table)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "…" not in said
-    assert said.count("[-152.9,") == said.count("-8.33]") == 5
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in output
+    assert output.count("[-152.9,") == output.count("-8.33]") == 5

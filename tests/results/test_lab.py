@@ -17,7 +17,7 @@ from arithscope.pipeline import runner
 from arithscope.pipeline.registry import all_stages
 from arithscope.prompts import OPERATORS, Prompts
 from arithscope.results import lab as lab_module
-from arithscope.results.explanation import explain
+from arithscope.results.explanation import explain_prompt
 from arithscope.settings import SampleSizes
 from arithscope.utils.progress import Silent
 from tests.conftest import SMALL_SAMPLES, smaller
@@ -40,7 +40,7 @@ def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ASKED)
     for name in reversed(stages):  # each with all that it needs
         assert_same(lab.result(name), run.result(name))
-    assert_same(lab.explain("5+4="), explain(copy_and_add(), run.classify, run.prompt("5+4="), "calibrated", 0))
+    assert_same(lab.explain("5+4="), explain_prompt(copy_and_add(), run.classify, run.prompt("5+4="), "calibrated", 0))
     own = run.topk.top[run.topk.top.layer == ADDING_LAYER].neuron.iloc[0]
     found, want = (x.neuron(ADDING_LAYER, own, "+") for x in (lab, run))
     assert repr(found) == repr(want)

@@ -13,7 +13,6 @@ import pytest
 
 import arithscope
 from arithscope.errors import UserError
-from arithscope.experiments.common.attribution import BEST
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.results.neuron import NeuronFinder
@@ -28,7 +27,7 @@ LAYERS, SIZE = (2, 3), 12
 def effects(values: np.ndarray, exact: np.ndarray) -> NeuronEffects:
     """Effects of every neuron [operators, measures, layers, neurons], some exact and some estimated, in a random order."""
     rows = [
-        {"operator": o, "layer": layer, "neuron": n, "measure": m, "method": "exact" if exact[k, n] else BEST,
+        {"operator": o, "layer": layer, "neuron": n, "measure": m, "method": "exact" if exact[k, n] else BEST_METHOD,
          "value": values[i, j, k, n], "low": 0.0, "high": 1.0, "n": 7, "median": 0.5, "std": 0.1}
         for i, o in enumerate("+-") for j, m in enumerate(EFFECTS) for k, layer in enumerate(LAYERS) for n in range(SIZE)
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from arithscope.models.load import load
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import parse_prompt
-from arithscope.results.explanation import explain
+from arithscope.results.explanation import explain_prompt
 from tests.markup import parsed, words
 
 
@@ -170,7 +170,7 @@ def test_a_folder_in_the_home_folder(small_run: Path, monkeypatch: pytest.Monkey
 def test_explain_is_the_experiments(small_run: Path, criterion: str) -> None:
     run = arithscope.open(small_run)
     found = run.explain("26 + 8", criterion)
-    want = explain(run.model, run.classify, parse_prompt("26+8=", "+-", 40, 1000), criterion, 0)
+    want = explain_prompt(run.model, run.classify, parse_prompt("26+8=", "+-", 40, 1000), criterion, 0)
     assert_same(found, want)
     assert found.criterion == criterion
     assert len(found.neurons)

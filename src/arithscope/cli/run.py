@@ -110,12 +110,12 @@ def run(
 
 def write_report_of(run: RunFolder, progress: Progress) -> Path:
     """Draw missing figures, write report.html and return its path."""
-    from arithscope.report.figure_files import draw_plates
+    from arithscope.report.figure_files import draw_figures
     from arithscope.report.page import write_report
     from arithscope.utils.files import explain_write_errors, locked
 
     with locked(run.path), explain_write_errors(run.path):
-        draw_plates(run, progress)
+        draw_figures(run, progress)
         return write_report(run)
 
 

@@ -200,7 +200,7 @@ def _match(
     nulls = ctx.map(indirect_null_unit, [(vocabulary, seed) for vocabulary in vocabularies], advance)
     tables: dict[str, list[pd.DataFrame]] = {"matches": [], "best": []}
     sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
-    for vocabulary, (indirect_null, *tried) in zip(vocabularies, nulls, strict=True):
+    for vocabulary, (null_of_indirect, *tried) in zip(vocabularies, nulls, strict=True):
         own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
         matches, best = (
             pd.concat([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own], ignore_index=True)
@@ -209,7 +209,7 @@ def _match(
         null = np.concatenate([x[2] for _, x in own])
         if len(null) < (top.operator == vocabulary[0]).sum():
             sampled_null[vocabulary[0]] = null.shape
-        with_p = calibrate(UncalibratedMatches(matches, best, null), indirect_null, (tried[0], tried[1]))
+        with_p = calibrate(UncalibratedMatches(matches, best, null), null_of_indirect, (tried[0], tried[1]))
         for name, each in tables.items():
             each.append(getattr(with_p, name).drop(columns=["fdr", "calibrated"]))  # these need all neurons
     matches, best = (

@@ -1,4 +1,4 @@
-"""Where the arithmetic happens: effects of heads and MLPs by layer and position."""
+"""Activation patching: effects of heads and MLPs by layer and position."""
 
 from __future__ import annotations
 
@@ -11,39 +11,47 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from arithscope.experiments.localize import MLP, Localization
-from arithscope.figures.style import POSITION_COLOURS, SIGNS, log_floor, new_figure, styled
+from arithscope.figures.registry import figure
+from arithscope.figures.style import POSITION_COLOURS, SIGNS, log_limits, new_figure
 
 
-@styled
+@figure(
+    "localization",
+    Localization,
+    section="circuit",
+    order=20,
+    title="Localization: which heads and MLPs matter, and where",
+)
 def localization(localize: Localization) -> Figure:
-    """Means and medians over prompts, averaged over operators: a heat map for each position."""
+    """Activation patching: each attention head and each MLP is set, at one position, to its activation on a
+    counterfactual prompt. {EFFECT} Averaged over operators. Top: mean over prompts; bottom: median, since single
+    prompts can dominate the mean. The darkest colour stands for no effect or a negative one. (Paper: Figure 2a.)"""
     rows = localize.effects[localize.effects.measure == "probability"]
     averaged = rows.groupby(["position", "layer", "head"], as_index=False)[["value", "median"]].mean()
-    rows_of_panels = {"mean effect": ("value", averaged), "median effect": ("median", averaged)}
-    return _grid(rows_of_panels, "effect of patching (Eq. 1), log scale")
+    panels = {"mean effect": ("value", averaged), "median effect": ("median", averaged)}
+    return _heat_maps(panels, "effect of patching (Eq. 1), log scale")
 
 
-@styled
+@figure("localization-by-operator", Localization, section="circuit", order=30, title="Localization by operator")
 def localization_by_operator(localize: Localization) -> Figure:
-    """The same, of means, for each operator."""
+    """As in the localization figure: mean over the discovery prompts of each operator. (Paper: Figure 2a.)"""
     rows = localize.effects[localize.effects.measure == "probability"]
     panels = {SIGNS[str(o)]: ("value", rows[rows.operator == o]) for o in rows.operator.unique()}
-    return _grid(panels, "mean effect of patching (Eq. 1), log scale")
+    return _heat_maps(panels, "mean effect of patching (Eq. 1), log scale")
 
 
-def _grid(panels: dict[str, tuple[str, pd.DataFrame]], label: str) -> Figure:
+def _heat_maps(panels: dict[str, tuple[str, pd.DataFrame]], label: str) -> Figure:
+    """A row of heat maps, one per position, for each named column of a table."""
     layers = int(next(iter(panels.values()))[1].layer.max()) + 1
     height = min(3.2, 0.9 + 0.16 * layers)
     figure, axes = new_figure(9, 1.3 + height * len(panels), len(panels), len(POSITION_COLOURS), sharey=True)
-    low, high = log_floor(np.concatenate([table[column] for column, table in panels.values()]))
-    norm = LogNorm(low, high)
+    norm = LogNorm(*log_limits(np.concatenate([table[column] for column, table in panels.values()])))
     for r, (name, (column, table)) in enumerate(panels.items()):
+        axes[r, 0].set_ylabel(f"{name}\nlayer")
         for c, position in enumerate(POSITION_COLOURS):
             mesh = _heat_map(axes[r, c], table[table.position == position], column, norm)
             if r == 0:
                 axes[r, c].set_title(f"position: {position}")
-            if c == 0:
-                axes[r, c].set_ylabel(f"{name}\nlayer")
     figure.colorbar(mesh, ax=axes, label=label, extend="min", shrink=0.8)
     return figure
 
@@ -52,7 +60,7 @@ def _heat_map(axes: Axes, table: pd.DataFrame, column: str, norm: LogNorm) -> An
     grid = table.pivot(index="layer", columns="head", values=column)
     heads = grid.drop(columns=MLP).to_numpy()
     layers, n = heads.shape
-    wide = max(1.0, n / 8)  # the MLP stands apart from the heads, and stays visible beside many of them
+    wide = max(1.0, n / 8)  # keeps the MLP's column visible beside many heads
     edges = np.arange(layers + 1) - 0.5
     options: Any = {"norm": norm, "cmap": "magma", "rasterized": heads.size > 500}
     floor = norm.vmin or 0.0

@@ -1,4 +1,4 @@
-"""What all figures share: colours, signs, and how a figure gets its title and caption."""
+"""Common style of all figures: colours, operator signs, captions, and figures that are tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-# Colour-blind safe (Okabe and Ito), one for each operator and one for each position, the same in every figure.
+# Colour-blind safe (Okabe and Ito); operators and positions have the same colours in every figure.
 OPERATOR_COLOURS = {"+": "#0072B2", "-": "#D55E00", "*": "#009E73", "/": "#CC79A7"}
 POSITION_COLOURS = {"op1": "#0072B2", "operator": "#E69F00", "op2": "#009E73", "last": "#D55E00"}
 OTHER_COLOUR = "#666666"
@@ -28,13 +28,13 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "svg.hashsalt": "arithscope",  # so that the same figure is the same file
+    "svg.hashsalt": "arithscope",  # the same figure gives the same bytes
 }
-styled = rc_context(STYLE)  # as a decorator
+styled = rc_context(STYLE)  # a decorator
 
 
 class NotebookFigure(Figure):
-    """Shows itself in a notebook, also in one that has not imported pyplot, which is what teaches notebooks to show figures."""
+    """A figure that a notebook displays even if pyplot, which registers the usual formatter, was never imported."""
 
     def _repr_png_(self) -> bytes:
         with io.BytesIO() as picture:
@@ -43,13 +43,13 @@ class NotebookFigure(Figure):
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure of so many inches with a grid of axes, always as a 2-D array."""
+    """A figure of that size in inches, and its axes as a 2-D array."""
     figure = NotebookFigure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def finish(figure: Figure, title: str, caption: str) -> tuple[Text, Text]:
-    """Put the title above and the caption below, wrapped to the figure's width."""
+    """Add the title above and the caption, wrapped to the figure's width, below."""
     inches = figure.get_size_inches()[0]
     above = figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     text = textwrap.fill(caption, width=int(inches * 17))
@@ -57,18 +57,18 @@ def finish(figure: Figure, title: str, caption: str) -> tuple[Text, Text]:
 
 
 def line_with_band(axes: Axes, x: Any, table: pd.DataFrame, **options: Any) -> None:
-    """A line of values with their interval as a band around it."""
+    """Plot a line of values with their intervals as a band."""
     [line] = axes.plot(x, table.value, **options)
     axes.fill_between(x, table.low, table.high, color=line.get_color(), alpha=0.18, linewidth=0)
 
 
 def errors(table: Any) -> NDArray[np.float64]:
-    """Distances of intervals from their values, below and above, for error bars."""
+    """Lengths of error bars below and above the values, [2, rows]."""
     return np.abs(np.stack([table.value - table.low, table.high - table.value]))
 
 
 def grid_shape(n: int, widest: int) -> tuple[int, int]:
-    """Rows and columns for n panels."""
+    """Rows and columns for n panels, at most `widest` in a row."""
     columns = max(1, min(n, widest))
     return -(-max(n, 1) // columns), columns
 
@@ -78,24 +78,31 @@ def hide_unused(panels: Sequence[Axes], used: int) -> None:
         axes.set_visible(False)
 
 
-def log_floor(values: Any) -> tuple[float, float]:
-    """Limits of a log scale for effects: what lies at or below the lower one, negative effects too, looks like none."""
+def log_limits(values: Any) -> tuple[float, float]:
+    """Limits of a log scale for effects; those at or below the lower limit, negative ones included, are drawn there."""
     top = float(np.nanmax(values, initial=0.0))
-    if top <= 0:
-        return 1e-3, 1.0
-    return min(1e-2, top / 1e3), top
+    return (min(1e-2, top / 1e3), top) if top > 0 else (1e-3, 1.0)
 
 
-LINE = 0.24  # inches that a line of a table takes
+def plot_sorted_effects(
+    axes: Axes, x: Any, rows: pd.DataFrame, low: float, colour: Any, label: str | None = None
+) -> None:
+    """Mean effects (solid) and median effects (dotted), each sorted and cut off at `low`, on log scales."""
+    for column, style in (("value", "-"), ("median", ":")):
+        effects = np.maximum(np.sort(rows[column])[::-1], low)
+        axes.plot(x, effects, style, color=colour, label=label if style == "-" else None)
+    axes.set(xscale="log", yscale="log")
+
+
+LINE = 0.24  # height of a table's line in inches
 
 
 def table_figure(header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float]) -> Figure:
-    """A table as a figure: columns so many inches wide, cells of one or more lines, rules around the header and at the end."""
+    """A table as a figure; `widths` of columns are in inches, and cells may have several lines."""
     heights = [max(cell.count("\n") + 1 for cell in row) for row in rows]
     total = sum(heights) + 1
     figure, [[axes]] = new_figure(sum(widths) + 0.2, total * LINE + 1.1)
-    axes.set_xlim(0, sum(widths))
-    axes.set_ylim(total + 0.1, -0.1)
+    axes.set(xlim=(0, sum(widths)), ylim=(total + 0.1, -0.1))
     axes.axis("off")
     left = np.cumsum([0.05, *widths[:-1]])
     tops = np.cumsum([0, 1, *heights])[:-1] if rows else [0]

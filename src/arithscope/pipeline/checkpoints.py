@@ -1,7 +1,7 @@
 """Follows a model through its training: a smaller study of each checkpoint, with choices of the final model, then compared.
 
-Every checkpoint is a run of its own, below the final model's run folder: an interrupted one resumes, and unchanged stages are not
-computed again.
+Every checkpoint is a run of its own, below the final model's run folder: an interrupted one resumes, and unchanged stages are
+not computed again.
 """
 
 from __future__ import annotations

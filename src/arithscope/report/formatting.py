@@ -1,4 +1,4 @@
-"""Numbers in sentences: means with intervals, operators side by side, and what an interval allows to be said."""
+"""Numbers in sentences: means with intervals, operators side by side, and what an interval allows to be claimed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
-from arithscope.report.terminal import figure
+from arithscope.report.terminal import short_number
 from arithscope.stats.intervals import Mean, difference
 
 NOTHING = "–"
@@ -18,10 +18,10 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(x: float | None) -> str:
-    """.957, 12.3, 7.7×10⁶; a dash for what is not there."""
+    """.957, 12.3 or 7.7×10⁶; a dash for a missing number."""
     if x is None or math.isnan(x):
         return NOTHING
-    mantissa, _, power = figure(x).partition("e")
+    mantissa, _, power = short_number(x).partition("e")
     exponent = f"×10{str(int(power)).translate(_SUPERSCRIPT)}" if power else ""
     return mantissa.replace("-", "−") + exponent
 
@@ -30,8 +30,8 @@ def interval(mean: Mean) -> str:
     return f"[{number(mean.low)}, {number(mean.high)}]"
 
 
-def shown(mean: Mean) -> str:
-    """A mean with its interval, if it has one."""
+def with_interval(mean: Mean) -> str:
+    """A mean and its interval, if it has one."""
     if math.isnan(mean.value):
         return NOTHING
     return number(mean.value) if math.isnan(mean.low) else f"{number(mean.value)} {interval(mean)}"
@@ -42,13 +42,13 @@ def p_value(p: float) -> str:
 
 
 def as_mean(entry: Any) -> Mean:
-    """From a table's row or an entry of a summary, in which what is not there is None."""
+    """A mean from a table's row, or from an entry of a summary, where None stands for NaN."""
     value, low, high = (math.nan if entry[name] is None else float(entry[name]) for name in ("value", "low", "high"))
     return Mean(value, low, high, int(entry["n"]))
 
 
 def means_of(table: pd.DataFrame, measure: str) -> dict[str, Mean]:
-    """One measure of a table with the columns operator, measure, value, low, high, n: by operator, and the average."""
+    """One measure of a table of means, by operator, and their average."""
     if table.empty:
         return {}
     rows = table[table.measure == measure].to_dict("records")
@@ -60,23 +60,22 @@ def operators_of(means: Mapping[str, Mean]) -> list[str]:
 
 
 def overall(means: Mapping[str, Mean]) -> str:
-    """The average over operators, or what there is of the only one, with the sample size."""
+    """The average over operators, or the mean of the only one, with its sample size."""
     operators = operators_of(means)
     if not operators:
         return NOTHING
     mean = means[AVERAGE] if AVERAGE in means and len(operators) > 1 else means[operators[0]]
-    return f"{shown(mean)} (n = {mean.n:,})"
+    return f"{with_interval(mean)} (n = {mean.n:,})"
 
 
 def grouped(values: Mapping[str, str]) -> str:
-    """Operators of the same value together: L0H0 for + and ×, L0H2 for −."""
-    distinct = dict.fromkeys(values.values())
-    parts = [(value, [SIGNS[o] for o in values if values[o] == value]) for value in distinct]
-    return ", ".join(f"{value} for {_all(names, list(values))}" for value, names in parts)
+    """Values with the operators that have them: L0H0 for + and ×, L0H2 for −."""
+    groups = {value: [SIGNS[o] for o in values if values[o] == value] for value in values.values()}
+    return ", ".join(f"{value} for {_operators(signs, values)}" for value, signs in groups.items())
 
 
 def span(counts: Mapping[str, int]) -> str:
-    """12, or 12 to 30: what operators have."""
+    """The range of counts over operators: 12, or 12 to 30."""
     low, high = min(counts.values()), max(counts.values())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
@@ -87,32 +86,26 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def gaps(ours: Mapping[str, Mean], theirs: Mapping[str, Mean]) -> dict[str, Mean]:
-    """Ours minus theirs, operator by operator, where both are there."""
-    return {operator: difference(ours[operator], theirs[operator]) for operator in ours if operator in theirs}
+def differences(a: Mapping[str, Mean], b: Mapping[str, Mean]) -> dict[str, Mean]:
+    """a − b for each operator that has both."""
+    return {operator: difference(a[operator], b[operator]) for operator in a if operator in b}
 
 
-def clear(mean: Mean) -> int:
-    """Which side of zero the whole interval is on: 1 above, −1 below, 0 if it includes zero or is not there."""
+def clear_sign(mean: Mean) -> int:
+    """1 or −1 if the whole interval lies above or below zero; 0 if it includes zero or there is none."""
     return int(mean.low > 0) - int(mean.high < 0)
 
 
-def verdict(
-    differences: Mapping[str, Mean], above: str, below: str, neither: str = "there is no clear difference"
-) -> str:
-    """A sentence that says for which operators a difference is clearly above zero, for which below, and for which neither."""
-    operators = operators_of(differences)
-    sayings = {1: above, -1: below, 0: neither}
-    parts = [
-        (names, saying)
-        for sign, saying in sayings.items()
-        if (names := [SIGNS[o] for o in operators if clear(differences[o]) == sign])
-    ]
-    if not parts:
-        return ""
-    text = "; ".join(f"for {_all(names, operators)} {saying}" for names, saying in parts)
-    return f" {text[0].upper()}{text[1:]}."
+def verdict(means: Mapping[str, Mean], above: str, below: str, neither: str = "there is no clear difference") -> str:
+    """A sentence on which operators' differences are clearly above zero, clearly below, or neither."""
+    operators = operators_of(means)
+    parts = []
+    for sign, open_for_writing in ((1, above), (-1, below), (0, neither)):
+        if signs := [SIGNS[o] for o in operators if clear_sign(means[o]) == sign]:
+            parts.append(f"for {_operators(signs, operators)} {open_for_writing}")
+    text = "; ".join(parts)
+    return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
-def _all(names: Sequence[str], operators: Sequence[str]) -> str:
-    return "all operators" if len(names) == len(operators) > 1 else listed(names)
+def _operators(signs: Sequence[str], operators: Iterable[str]) -> str:
+    return "all operators" if len(signs) == len(list(operators)) > 1 else listed(signs)

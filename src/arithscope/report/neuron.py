@@ -1,4 +1,4 @@
-"""One neuron, as a person sees it in a terminal: effect and rank, pattern, tokens, heuristics."""
+"""One neuron in the terminal: effect and rank, activation map, tokens, heuristics."""
 
 from __future__ import annotations
 
@@ -14,44 +14,49 @@ from arithscope.results.neuron import ActivationMap, Neuron
 from arithscope.results.run import Run
 
 SHADES = " ·:-=+*#%@"
-WIDTH, HEIGHT = 50, 25  # characters of a pattern; a character is about twice as high as wide
+WIDTH, HEIGHT = 50, 25  # characters of a map; a character is about twice as high as wide
 MOST_HEURISTICS = 15
+COLUMNS = (
+    *("heuristic", "sign", "size", "score", "chance", "corrected", "expected"),
+    *("neg_log10_p_hypergeom", "fdr", "calibrated"),
+)
+HEADERS = {"size": "prompts", "neg_log10_p_hypergeom": "−log₁₀ tail", "fdr": "FDR"}  # of columns named differently
 
 
 def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[str | Table]:
-    """What a run says of a neuron, in the order in which it is printed."""
-    found = run.neuron(layer, neuron, operator)
-    yield f"{found.name} of {run.name}, operator {operator}"
-    for row in found.effects.to_dict("records"):
+    """Lines and tables to print on a neuron of a run."""
+    info = run.neuron(layer, neuron, operator)
+    yield f"{info.name} of {run.name}, operator {operator}"
+    for row in info.effects.to_dict("records"):
         yield (
             f"effect by {str(row['measure']).replace('_', ' ')}: {row['value']:.4g} [{row['low']:.4g}, {row['high']:.4g}], "
             f"median {row['median']:.4g}, rank {row['rank']} of {row['of']} in its layer ({row['n']} prompts, {row['method']})"
         )
     if "patterns" not in run.stages:
-        yield "The run has no stage patterns, so it was not looked at what makes it fire."
+        yield "The run has no stage patterns, so there is no activation map."
         return
-    if found.pattern is None:
-        yield f"It is not among the top {run.topk.k[operator]} neurons of its layer, so its pattern was not looked at."
+    if info.activation_map is None:
+        yield f"It is not among the top {run.topk.k[operator]} neurons of its layer, so there is no activation map."
         return
-    yield from _pattern(found.pattern)
-    yield from _heuristics(found)
+    yield from _activation_map(info.activation_map)
+    yield from _heuristics(info)
 
 
-def _pattern(p: ActivationMap) -> Iterator[str]:
-    a = p.activations
+def _activation_map(p: ActivationMap) -> Iterator[str]:
+    a, share = p.activations, p.variance_explained
     yield f"activation from {a.min():.3g} (blank) to {a.max():.3g} ({SHADES[-1]}), op1 downwards, op2 to the right:"
     yield from shaded(a)
     yield (
-        f"variance told by op1 {p.op1:.0%}, by op2 {p.op2:.0%}, by the result {p.result:.0%}; correlation with its value "
-        f"vector's logit of the answer {p.alignment:.2f}: {'direct' if p.direct else 'indirect'}"
+        f"variance explained by op1 {share['op1']:.0%}, by op2 {share['op2']:.0%}, by the result {share['result']:.0%}; "
+        f"correlation with its value vector's logit of the answer {p.alignment:.2f}: {'direct' if p.direct else 'indirect'}"
     )
     yield f"numbers it promotes most: {' '.join(map(str, p.tokens))}"
 
 
-def shaded(field: NDArray[np.float32]) -> list[str]:
-    """A pattern in characters, averaged down to the size of a screen; at most 2 % of it is cut off at either end."""
-    height, width = (min(n, most) for n, most in zip(field.shape, (HEIGHT, WIDTH), strict=True))
-    small = np.stack([part.mean(0) for part in np.array_split(field, height)])
+def shaded(values: NDArray[np.float32]) -> list[str]:
+    """A map in characters, averaged down to a screen's size; shades run from the 2nd to the 98th percentile."""
+    height, width = (min(n, most) for n, most in zip(values.shape, (HEIGHT, WIDTH), strict=True))
+    small = np.stack([part.mean(0) for part in np.array_split(values, height)])
     small = np.stack([part.mean(1) for part in np.array_split(small, width, axis=1)], axis=1)
     low, high = np.quantile(small, [0.02, 0.98])
     shade = ((small - low) / max(high - low, 1e-30) * len(SHADES)).clip(0, len(SHADES) - 1).astype(int)
@@ -59,43 +64,28 @@ def shaded(field: NDArray[np.float32]) -> list[str]:
 
 
 def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
-    found, covered = neuron.heuristics, neuron.coverage
-    if not covered:
-        yield "The run has no stage classify, so it was not matched with heuristics."
+    rows, explained = neuron.heuristics, neuron.coverage
+    if not explained:
+        yield "The run has no stage classify, so there are no heuristics."
         return
-    calibrated = int(found.calibrated.sum())
     yield (
-        f"{len(found)} heuristics match, {calibrated} of them after calibration; together they explain {covered['raw']:.0%} "
-        f"({covered['calibrated']:.0%}) of the pattern's variance"
+        f"{len(rows)} heuristics match, {int(rows.calibrated.sum())} of them after calibration; together they explain "
+        f"{explained['raw']:.0%} ({explained['calibrated']:.0%}) of the variance of the activation map"
     )
-    if found.empty:
-        found = neuron.best
-        yield "the best of each kind, none of them a match:"
+    if rows.empty:
+        rows = neuron.best
+        yield "best heuristic of each kind, none of them a match:"
     table = bare_table()
-    for name in _COLUMNS.values():
-        table.add_column(name, no_wrap=name == "heuristic")
-    for row in found.head(MOST_HEURISTICS).to_dict("records"):
-        table.add_row(*map(_shown, (row[c] for c in _COLUMNS)))
+    for column in COLUMNS:
+        table.add_column(HEADERS.get(column, column), no_wrap=column == "heuristic")
+    for row in rows.head(MOST_HEURISTICS).to_dict("records"):
+        table.add_row(*(_text(row[column]) for column in COLUMNS))
     yield table
-    if len(found) > MOST_HEURISTICS:
-        yield f"and {len(found) - MOST_HEURISTICS} more"
+    if len(rows) > MOST_HEURISTICS:
+        yield f"and {len(rows) - MOST_HEURISTICS} more"
 
 
-_COLUMNS = {
-    "heuristic": "heuristic",
-    "sign": "sign",
-    "size": "prompts",
-    "score": "score",
-    "chance": "chance",
-    "corrected": "corrected",
-    "expected": "expected",
-    "neg_log10_p_hypergeom": "−log₁₀ tail",
-    "fdr": "FDR",
-    "calibrated": "calibrated",
-}
-
-
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
     if isinstance(value, float):

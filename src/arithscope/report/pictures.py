@@ -1,4 +1,4 @@
-"""Figures for a page that carries them itself: of SVG and PNG the smaller, and all together within a budget."""
+"""Figures as embedded images: the smaller of SVG and PNG, and all of them together within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from PIL import Image
 from arithscope.report.figure_files import PNG_DPI
 
 CSS_DPI = 96
-SHRINK = 0.8  # how much smaller an image gets at each step
-SMALLEST = 0.05  # of its size; no picture gets smaller than that
+SHRINK = 0.8  # factor by which an image is scaled at each step
+SMALLEST = 0.05  # scale at which shrinking ends
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as it will be embedded. width and height are in CSS pixels; the body, without the title above and the caption
-    below, lies between top and bottom (shares of the height). png is what a smaller one can be made from."""
+    """An image to embed.
+
+    Attributes:
+        width, height: Size in CSS pixels.
+        top, bottom: Where the body lies between title and caption, as shares of the height.
+        png: The file from which smaller versions are made.
+    """
 
     kind: str
     data: bytes
@@ -38,22 +43,28 @@ class Picture:
         return f"data:image/{self.kind};base64,{base64.b64encode(self.data).decode()}"
 
     @property
+    def geometry(self) -> str:
+        """CSS variables with which the style sheet shows the body only: its shape, and how far the image is moved up."""
+        height, up = (self.bottom - self.top) * self.height, self.top * self.height / self.width
+        return f"--width: {self.width}px; --shape: {self.width} / {height:.1f}; --up: {-100 * up:.2f}%"
+
+    @property
     def embedded_bytes(self) -> int:
         return -(-len(self.data) // 3) * 4
 
 
 def read_picture(folder: Path, name: str, entry: Mapping[str, Any]) -> Picture:
-    """A figure of a run, from its files and what the index says of it."""
+    """A figure of a run, from its files and its entry in the index."""
     svg, png = (folder / f"{name}.{ending}" for ending in ("svg", "png"))
-    drawn = png.read_bytes()
-    width, height = (round(n * CSS_DPI / PNG_DPI) for n in struct.unpack(">II", drawn[16:24]))
-    kind, data = ("svg+xml", svg.read_bytes()) if svg.stat().st_size < len(drawn) else ("png", drawn)
+    png_data = png.read_bytes()
+    width, height = (round(n * CSS_DPI / PNG_DPI) for n in struct.unpack(">II", png_data[16:24]))
+    kind, data = ("svg+xml", svg.read_bytes()) if svg.stat().st_size < len(png_data) else ("png", png_data)
     top, bottom = entry["body"]
     return Picture(kind, data, width, height, top, bottom, png)
 
 
 def within(pictures: Mapping[str, Picture], budget: int) -> dict[str, Picture]:
-    """The same pictures, the largest ones re-encoded smaller until all together take at most so many bytes."""
+    """The same pictures, the largest ones re-encoded until all of them take at most `budget` bytes."""
     fitted = dict(pictures)
     while sum(picture.embedded_bytes for picture in fitted.values()) > budget:
         shrinkable = [name for name, picture in fitted.items() if picture.scale > SMALLEST]
@@ -65,7 +76,7 @@ def within(pictures: Mapping[str, Picture], budget: int) -> dict[str, Picture]:
 
 
 def _smaller(picture: Picture) -> Picture:
-    """With 256 colours first, then step by step with fewer pixels; as it was if that does not help."""
+    """With 256 colours first, then with fewer pixels at each step; the old data is kept if that does not help."""
     scale = picture.scale if picture.kind == "svg+xml" else picture.scale * SHRINK
     with Image.open(picture.png) as image:
         size = [max(1, round(n * scale)) for n in image.size]

@@ -1,4 +1,4 @@
-"""The end of a run as a person sees it in a terminal."""
+"""Tables of a run's summary in the terminal."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-WIDEST = 8  # characters of an interval's ends, so that five columns fit into 80
+WIDEST = 8  # characters of both ends of an interval on one line; five columns then fit into 80
 
 
 def summary_tables(summary: dict[str, Any]) -> list[Table]:
-    """One table for each experiment in summary.json: a column an operator, a row a measure, with its interval below."""
+    """One table per experiment of summary.json: a column per operator, a row per measure."""
     tables = []
     for experiment, columns in summary.items():
         table = experiment_table(experiment, list(columns))
-        measures = list(dict.fromkeys(name for entries in columns.values() for name in entries))
-        sizes = [_size(entries) for entries in columns.values()]
+        sizes = [_sample_size(entries) for entries in columns.values()]
         if any(sizes):
             table.add_row("n", *(f"{n:,}" for n in sizes))
-        for measure in measures:
-            table.add_row(measure.replace("_", " "), *(shown(entries.get(measure)) for entries in columns.values()))
+        for measure in dict.fromkeys(name for entries in columns.values() for name in entries):
+            cells = (entry_text(entries.get(measure)) for entries in columns.values())
+            table.add_row(measure.replace("_", " "), *cells)
         tables.append(table)
     return tables
 
 
 def bare_table(**options: Any) -> Table:
-    """A table with no lines but one below its header."""
+    """A table without lines, except one below its header."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
 
 
 def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
-    """An empty table with a column for names in front."""
+    """An empty table with a column for row names first."""
     table = bare_table(title=experiment, title_justify="left")
     table.add_column("", min_width=13)
     for name in columns:
@@ -40,26 +40,27 @@ def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _size(entries: dict[str, Any]) -> int:
-    """Of the largest sample: prompts, neurons or heuristics."""
-    return max((v["n"] for v in entries.values() if isinstance(v, dict)), default=0)
+def _sample_size(entries: dict[str, Any]) -> int:
+    """The largest sample size of a column's means: prompts, neurons or heuristics."""
+    return max((entry["n"] for entry in entries.values() if isinstance(entry, dict)), default=0)
 
 
-def shown(value: Any) -> str:
-    """A mean with what it belongs to and its interval, a list of names, or a plain value."""
+def entry_text(value: Any) -> str:
+    """An entry of a summary: a mean with its interval below (and its component above), names, or a plain value."""
     if value is None or (isinstance(value, dict) and value["value"] is None):
         return "–"
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     if not isinstance(value, dict):
-        return figure(value) if isinstance(value, float) else str(value)
-    whose = f"{value['component']}\n" if "component" in value else ""
-    low, high = figure(value["low"]), figure(value["high"])
+        return short_number(value) if isinstance(value, float) else str(value)
+    component = f"{value['component']}\n" if "component" in value else ""
+    low, high = short_number(value["low"]), short_number(value["high"])
     interval = f"[{low},{high}]" if len(low) + len(high) <= WIDEST else f"[{low},\n {high}]"
-    return f"{whose}{figure(value['value'])}\n{interval}"
+    return f"{component}{short_number(value['value'])}\n{interval}"
 
 
-def figure(x: float) -> str:
+def short_number(x: float) -> str:
+    """About three significant digits: .957, 1.00, 12.3, 1.2e+04."""
     if abs(x) >= 1000:
         return f"{x:.1e}"
     if abs(x) >= 10:

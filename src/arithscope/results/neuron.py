@@ -16,7 +16,7 @@ from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.result import NeuronRows
 from arithscope.experiments.neurons import NeuronEffects, neuron_name
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.figures.neuron import neuron_figure
+from arithscope.figures.activation_maps import neuron_figure
 from arithscope.settings import EXACT
 
 NO_MATCHES = pd.DataFrame(columns=["heuristic", "kind", "on", "score", "expected", "neg_log10_p", "fdr", "calibrated"])

@@ -146,16 +146,16 @@ class Tally:
         for column in (c for c in now.columns if c in stored):
             self._column(f"{what}, {column}", stored[column], now[column], noise, lambda i: f"row {i}")
 
-    def result(self, stored: Result, now: Result) -> None:
+    def result(self, stored: Result, now: Result, noise: Noise = EXACT) -> None:
         """Compare the fields of a result that were computed from what was confirmed before; others are the stored objects."""
         for each in fields(stored):  # type: ignore[arg-type]  # every result is a dataclass
             a, b = getattr(stored, each.name), getattr(now, each.name)
             if isinstance(a, np.ndarray):
                 if not np.may_share_memory(a, b):
-                    self.close(each.name, a, b, EXACT)
+                    self.close(each.name, a, b, noise)
             elif isinstance(a, pd.DataFrame):
                 if a is not b:
-                    self.table(each.name, a, b)
+                    self.table(each.name, a, b, noise)
             else:
                 self.same(each.name, a, b)
 

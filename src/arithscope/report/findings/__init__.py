@@ -1,4 +1,4 @@
-"""What a subject shows: for each figure a sentence or two, computed from the results that the figure is drawn from.
+"""What the results of a run show: for each figure one or two sentences, worded from the results it is drawn from.
 
-A finding says no more than its intervals allow: where one includes zero there is no clear difference.
+A finding claims no more than its intervals allow: a difference is called clear only if its interval excludes zero.
 """

@@ -1,19 +1,56 @@
-"""The form of a finding: what the numbers say, in words, and the numbers themselves by operator."""
+"""Findings, and their registry. A function that words one registers itself for a figure, with the results it needs:
+
+@finding("probe-accuracy", Probe)
+def probe_accuracy(probe: Probe) -> Finding: ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, TypeVar
 
+import pandas as pd
+
+from arithscope.report import findings
 from arithscope.stats.intervals import Mean
 
-Cell = Mean | float | int | str
+Value = Mean | float | int | str
+Numbers = Mapping[str, Mapping[str, Value]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """says: a sentence or a few. numbers: for a small table, by name and then by operator (`mean` is the average); lines
-    without any are left out."""
+    """Sentences, and the numbers behind them: by name, then by operator (`mean` is the average)."""
 
-    says: str
-    numbers: Mapping[str, Mapping[str, Cell]] = field(default_factory=dict)
+    text: str
+    numbers: Numbers = field(default_factory=dict)
+
+
+Word = TypeVar("Word", bound=Callable[..., Finding])
+_FINDINGS: dict[str, tuple[tuple[type, ...], Callable[..., Finding]]] = {}
+
+
+def finding(figure: str, *results: type) -> Callable[[Word], Word]:
+    """Register the decorated function for a figure; it takes one result of each class, in this order."""
+
+    def register(word: Word) -> Word:
+        _FINDINGS[figure] = results, word
+        return word
+
+    return register
+
+
+def all_findings() -> dict[str, tuple[tuple[type, ...], Callable[..., Finding]]]:
+    """By name of the figure: the result classes needed, and the function that words the finding."""
+    for module in pkgutil.iter_modules(findings.__path__):
+        import_module(f"{findings.__name__}.{module.name}")
+    return dict(_FINDINGS)
+
+
+def per_operator(table: pd.DataFrame, value: Callable[[Any], T]) -> dict[str, T]:
+    """A value computed from the rows of each operator."""
+    return {str(operator): value(rows) for operator, rows in table.groupby("operator", sort=False)}

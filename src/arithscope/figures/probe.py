@@ -1,16 +1,19 @@
-"""Where the answer can be read off the residual stream."""
+"""Linear probes for the answer in the residual stream."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
 from arithscope.experiments.probe import ALL, Probe
-from arithscope.figures.style import OPERATOR_COLOURS, POSITION_COLOURS, SIGNS, line_with_band, new_figure, styled
+from arithscope.figures.registry import figure
+from arithscope.figures.style import OPERATOR_COLOURS, POSITION_COLOURS, SIGNS, line_with_band, new_figure
 
 
-@styled
+@figure("probe-accuracy", Probe, section="probes", order=120, title="Where the answer is linearly decodable")
 def probe_accuracy(probe: Probe) -> Figure:
-    """Test accuracy of linear probes by layer: for each position, and at the last position for each operator."""
+    """Accuracy of linear probes from the residual stream to the answer, on held-out prompts. The first answer layer
+    is the first whose accuracy at the last position reaches half of the best layer's. Bands: 95 % bootstrap
+    intervals. (Paper: Figure 3.)"""
     figure, [[left, right]] = new_figure(8.5, 3.6, 1, 2, sharey=True)
     table = probe.table
     for position, colour in POSITION_COLOURS.items():
@@ -24,14 +27,12 @@ def probe_accuracy(probe: Probe) -> Figure:
             line_with_band(right, rows.layer, rows, color=colour, label=SIGNS[operator], marker=".")
     right.set_title("position: last, by operator")
     left.set_ylabel("probe accuracy on test prompts")
+    first = probe.first_answer_layer
     for axes in (left, right):
-        axes.axvline(probe.first_answer_layer, color="black", linestyle="--", linewidth=0.8)
-        axes.set_xlabel("layer (residual stream behind it)")
-        axes.set_ylim(-0.03, 1.03)
+        axes.axvline(first, color="black", linestyle="--", linewidth=0.8)
+        axes.set(xlabel="layer (residual stream after it)", ylim=(-0.03, 1.03))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper left")
-    note = f"first answer layer: {probe.first_answer_layer}"
-    left.annotate(
-        note, (probe.first_answer_layer, 0.99), xytext=(3, 0), textcoords="offset points", fontsize=7, va="top"
-    )
+    beside = {"xytext": (3, 0), "textcoords": "offset points"}
+    left.annotate(f"first answer layer: {first}", (first, 0.99), fontsize=7, va="top", **beside)
     return figure

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from arithscope.figures.gallery import PLATES
-from arithscope.pipeline.registry import STAGES
-from arithscope.pipeline.runner import run
+from arithscope.figures.registry import FigureSpec, all_figures
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import figure_files
-from arithscope.report.figure_files import draw_plates, write_index
+from arithscope.report.figure_files import draw_figures, write_index
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests.families import small
@@ -20,7 +20,7 @@ SMALL = Settings(("+", "-"), 5)
 
 
 def study(folder: Path, settings: Settings = SMALL) -> None:
-    run(small("llama", "sdpa"), settings, folder, ["accuracy"], Silent(), lambda f: draw_plates(f, Silent()))
+    run_stages(small("llama", "sdpa"), settings, folder, ["accuracy"], Silent(), lambda f: draw_figures(f, Silent()))
 
 
 def index(folder: Path) -> dict[str, dict[str, str]]:
@@ -30,20 +30,20 @@ def index(folder: Path) -> dict[str, dict[str, str]]:
 def test_only_figures_whose_stages_are_there(tmp_path: Path) -> None:
     study(tmp_path)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"accuracy.png", "accuracy.svg", "index.json"}
-    assert index(tmp_path)["accuracy"]["caption"] == PLATES[0].caption
+    assert index(tmp_path)["accuracy"]["caption"] == all_figures()[0].caption
     assert "small llama" in (tmp_path / "figures" / "accuracy.svg").read_text()
     assert (tmp_path / "figures" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    original = figure_files.plate_drawn
+    original = figure_files.draw_figure
 
-    def counted(run: RunFolder, plate: figure_files.Plate) -> object:
-        drawn.append(plate.name)
-        return original(run, plate)
+    def counted(run: RunFolder, spec: FigureSpec) -> object:
+        drawn.append(spec.name)
+        return original(run, spec)
 
-    monkeypatch.setattr(figure_files, "plate_drawn", counted)
+    monkeypatch.setattr(figure_files, "draw_figure", counted)
     study(tmp_path)
     study(tmp_path)
     assert drawn == ["accuracy"]
@@ -57,7 +57,7 @@ def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch:
     assert len(drawn) == 4
 
 
-def test_the_index_does_not_tell_in_which_order_figures_were_drawn(tmp_path: Path) -> None:
+def test_the_index_does_not_depend_on_the_order_of_drawing(tmp_path: Path) -> None:
     for folder, order in ("a", "xyz"), ("b", "zxy"):
         (tmp_path / folder / "figures").mkdir(parents=True)
         for name in order:
@@ -67,7 +67,11 @@ def test_the_index_does_not_tell_in_which_order_figures_were_drawn(tmp_path: Pat
 
 
 def test_every_figure_needs_known_stages_and_has_a_name_of_its_own() -> None:
-    known = {stage.name for stage in STAGES}
-    assert all(set(plate.needs) <= known for plate in PLATES)
-    assert len({plate.name for plate in PLATES}) == len(PLATES)
-    assert all(plate.title and plate.caption.endswith(".)") for plate in PLATES)
+    known = {stage.result for stage in all_stages()}
+    assert len(all_figures()) == len({spec.name for spec in all_figures()}) == 29
+    for spec in all_figures():
+        assert spec.results
+        assert set(spec.results) <= known
+        assert spec.title
+        assert spec.caption.endswith(".)")
+        assert "{" not in spec.caption

@@ -1,4 +1,4 @@
-"""Where the circuit's heads look."""
+"""Attention of the circuit's heads."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.heads import AFTER, BEFORE, Heads
 from arithscope.experiments.localize import component_name
-from arithscope.figures.style import SIGNS, grid_shape, hide_unused, new_figure, styled
+from arithscope.figures.registry import figure
+from arithscope.figures.style import SIGNS, errors, grid_shape, hide_unused, new_figure
 
 MOST_PANELS, MOST_ROWS = 12, 40
-PRECEDING = "before op1"  # BOS and a prefix, taken together
+PRECEDING = "before op1"  # BOS and a few-shot prefix, added up
 
 
-@styled
+@figure("attention-patterns", Heads, section="circuit", order=70, title="Attention patterns of the circuit's heads")
 def attention_patterns(heads: Heads) -> Figure:
-    """The mean attention of circuit heads, from each position (row) to each position (column)."""
+    """Mean attention over evaluation prompts, from the position on the left to the position below, averaged over
+    the operators in brackets, whose circuits contain the head. Bold: shared by all operators. (Paper: Appendix B.)"""
     groups: list[Any] = list(heads.roles.groupby(["layer", "head"]))
     shown = sorted(groups, key=lambda group: (-len(group[1]), group[0]))[:MOST_PANELS]
     rows, columns = grid_shape(len(shown), 4)
     figure, axes = new_figure(2.6 * columns + 0.8, 2.5 * rows + 1.3, rows, columns)
     panels = axes.ravel()
-    names, first = _names(heads.positions)
-    for panel, (head, members) in zip(panels, shown, strict=False):
-        pattern = _joined(heads.patterns[members.index].mean(0)[first:], first)
+    names, first = _position_names(heads.positions)
+    for panel, (head, roles) in zip(panels, shown, strict=False):
+        pattern = _merged(heads.attention[roles.index].mean(0)[first:], first)
         image = panel.imshow(pattern, vmin=0, vmax=1, cmap="Blues")
         _write_shares(panel, pattern)
-        operators = " ".join(SIGNS[o] for o in members.operator)
-        weight = "bold" if members.shared.any() else "normal"
+        operators = " ".join(SIGNS[o] for o in roles.operator)
+        weight = "bold" if roles.shared.any() else "normal"
         panel.set_title(f"{component_name(*head)}  ({operators})", fontweight=weight)
         panel.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
         panel.set_yticks(range(len(names) - 1), names[1:], fontsize=7)
@@ -45,15 +47,24 @@ def attention_patterns(heads: Heads) -> Figure:
     return figure
 
 
-@styled
+@figure(
+    "head-roles",
+    Heads,
+    section="circuit",
+    order=80,
+    title="What the circuit's heads attend to, and whether that position stands alone",
+)
 def head_roles(heads: Heads) -> Figure:
-    """Attention of each circuit head from the last position, and faithfulness when what it reads is isolated."""
+    """Left: attention of each circuit head from the last position (shares of at least .10 are written out); the
+    most attended token, framed, is the head's role. Right: faithfulness of the circuit before and after that
+    position is cut off from the prompt's earlier tokens in all layers below the head. {FAITHFULNESS} Heads in bold
+    are shared by all operators; of very large circuits only the top heads are shown. (Paper: Appendix B.)"""
     roles = heads.top_rows(MOST_ROWS)
-    names, first = _names(heads.positions)
+    names, first = _position_names(heads.positions)
     figure, [[left, right]] = new_figure(9, 1.9 + 0.23 * max(1, len(roles)), 1, 2, sharey=True)
     if len(roles) == 0:
         return figure
-    attention = _joined(heads.patterns[roles.index, -1], first)
+    attention = _merged(heads.attention[roles.index, -1], first)
     left.imshow(attention, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     _write_shares(left, attention)
     for i, attends_to in enumerate(roles.attends_to):
@@ -64,34 +75,32 @@ def head_roles(heads: Heads) -> Figure:
     for text, shared in zip(left.get_yticklabels(), roles.shared, strict=True):
         text.set_fontweight("bold" if shared else "normal")
     left.set_xticks(range(len(names)), names)
-    left.set_xlabel("attended position")
-    left.set_title("mean attention from the last position")
+    left.set(xlabel="attended position", title="mean attention from the last position")
     _isolation(right, heads.isolation, keys)
     return figure
 
 
 def _isolation(axes: Axes, isolation: pd.DataFrame, heads: Sequence[tuple[Any, ...]]) -> None:
-    faithful: Any = isolation[isolation.measure == "faithfulness"].set_index(["operator", "layer", "head", "when"])
-    looks = ((BEFORE, "o", -0.15, "grey", "circuit"), (AFTER, "D", 0.15, "#D55E00", "attended position isolated"))
-    for when, marker, shift, colour, label in looks:
-        rows = faithful.loc[[(*head, when) for head in heads]]
-        errors = np.maximum([rows.value - rows.low, rows.high - rows.value], 0)
+    table: Any = isolation[isolation.measure == "faithfulness"].set_index(["operator", "layer", "head", "when"])
+    markers = ((BEFORE, "o", -0.15, "grey", "circuit"), (AFTER, "D", 0.15, "#D55E00", "attended position isolated"))
+    for when, marker, shift, colour, label in markers:
+        rows = table.loc[[(*head, when) for head in heads]]
         y = np.arange(len(rows)) + shift
-        axes.errorbar(rows.value, y, xerr=errors, fmt=marker, label=label, color=colour, markersize=4, linewidth=1)
-    axes.set_xlabel("faithfulness")
-    axes.set_title("circuit before and after isolation")
+        options: Any = {"fmt": marker, "label": label, "color": colour, "markersize": 4, "linewidth": 1}
+        axes.errorbar(rows.value, y, xerr=errors(rows), **options)
+    axes.set(xlabel="faithfulness", title="circuit before and after isolation")
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(loc="best")
 
 
-def _names(positions: Sequence[str]) -> tuple[list[str], int]:
-    """Names of the shown positions, and where op1 is: what precedes it is shown as one."""
+def _position_names(positions: Sequence[str]) -> tuple[list[str], int]:
+    """Names of the positions shown, and the index of op1, before which positions are merged."""
     first = positions.index("op1")
     return [PRECEDING, *positions[first:]], first
 
 
-def _joined(pattern: NDArray[np.float32], first: int) -> NDArray[np.float32]:
-    """Attention to everything before op1 added up in one column."""
+def _merged(pattern: NDArray[np.float32], first: int) -> NDArray[np.float32]:
+    """Attention to the positions before op1 added up in one column."""
     return np.concatenate([pattern[..., :first].sum(-1, keepdims=True), pattern[..., first:]], axis=-1)
 
 

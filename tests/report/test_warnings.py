@@ -1,4 +1,4 @@
-"""Warnings: each where its rule says, and not where it does not."""
+"""Warnings: each where its rule text, and not where it does not."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 
 import pytest
 
-from arithscope.experiments.common.samples import PRESETS
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import warnings
 from arithscope.report.page import page
 from arithscope.report.warnings import result_warnings
+from arithscope.settings import PRESETS
 
 
 def mean(value: float | None, low: float | None = None, high: float | None = None, n: int = 500) -> dict[str, Any]:
     return {"value": value, "low": value if low is None else low, "high": value if high is None else high, "n": n}
 
 
-def told(summary: dict[str, Any], preset: str = "paper", **asked: Any) -> dict[str, tuple[str, str]]:
+def warnings_of(summary: dict[str, Any], preset: str = "paper", **settings: Any) -> dict[str, tuple[str, str]]:
     """By name the section and the sentence."""
     run: Any = SimpleNamespace(
-        manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | asked}, summary=summary
+        manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | settings},
+        summary=summary,
     )
-    return {w.name: (w.section, w.says) for w in result_warnings(run)}
+    return {w.name: (w.section, w.text) for w in result_warnings(run)}
 
 
 def answered(n: int = 500, p: float = 0.7) -> dict[str, Any]:
@@ -37,35 +38,35 @@ def test_nothing_to_warn_of() -> None:
         "circuit": {"+": good, "mean": good},
         "neurons": {"+": {"split_half": 0.5}},
     }
-    assert told(summary) == {}
-    assert told({}) == {}
+    assert warnings_of(summary) == {}
+    assert warnings_of({}) == {}
 
 
 def test_too_few_correct_prompts() -> None:
     never = {"accuracy": mean(0.0, n=1000), "p_answer_correct": mean(None, n=0)}
-    found = told({"accuracy": {"+": answered(300), "-": answered(299), "*": never}})
-    section, says = found["Too few correct prompts"]
+    found = warnings_of({"accuracy": {"+": answered(300), "-": answered(299), "*": never}})
+    section, text = found["Too few correct prompts"]
     assert section == "accuracy"
-    assert "only 0 of × and 299 of −" in says or "only 299 of − and 0 of ×" in says
-    assert "want 300 of each" in says
-    assert told({"accuracy": {"+": answered(96)}}, preset="quick") == {}  # 32 for each of three samples
-    assert "Too few correct prompts" in told({"accuracy": {"+": answered(95)}}, preset="quick")
+    assert "only 0 for × and 299 for −" in text or "only 299 for − and 0 for ×" in text
+    assert "need 300 for each" in text
+    assert warnings_of({"accuracy": {"+": answered(96)}}, preset="quick") == {}  # 32 for each of three samples
+    assert "Too few correct prompts" in warnings_of({"accuracy": {"+": answered(95)}}, preset="quick")
 
 
 def test_saturated_probabilities() -> None:
     summary = {"accuracy": {"+": answered(p=warnings.SATURATED), "-": answered(p=warnings.SATURATED - 0.001)}}
-    section, says = told(summary)["Saturated probabilities"]
+    section, text = warnings_of(summary)["Saturated probabilities"]
     assert section == "circuit"
-    assert ".980 for +" in says
-    assert "−" not in says
-    assert told(summary, effect="logit") == {}  # what ranks components does not saturate
+    assert ".980 for +" in text
+    assert "−" not in text
+    assert warnings_of(summary, effect="logit") == {}  # what ranks components does not saturate
 
 
 def test_an_unstable_ranking() -> None:
     summary = {"neurons": {"+": {"split_half": 0.95}, "/": {"split_half": 0.41}, "*": {"split_half": None}, "-": {}}}
-    section, says = told(summary)["Unstable ranking of neurons"]
+    section, text = warnings_of(summary)["Unstable ranking of neurons"]
     assert section == "neurons"
-    assert "only .410 for ÷." in says
+    assert "only .410 for ÷." in text
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,9 @@ def test_faithfulness_that_disagrees(
     faithfulness: Any, accuracy: Any, warned: bool, experiment: str, prefix: str, section: str
 ) -> None:
     entries = {f"{prefix}faithfulness": faithfulness, f"{prefix}accuracy": accuracy}
-    found = told({experiment: {"-": entries, "mean": entries}})
+    found = warnings_of({experiment: {"-": entries, "mean": entries}})
     assert [where for where, _ in found.values()] == ([section] if warned else [])
-    assert all("−: faithfulness" in says for _, says in found.values())
+    assert all("−: faithfulness" in text for _, text in found.values())
 
 
 def test_warnings_are_in_the_report(small_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +104,4 @@ def test_warnings_are_in_the_report(small_run: Any, monkeypatch: pytest.MonkeyPa
         inside = text.split(f'id="{w.section}"')[1].split("<section")[0]
         assert f"<strong>{w.name}: </strong>" in inside
     monkeypatch.setattr("arithscope.report.page.result_warnings", lambda run: [])
-    assert "Weak points of this run" not in page(run, {})
+    assert "<strong>Warnings</strong>" not in page(run, {})

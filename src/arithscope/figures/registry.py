@@ -1,0 +1,88 @@
+"""The figures of a run. A draw function registers itself with the result classes it draws from; its docstring is the caption:
+
+    @figure("probe-accuracy", Probe, section="probes", title="Where the answer is linearly decodable")
+    def probe_accuracy(probe: Probe) -> Figure:
+        \"\"\"Accuracy of linear probes from the residual stream to the answer. (Paper: Figure 3.)\"\"\"
+
+A module outside this package registers its figures in the same way, by being imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TypeVar
+
+from matplotlib.figure import Figure
+
+from arithscope import figures
+from arithscope.figures.style import styled
+
+LAST = 1000  # the order of figures that give none
+DEFINITIONS = {  # that captions share, by the name that stands for them in a docstring
+    "{EFFECT}": "The effect of an intervention (Eq. 1) is half the relative gain in the counterfactual answer's probability "
+    "plus half the relative loss in the correct answer's.",
+    "{FAITHFULNESS}": "Faithfulness (Eq. 2): the answer's normalised logit with everything outside the circuit mean-ablated, "
+    "on a scale from the empty circuit (0) to the full model (1). Bands and brackets: 95 % bootstrap intervals.",
+}
+_FIGURES: dict[str, FigureSpec] = {}
+Draw = TypeVar("Draw", bound=Callable[..., Figure])
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A registered figure.
+
+    Attributes:
+        name: File name without its extension.
+        results: Result classes; `draw` takes one result of each, in this order.
+        draw: Draws the figure, without title and caption.
+        title: Heading in the report, drawn above the figure in its files.
+        section: Section of the report; None for the last one, "More results".
+        order: Position among all figures.
+    """
+
+    name: str
+    results: tuple[type, ...]
+    draw: Callable[..., Figure]
+    title: str
+    section: str | None
+    order: int
+
+    @property
+    def caption(self) -> str:
+        """How to read the figure: the docstring of `draw`, as one paragraph with the common definitions."""
+        text = " ".join((inspect.getdoc(self.draw) or "").split())
+        for name, definition in DEFINITIONS.items():
+            text = text.replace(name, definition)
+        return text
+
+
+def figure(
+    name: str, *results: type, title: str, section: str | None = None, order: int = LAST
+) -> Callable[[Draw], Draw]:
+    """Register the decorated function as a figure (see `FigureSpec`) and draw it in the common style.
+
+    Raises:
+        ValueError: If another module has registered a figure of that name.
+    """
+
+    def register(draw: Draw) -> Draw:
+        known = _FIGURES.get(name)
+        if known is not None and known.draw.__module__ != draw.__module__:
+            raise ValueError(f"{known.draw.__module__} has registered a figure {name!r} already; choose another name.")
+        in_style: Draw = styled(draw)
+        _FIGURES[name] = FigureSpec(name, results, in_style, title, section, order)
+        return in_style
+
+    return register
+
+
+def all_figures() -> list[FigureSpec]:
+    """Every figure of this package and of all other modules imported so far, in the order of the report."""
+    for module in pkgutil.iter_modules(figures.__path__):
+        import_module(f"{figures.__name__}.{module.name}")
+    return sorted(_FIGURES.values(), key=lambda spec: (spec.order, spec.name))

@@ -1,0 +1,83 @@
+"""Heuristic neurons over training checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from arithscope.experiments.bag import MUTUAL
+from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.prompt_knockout import OWN, RANDOM, REPORTED
+from arithscope.experiments.training import Training
+from arithscope.figures.registry import figure
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, new_figure
+
+SIZE_COLOURS = dict(zip(REPORTED, ("#56B4E9", "#0072B2", "#003B5C"), strict=True))
+MOST_NAMED = 14  # checkpoints on the axis
+PANELS = (
+    ("(a) final pairs already present", "share"),
+    ("(b) circuit with heuristic neurons only", "faithfulness"),
+    ("(c) knockout by prompt", "accuracy left, mean over operators"),
+)
+
+
+@figure("training", Training, section="training", order=280, title="The bag of heuristics over training")
+def training_curves(training: Training) -> Figure:
+    """(a) Share of the final checkpoint's (neuron, heuristic) pairs that already match at an earlier checkpoint.
+    (b) Faithfulness of the circuit with only a checkpoint's heuristic neurons: all of them, or those that share a
+    pair with the final checkpoint. (c) Accuracy when each prompt's associated neurons are zero-ablated. A
+    checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % bootstrap intervals.
+    (Paper: Section 5.)"""
+    figure, axes = new_figure(13, 7.2, len(CRITERIA), 3, sharex=True, sharey=True)
+    x = {name: i for i, name in enumerate(training.checkpoints)}
+    for panels, criterion in zip(axes, CRITERIA, strict=True):
+        for panel, plot, (title, label) in zip(panels, (_present, _faithfulness, _knockout), PANELS, strict=True):
+            plot(panel, training, criterion, x)
+            panel.set(title=f"{title}, {criterion}", ylabel=label, ylim=(-0.05, 1.05))
+    step = -(-len(x) // MOST_NAMED)
+    for panel in axes[-1]:
+        panel.set_xticks(list(x.values())[::step], list(x)[::step], rotation=60, ha="right", fontsize=7)
+    for panel in axes[0]:
+        panel.legend(loc="lower right", fontsize=7)
+    return figure
+
+
+def _lines(panel: Axes, table: pd.DataFrame, x: dict[str, int], **options: Any) -> None:
+    for operator, rows in table.groupby("operator", sort=False):
+        style = {"color": OPERATOR_COLOURS[str(operator)], "marker": ".", **options}
+        line_with_band(panel, rows.checkpoint.map(x), rows, **style)
+
+
+def _present(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
+    present = training.present[training.present.criterion == criterion]
+    for operator, accuracy in training.accuracy.groupby("operator", sort=False):
+        _lines(panel, present[present.operator == operator], x, label=SIGNS[str(operator)])
+        colour = OPERATOR_COLOURS[str(operator)]
+        panel.plot(accuracy.checkpoint.map(x), accuracy.value, ":", color=colour, linewidth=1)
+    panel.plot(len(x) - 1, 1, "*", color="black", label="final checkpoint")
+    panel.plot([], [], ":", color="grey", label="accuracy of the model")
+
+
+def _faithfulness(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
+    """Both lines end at the final checkpoint, with which all its own neurons are mutual."""
+    table = training.faithfulness[training.faithfulness.measure == "faithfulness"]
+    every = table[table.neurons == criterion]
+    final = every[every.checkpoint == training.checkpoints[-1]]
+    _lines(panel, every, x, linestyle="--")
+    _lines(panel, pd.concat([table[table.neurons == f"{criterion}_{MUTUAL}"], final]), x)
+    panel.plot([], [], "--", color="grey", label="all heuristic neurons")
+    panel.plot([], [], "-", color="grey", label="mutual with the final checkpoint")
+
+
+def _knockout(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
+    table = training.knockout[training.knockout.criterion == criterion]
+    for size, colour in SIZE_COLOURS.items():
+        for ablated, style in ((OWN, "-"), (RANDOM, "--")):
+            rows = table[(table["size"] == size) & (table.ablated == ablated)]
+            means = rows.groupby("checkpoint", sort=False).value.mean()
+            label = f"{size} per layer" if ablated == OWN else None
+            panel.plot([x[str(c)] for c in means.index], means, style, color=colour, marker=".", label=label)
+    panel.plot([], [], "--", color="grey", label="as many random top neurons")
