@@ -24,8 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from benchmarks.record import Table, record, record_option
 from rich.console import Console
@@ -34,24 +32,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from arithscope.cli.bench import PROMPTS, Task
 from arithscope.cli.doctor import examine
-from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import head_counts
-from arithscope.experiments.common.linear_probes import BATCH, steps
+from arithscope.experiments.common.linear_probes import BATCH, training_steps
 from arithscope.experiments.common.samples import TRAINING_SHARE
+from arithscope.experiments.common.stage import Context, Stage
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
-from arithscope.experiments.neurons import EXACT
-from arithscope.experiments.probe import probe
 from arithscope.experiments.topk import neuron_counts
 from arithscope.models.flops import flops_per_position
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer
-from arithscope.pipeline import runner
-from arithscope.pipeline.registry import Stage, all_stages
+from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunWriter
 from arithscope.prompts import OPERATORS, legal_prompts
-from arithscope.settings import PRESETS, Settings
-from arithscope.utils.progress import Silent, console_progress
+from arithscope.settings import EXACT, PRESETS, Settings
+from arithscope.utils.progress import console_progress
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": dict(
@@ -73,7 +69,7 @@ TOP_NEURONS = 200
 SAMPLE = 16  # neurons that are patched one at a time, to compare with
 
 
-def random_subject(shape: str, layers: int | None, device: str) -> Model:
+def random_model(shape: str, layers: int | None, device: str) -> Model:
     """The shape with random weights, in bfloat16 on a GPU."""
     config = dict(SHAPES[shape])
     family, tokenizer = config.pop("family"), number_tokenizer(config.pop("numbers"))
@@ -102,8 +98,8 @@ def stages_for_random_weights(model: Model) -> list[Stage]:
         if stage.name not in changes:
             return stage
 
-        def compute(*arguments: Any) -> Any:
-            return changes[stage.name](stage.compute(*arguments))
+        def compute(ctx: Context) -> Any:
+            return changes[stage.name](stage.compute(ctx))
 
         return replace(stage, compute=compute)
 
@@ -139,11 +135,11 @@ def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
     s, sizes, operators = model.sizes, settings.sizes, len(settings.operators)
     head = flops_per_position(model, s.layers)  # the unembedding alone
     layer = (flops_per_position(model) - head) / s.layers
-    operand_grid = (settings.max_operand + 1) ** 2
+    prompts = (settings.max_operand + 1) ** 2
     tails = [model.encoder.length - at for at in model.positions.named().values()]
     later, length = s.layers - s.layers // 2, tails[0]
     found = {
-        "means": len(model.encoder.operators) * operand_grid * (tails[2] * s.layers * layer + head),
+        "means": len(model.encoder.operators) * prompts * (tails[2] * s.layers * layer + head),
         "localize": operators
         * sizes.discovery
         * (s.heads + 1)
@@ -167,9 +163,9 @@ def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
         * len(neuron_counts(s.neurons))
         * (1 + sizes.draws)
         * (later * layer + head),
-        "patterns": operators * operand_grid * tails[2] * s.layers * layer,
+        "patterns": operators * prompts * tails[2] * s.layers * layer,
     }
-    taken = steps(int(TRAINING_SHARE * probe_prompts(model, settings)))
+    taken = training_steps(int(TRAINING_SHARE * probe_prompts(model, settings)))
     found["probe"] = len(tails) * s.layers * taken * 2 * (2 * BATCH * s.width * model.limit)  # logits and gradients
     if settings.neurons != EXACT:
         del found["neurons"]
@@ -178,29 +174,14 @@ def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
 
 def probe_prompts(model: Model, settings: Settings) -> int:
     every = len(legal_prompts(settings.operators, settings.max_operand, model.limit))
-    return every if settings.sizes.probe is None else min(every, settings.sizes.probe)
+    return min(every, settings.sizes.probe)
 
 
-def with_all_operators(model: Model, settings: Settings, stage: str, seconds: float) -> float:
-    """What a stage would take with all operators and, for probes, all prompts."""
-    if stage in ("means", "accuracy"):
+def with_all_operators(settings: Settings, stage: str, seconds: float) -> float:
+    """What a stage would take with all operators; sweeps and probes do not depend on how many there are."""
+    if stage in ("means", "accuracy", "probe"):
         return seconds
-    if stage == "probe":
-        return seconds + seconds_a_probe_prompt(model, settings, seconds) * (
-            len(legal_prompts(OPERATORS, settings.max_operand, model.limit)) - probe_prompts(model, settings)
-        )
     return seconds * len(OPERATORS) / len(settings.operators)
-
-
-def seconds_a_probe_prompt(model: Model, settings: Settings, seconds: float) -> float:
-    """From the stage and from probes of an eighth of its prompts; steps and passes are both in proportion to prompts."""
-    n = probe_prompts(model, settings)
-    prompts = legal_prompts(settings.operators, settings.max_operand, model.limit)
-    columns = {"operator": np.array(OPERATORS)[prompts.operator], "op1": prompts.op1, "op2": prompts.op2}
-    pretended = Accuracy(pd.DataFrame({**columns, "correct": True}), pd.DataFrame())
-    sizes = replace(settings.sizes, probe=n // 8)
-    fewer = seconds_of(lambda: probe(model, pretended, sizes, settings.seed, Silent()))
-    return (seconds - fewer) / (n - n // 8)
 
 
 def study_table(
@@ -217,7 +198,7 @@ def study_table(
         for name in done[len(rows) :]:
             seconds = folder.manifest["stages"][name]["seconds"]
             peak = (torch.cuda.max_memory_allocated() - taken) / 1e9 if torch.cuda.is_available() else None
-            scaled = with_all_operators(model, settings, name, seconds)
+            scaled = with_all_operators(settings, name, seconds)
             floor = least.get(name)
             rows.append([name, seconds, scaled, peak, floor, seconds / floor if floor else None])
             every.append(scaled)
@@ -227,7 +208,7 @@ def study_table(
 
     with tempfile.TemporaryDirectory() as folder:
         known = stages_for_random_weights(model)
-        runner.run_stages(model, settings, Path(folder) / "run", stages, lines, after, known=known)
+        run_stages(model, settings, Path(folder) / "run", stages, lines, after, known=known)
     return Table(["stage", "seconds", "all operators", "most GB", "floor, seconds", "times the floor"], rows), every
 
 
@@ -267,14 +248,14 @@ def single_neuron_table(model: Model, depth: int, every: float | None) -> Table:
     replay = {layer: seconds_of(lambda task=task: replayed(task, some), 3) for layer, task in tasks.items()}
     one_at_a_time(tasks[low], 2)
     alone = seconds_of(lambda: one_at_a_time(tasks[low], SAMPLE)) / SAMPLE
-    executor = (high - low) * (flops_per_position(model, 0) - flops_per_position(model, 1)) * some * PROMPTS
+    flops = (high - low) * (flops_per_position(model, 0) - flops_per_position(model, 1)) * some * PROMPTS
     a_layer = (replay[low] - replay[high]) / (high - low)  # more for each layer above
     top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, with the unembedding alone above it
     later, patches = depth - depth // 2, s.neurons / some * len(OPERATORS)
     extrapolated = patches * (later * top + later * (later - 1) / 2 * a_layer)
     one_by_one = later * s.neurons * len(OPERATORS) * alone
     rows: list[list[Any]] = [
-        ["in the replayed layers, TFLOP/s", executor / (replay[low] - replay[high]) / 1e12],
+        ["in the replayed layers, TFLOP/s", flops / (replay[low] - replay[high]) / 1e12],
         *([f"replay, layer {layer}, microseconds a neuron and prompt", 1e6 * seconds / some / PROMPTS]
           for layer, seconds in replay.items()),
         *([f"replay, layer {layer}, seconds for all its neurons, {PROMPTS} prompts, all operators", patches * seconds]
@@ -317,7 +298,7 @@ def main() -> None:
     speed = product_speed(device)
     print(f"products {speed / 1e12:.0f} TFLOP/s", flush=True)
     with held(arguments.hold) as taken:
-        model = random_subject(arguments.shape, arguments.layers, device)
+        model = random_model(arguments.shape, arguments.layers, device)
         print(model, flush=True)
         for line in examine(model, settings.operators, settings.max_operand):
             print(line, flush=True)

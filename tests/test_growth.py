@@ -12,7 +12,7 @@ from benchmarks import growth, record
 from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, executor, exponents, measure, random_subject
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.test_flops import matrix_operations
+from tests.models.test_flops import matrix_flops
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def test_operations_are_those_of_the_formulas(stage: str, shape: Shape) -> None:
     task = executor(random_subject(shape, CPU, torch.float32), shape.prompts)
     with FlopCounterMode(display=False) as counter:
         getattr(task, stage)()
-    counted, expected = matrix_operations(counter), task.operations(stage)
+    counted, expected = matrix_flops(counter), task.operations(stage)
     assert expected <= counted < (1.3 if stage == "localize" else 1.15) * expected
     if stage == "sweep":
         assert counted == expected

@@ -23,7 +23,7 @@ from arithscope.explorer.run_registry import RunRegistry
 from arithscope.models.load import load
 from arithscope.pipeline import unit_cache
 from arithscope.pipeline.registry import all_stages
-from arithscope.pipeline.runner import run as study
+from arithscope.pipeline.runner import run_stages as study
 from arithscope.pipeline.store import RunFolder, mapped_arrays
 from arithscope.report.page import page
 from arithscope.results.run import Run
