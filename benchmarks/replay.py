@@ -1,6 +1,6 @@
 """How much faster replay is: what `arithscope bench` measures, kept as a result file.
 
-python -m benchmarks.replay [--subject tiny-llama] [--prompts 50] [--layers 4,5] [--seconds 45] [--device cpu] [--record NAME]
+python -m benchmarks.replay [--model tiny-llama] [--prompts 50] [--layers 4,5] [--seconds 45] [--device cpu] [--record NAME]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from arithscope.cli.bench import (
     PROMPTS,
     REPLAY,
     SECONDS,
-    Bench,
+    Result,
     bench,
     bench_report,
     layer_numbers,
@@ -26,18 +26,18 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.utils.progress import Silent
 
 
-def tables(found: Bench) -> dict[str, Table]:
-    ways = [way for way in (ONE_BY_ONE, LENS, BATCHED, REPLAY) if way in found.ways]
-    ratios = [f"replay ÷ {way}" for way in ways if way != REPLAY]
+def tables(result: Result) -> dict[str, Table]:
+    methods = [method for method in (ONE_BY_ONE, LENS, BATCHED, REPLAY) if method in result["estimates"]]
+    others = [method for method in methods if method != REPLAY]
     rows = [
-        [row.layer, *(row.rates[way] for way in ways), *(row.ratio(way) for way in ways if way != REPLAY), row.tflops]
-        for row in found.layers
+        [row["layer"], *(row["rates"][m] for m in methods), *(row["replay_over"][m] for m in others), row["tflops"]]
+        for row in result["layers"]
     ]
-    first, last = found.upper_half
+    first, last = result["upper_half"]
     all_of_them = f"seconds for all neurons of layers {first} to {last}, {PROMPTS} prompts of 4 operators"
     return {
-        "rates": Table(["layer", *ways, *ratios, "TFLOP/s"], rows),
-        "estimates": Table(["way", all_of_them], [[way, found.estimates[way]] for way in ways]),
+        "rates": Table(["layer", *methods, *(f"replay ÷ {method}" for method in others), "TFLOP/s"], rows),
+        "estimates": Table(["way", all_of_them], [[method, result["estimates"][method]] for method in methods]),
     }
 
 
@@ -51,12 +51,12 @@ def main() -> None:
     record_option(parser)
     arguments = parser.parse_args()
     model = load(arguments.model, options=LoadOptions(device=arguments.device))
-    found = bench(model, arguments.prompts, arguments.layers, arguments.seconds, progress=Silent())
-    for part in bench_report(found):
+    result = bench(model, arguments.prompts, arguments.layers, arguments.seconds, progress=Silent())
+    for part in bench_report(result):
         Console(highlight=False, markup=False, soft_wrap=True).print(part)
     if arguments.record:
-        notes = [f"{found.model}; neurons × prompts per second, {found.prompts} prompts, medians"]
-        record(arguments.record, tables(found), notes)
+        notes = [f"{result['model']}; neurons × prompts per second, {result['prompts']} prompts, medians"]
+        record(arguments.record, tables(result), notes)
 
 
 if __name__ == "__main__":

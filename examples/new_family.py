@@ -1,4 +1,4 @@
-"""A family that is not supported yet, StarCoder2: one row that says where its modules are, tried on a small untrained model."""
+"""A new family, StarCoder2: one row with the names of its modules, tried on a small untrained model."""
 
 import arithscope
 from arithscope.models.engine.replay import check_replay
@@ -6,7 +6,7 @@ from arithscope.models.families import FAMILIES, Architecture
 from arithscope.models.model import Identity
 from arithscope.models.untrained import number_tokenizer, untrained_model
 
-# As in Llama, but for an MLP without a gate.
+# As in Llama, except for an MLP without a gate.
 FAMILIES["starcoder2"] = Architecture(mlp_down="mlp.c_proj", mlp_activation="mlp.act", gated=False)
 
 tokenizer = number_tokenizer(100)

@@ -1,4 +1,4 @@
-"""A kind of heuristic of one's own, hidden in the noise of one neuron in twenty, and found again by classification."""
+"""A new kind of heuristic, planted in the noise of one neuron in twenty and found again."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,8 +28,6 @@ prompts = operand_grid("+", max_operand=40)
 activations = np.random.default_rng(0).standard_normal((20, len(prompts)))
 activations[7] += 4 * Carry().holds(prompts)
 neurons = NeuronBatch(activations.astype(np.float16), logits=np.ones((20, 100), dtype=np.float32))
-sets = catalogue("+", max_operand=40, limit=100)
-found = calibrated_matches(
-    neurons, sets, draws=20, seed=0, names=[f"n{i}" for i in range(20)], advance=lambda done: None
-)
+rules, names = catalogue("+", max_operand=40, limit=100), [f"n{i}" for i in range(20)]
+found = calibrated_matches(neurons, rules, draws=20, seed=0, names=names, advance=lambda done: None)
 print(found.matches.query("calibrated")[["row", "heuristic", "score", "chance", "fdr"]])

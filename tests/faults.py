@@ -68,7 +68,7 @@ class Case:
 
     @property
     def stopped_with_a_sentence(self) -> bool:
-        told = self.said.endswith("Stopped; the same command goes on from here.\n")
+        told = self.said.endswith("Stopped; run the same command again to continue.\n")
         return self.code == 128 + SIGNALS[self.fault] and told and "Traceback" not in self.said
 
     @property

@@ -221,7 +221,7 @@ def test_damaged_figures_are_drawn_again(illustrated: Path, tmp_path: Path, dama
 
 def test_what_reads_a_damaged_run_tells(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(small_run, tmp_path / "run"))
-    patterns, accuracy = folder / "patterns" / "arrays.safetensors", folder / "accuracy" / "stage.json"
+    patterns, accuracy = folder / "patterns" / "activations.npy", folder / "accuracy" / "stage.json"
     _one_bit(patterns)
     _halved(folder / "classify" / "matches.parquet")
     top = RunFolder(folder).read(KINDS["topk"]).top.iloc[0]

@@ -1,10 +1,14 @@
-"""The Python in README, docs and the tutorial runs, and their links lead somewhere."""
+"""Python in README, docs and tutorial runs, links lead somewhere, generated tables are up to date, and the site builds."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,22 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
+import arithscope
 from arithscope.cli.app import main
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.result import Result
+from arithscope.experiments.common.stage import Context, Stage, stage, unregister
+from arithscope.pipeline.registry import all_stages
+from tools import docs_tables
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.*")), ROOT / "src/arithscope/subjects/README.md"]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(p for p in (ROOT / "docs").rglob("*.*") if p.suffix in (".md", ".ipynb")),
+    ROOT / "benchmarks/RESULTS.md",
+    ROOT / "src/arithscope/pretrained/README.md",
+]
 
 
 def test_the_readme_example_runs(
@@ -50,24 +66,25 @@ def test_the_how_to_runs(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(small_run, tmp_path / "runs" / "tiny-llama")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to.md").read_text(encoding="utf-8"), re.S)
-    assert len(split_evenly) >= 10
+    assert len(blocks) >= 10
     names: dict[str, Any] = {}
-    for i, code in enumerate(split_evenly, 1):
+    for i, code in enumerate(blocks, 1):
         exec(compile(code, f"how-to.md, block {i}", "exec", dont_inherit=True), names)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for expected in (
-        "This subject can be studied.",
+        "This model can be studied.",
         "Model('tiny-llama'",
         "computed: means, accuracy, localize, circuit)",
         "torch.Size([512, 50])",
     ):
-        assert expected in said
+        assert expected in printed
     assert names["prompted"].encoder.length > names["model"].encoder.length
     assert (names["lab"].accuracy.prompts.op1 % 10 + names["lab"].accuracy.prompts.op2 % 10).min() == 10
-    assert names["neuron"].pattern is not None
+    assert names["neuron"].activation_map is not None
     assert (tmp_path / "neuron.png").stat().st_size > 10_000
-    assert (names["found"].right, names["both"].runs) == (34, ["tiny-llama", "other-seed"])
+    assert (names["explanation"].right, names["both"].runs) == (34, ["tiny-llama", "other-seed"])
     assert len(names["matches"]) == names["run"].classify.matches.calibrated.sum() > 0
+    assert len(names["activations"]) == len(names["neurons"]) > 0
 
 
 class ThisPython(KernelSpecManager):
@@ -90,8 +107,8 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     for expected in ("tiny-llama", "faithfulness", "Neuron(L", "Explanation(", "calibrated", "p_answer"):
         assert expected in shown, expected
     [ablated] = [cell.outputs[0]["data"]["text/plain"] for cell in code if "without=own" in cell.source]
-    said = [line.split()[-3:-1] for line in ablated.splitlines()[1:]]  # predicted, correct
-    assert said == [["77", "True"], ["59", "False"], ["77", "True"]]  # the prose tells of it
+    answers = [line.split()[-3:-1] for line in ablated.splitlines()[1:]]  # predicted, correct
+    assert answers == [["77", "True"], ["59", "False"], ["77", "True"]]  # as the text says
     images = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
     assert len(images) >= 3
 
@@ -102,5 +119,89 @@ def _text(output: Any) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_reference_tables_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert docs_tables.main(["--check"]) == 0, f"{capsys.readouterr().out}; run: python -m tools.docs_tables"
+
+
+def test_reference_tables_list_every_column() -> None:
+    page = (ROOT / "docs/reference/results.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^### (\w+: \w+)\n(.*?)(?=^#|^<!--)", page, re.S | re.M))
+    for each in all_stages():
+        for name, declared in each.result.schema().items():
+            if isinstance(declared, schema.Table):
+                columns = re.findall(r"^\| `(\w+)` \|", sections[f"{each.name}: {name}"], re.M)
+                assert columns == declared.names
+
+
+@dataclass(frozen=True, repr=False)
+class Parity(Result):
+    """Even and odd answers."""
+
+    table: Any = schema.table(
+        "Accuracy by parity.", schema.OPERATOR, schema.truth("odd", "whether a | b is odd"), *schema.MEAN_COLUMNS
+    )
+    map: Any = schema.array("one map", "float32", "op1, op2")
+    largest: int = schema.value("largest answer")
+
+
+@pytest.fixture
+def plug_in_stage() -> Iterator[Stage]:
+    @stage(needs=(Accuracy,), reads=("seed", "effect"), on_request=True, paper="App. Z")
+    def parity(ctx: Context) -> Parity:
+        """Accuracy on even and odd answers."""
+        raise NotImplementedError
+
+    yield next(each for each in all_stages() if each.name == "parity")
+    unregister("parity")
+
+
+def test_a_plug_in_is_in_the_reference_tables(plug_in_stage: Stage) -> None:
+    [row] = [line for line in docs_tables.stages_table(all_stages()).splitlines() if "parity" in line]
+    assert row == (
+        "| [parity](results.md#parity) *(on request)* | Accuracy on even and odd answers. | App. Z | accuracy | "
+        "`seed`, `effect` |"
+    )
+    page = docs_tables.with_tables(
+        "<!-- generated: results -->\nold\n<!-- end of generated text -->\n", [plug_in_stage]
+    )
+    assert "old" not in page
+    for expected in (
+        "## parity\n\n`Parity`: Even and odd answers.\n",
+        "### parity: table\n\nAccuracy by parity. File: `parity/table.parquet`.\n",
+        "| `operator` | text | yes | one of `+ - * /` |\n| `odd` | truth |  | whether a \\| b is odd |\n",
+        "| `parity/map.npy` | float32 | op1, op2 | one map |",
+        "| `largest` | `int` | largest answer |",
+    ):
+        assert expected in page
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (\S+)$", citation, re.M) == [arithscope.__version__]
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Strictly: no broken link or anchor, and nothing is loaded from another host."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = {p.relative_to(tmp_path).as_posix(): p.read_text(encoding="utf-8") for p in tmp_path.rglob("*.html")}
+    for page in (
+        "index",
+        "tutorial",
+        "extending",
+        "reference/api",
+        "repository/src/arithscope/experiments/localize.py",
+    ):
+        assert f"{page}.html" in pages
+    assert 'id="classify-matches"' in pages["reference/results.html"]
+    assert 'id="arithscope.load"' in pages["reference/api.html"]
+    for name, text in pages.items():
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]* src=\"?(https?:)?//", text)
+        loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]* href=\"?(https?:)?//", text)
+        assert not loaded, name

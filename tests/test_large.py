@@ -53,7 +53,7 @@ def test_single_neurons_both_ways(measured: dict[str, list[list[float]]]) -> Non
 
 def test_the_two_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(large.SHAPES, "small", SMALL)
-    model = large.random_subject("small", None, "cpu")
+    model = large.random_model("small", None, "cpu")
     for layer in (2, 3):
         task = Task(model, 50, layer)
         found, want = large.replayed(task, 4).numpy(), large.one_at_a_time(task, 4).numpy()

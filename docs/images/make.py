@@ -1,4 +1,4 @@
-"""Make the pictures of README and docs anew from a run: `python docs/images/make.py runs/tiny-llama`."""
+"""Makes the pictures of README and docs from a run: `python docs/images/make.py runs/tiny-llama`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.explorer.client import serving
 
 LOCAL = Path(__file__).parent
 VIEWS = {
-    "explorer-prompt": "#/prompt?prompt=150%2B83&off=all",
+    "explorer-prompt": "#/prompt?prompt=150%2B83&ablate=all",
     "explorer-neuron": "#/neuron?operator=%2B&layer=5&neuron=509&heuristic=result+in+%5B198%2C+298%5D",
     "explorer-circuit": "#/circuit?operator=-",
 }
 
 
 def save(picture: Image.Image, name: str, colours: int = 256) -> None:
-    """As a small PNG: few colours do."""
+    """Save as a small PNG with few colours."""
     picture.convert("RGB").quantize(colours).save(LOCAL / f"{name}.png", optimize=True)
 
 

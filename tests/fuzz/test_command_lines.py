@@ -191,12 +191,14 @@ COMMANDS = [
             "--stages": (["accuracy", "means, accuracy", ",bag", "training", "accuracy,lunch"], stages),
             "--seed": SEED,
             "--effect": (["probability", "log_ratio", "logit"], one_of("probability", "log_ratio", "logit")),
-            "--neurons": (["exact", "atp", "ig", "relp", "screen"], one_of("exact", "atp", "ig", "relp", "screen")),
+            "--neurons": (
+                ["exact", "atp", "ig", "relp", "atp+exact"],
+                one_of("exact", "atp", "ig", "relp", "atp+exact"),
+            ),
             "--rank": (["mean", "mean+std"], one_of("mean", "mean+std")),
             "--topk": (["1", "200", "0"], whole(1)),
-            "--knockout-at": (["last", "all"], one_of("last", "all")),
         },
-        ["--uncentred", "--ratio-of-means", "--both-operands", *CODE],
+        ["--both-operands", *CODE],
     ),
     Command(
         "run",

@@ -89,7 +89,7 @@ def neuron(
 @expand_options
 def explain(
     run: RunPath,
-    prompt: Annotated[str, argument("PROMPT", "A prompt such as 226-68=, in any template.")],
+    prompt: Annotated[str, argument("PROMPT", "A prompt, written as 226-68= whatever the run's template.")],
     raw: Annotated[bool, flag("--raw", "Use all matches, not only calibrated ones.")] = False,
     as_json: Annotated[bool, flag("--json", "Print JSON.")] = False,
     *,
@@ -180,7 +180,9 @@ def doctor(
 def bench(
     model: ModelName = DEFAULT,
     prompts: Annotated[int, study("N", "Number of prompts that each neuron is patched on.")] = 50,
-    layers: Annotated[str | None, study("NUMBERS", "Layers, separated by commas; default: a few.")] = None,
+    layers: Annotated[
+        str | None, study("NUMBERS", "Layers, separated by commas; default: a few, middle to last.")
+    ] = None,
     seconds: Annotated[float, option("SECONDS", "About how long to measure.")] = 45.0,
     json: Annotated[Path | None, option("PATH", "Also write the results to this file.", parser=user_path)] = None,
     *,

@@ -47,7 +47,8 @@ Operators = Annotated[str, study("OPERATORS", "Operators to study, any of +-*/."
 ModelName = Annotated[
     str,
     argument(
-        "MODEL", "An embedded model (see `arithscope models`), a folder, a .gguf file, or a hub id, with @REVISION."
+        "MODEL",
+        "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (@REVISION).",
     ),
 ]
 RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]

@@ -159,9 +159,9 @@ def worst_prompts(result: Failures) -> Finding:
         return Finding("There are no incorrect prompts.")
     row: Any = worst.iloc[int(worst.p_answer.argmin())]
     return Finding(
-        f"In {int((worst.logit_difference > 0).sum())} of {len(worst)} errors (at most ten per operator) heuristic neurons push "
-        f"the predicted answer above the correct one. The least probable correct answer is that of {row.op1}{SIGNS[row.operator]}"
-        f"{row.op2}=: {row.answer}, where {row.predicted} was predicted."
+        f"In {int((worst.logit_difference > 0).sum())} of {len(worst)} errors (at most ten per operator) heuristic neurons "
+        "push the predicted answer above the correct one. The least probable correct answer is that of "
+        f"{row.op1}{SIGNS[row.operator]}{row.op2}=: {row.answer}, where {row.predicted} was predicted."
     )
 
 

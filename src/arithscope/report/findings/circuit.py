@@ -67,8 +67,8 @@ def localization(result: Localization) -> Finding:
         doubt = "" if clear_sign(mean) == 1 else ", not clearly above zero"
         same = "the same" if by_mean == by_median else _component_at(by_median)
         sentences.append(
-            f"the {kind} with the largest mean effect is {_component_at(by_mean)}: {with_interval(mean)} (n = {mean.n:,}){doubt}"
-            f"; by median it is {same}: {number(medians[by_median])}."
+            f"the {kind} with the largest mean effect is {_component_at(by_mean)}: {with_interval(mean)} (n = {mean.n:,})"
+            f"{doubt}; by median it is {same}: {number(medians[by_median])}."
         )
     return Finding(f"Averaged over operators, {sentences[0]} And {sentences[1]}")
 
