@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # together, as they may share a study that takes half a minute.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: run test test-all check format bench tables wheel clean
+.PHONY: run test test-all check format docs bench tables wheel clean
 
 run: $(INSTALLED)
 	$(BIN)/arithscope run
@@ -27,6 +27,11 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The documentation as a website, in site/, with its reference tables generated anew.
+docs: $(INSTALLED)
+	$(BIN)/python -m tools.docs_tables
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(INSTALLED)
 	$(BIN)/arithscope bench
 	$(BIN)/python -m benchmarks.circuit
@@ -41,7 +46,7 @@ wheel: $(INSTALLED)
 	$(BIN)/python -m hatchling build
 
 clean:
-	rm -rf $(VENV) runs trained dist build
+	rm -rf $(VENV) runs trained dist build site
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -20,7 +20,7 @@ from arithscope.pipeline.store import RunFolder
 def tables(found: Stability) -> dict[str, Table]:
     """numbers: a row for each key number and operator. choices: for each operator how far choices agree."""
     columns = ["value", "low", "high", "half_1", "half_2", "seeds_low", "seeds_high", "largest"]
-    names = {(row.experiment, row.measure): row.short for row in found.rows}
+    names = {(row.experiment, row.measure): row.short for row in found.headline_numbers}
     numbers = [
         [names[row["experiment"], row["measure"]], row["operator"], *(_plain(row[c]) for c in columns)]
         for row in found.table.to_dict("records")

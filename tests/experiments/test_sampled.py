@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
+from arithscope.experiments.common.schema import Table
 from arithscope.experiments.common.stage import Context, Results
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.pipeline.registry import all_stages, stage_named
@@ -73,3 +74,12 @@ def test_a_sample_agrees_with_the_whole(adder_results: dict[str, Any], name: str
     for each in fields(again):  # type: ignore[arg-type]
         same(getattr(stored, each.name), getattr(again, each.name), CLOSE)
     assert ctx.compared or name in ("means", "accuracy", "overlap", "failures")
+
+
+def test_tables_are_as_declared(adder_results: dict[str, Any]) -> None:
+    """`verify` finds the rows of a table by its key columns, so these must tell rows apart."""
+    for name, result in adder_results.items():
+        for each, declared in type(result).schema().items():
+            if isinstance(declared, Table) and len(table := getattr(result, each)):
+                assert list(table.columns) == declared.names, (name, each)
+                assert not table.duplicated(declared.keys).any(), (name, each)

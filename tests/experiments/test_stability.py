@@ -148,7 +148,7 @@ def test_finding_and_figure(found: Stability) -> None:
     figure = drawn(repeated_numbers(found))
     [panel] = figure.axes
     names = [label.get_text() for label in panel.get_yticklabels()]
-    assert names[:3] == ["accuracy", "faithfulness of the circuit", "correlation of neurons' effects"]
+    assert names[:3] == ["accuracy", "faithfulness of the circuit", "rank correlation of neuron effects"]
     assert "top neurons" in names
     assert "heads in the circuit" not in names  # no share
     dots = [tuple(x) for line in panel.lines if line.get_color() == "#0072B2" for x in [line.get_xdata()]]
