@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from arithscope.experiments.accuracy import accuracy
+from arithscope.experiments.accuracy import measure_accuracy
 from arithscope.models.engine.replay import check_replay, record, replay_neurons
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.models.hooks import capturing
@@ -44,7 +44,7 @@ def test_means_and_accuracy(name: str) -> None:
     for device in ("cpu", "cuda"):
         model = load(name, options=LoadOptions(device=device))
         means = mean_activations(model, operand_grid("+/", 40))
-        results.append((means.neurons.cpu(), accuracy(model, legal_prompts("+/", 40, model.limit)).prompts))
+        results.append((means.neurons.cpu(), measure_accuracy(model, legal_prompts("+/", 40, model.limit)).prompts))
     assert torch.allclose(results[0][0], results[1][0], atol=1e-4)
     assert (results[0][1].correct == results[1][1].correct).mean() > 0.999
 
