@@ -63,7 +63,9 @@ def _result_sections(stage: Stage) -> list[str]:
     if values:
         rows = [[f"`{name}`", f"`{types[name]}`", v.doc] for name, v in values]
         table = _table(["value", "type", "meaning"], rows)
-        sections.append(f"### {stage.name}: values\n\nStored in `{stage.name}/stage.json`, under `values`.\n\n{table}")
+        sections.append(
+            f"### {stage.name}: plain values\n\nStored in `{stage.name}/stage.json`, under `values`.\n\n{table}"
+        )
     return sections
 
 
