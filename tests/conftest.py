@@ -12,10 +12,10 @@ from filelock import FileLock
 
 from arithscope.models.load import load
 from arithscope.models.model import Model
-from arithscope.pipeline.checkpoints import follow_training
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
+from arithscope.pipeline.study import follow_training
 from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Silent
 from tests.families import small

@@ -332,7 +332,7 @@ def main(specification: Path) -> None:
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import arithscope.pipeline.checkpoints
+    import arithscope.pipeline.study
     import arithscope.report.comparison
     import arithscope.report.figure_files
     import arithscope.report.page

@@ -23,9 +23,9 @@ from arithscope.errors import UserError
 from arithscope.experiments.means import grid_units
 from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
-from arithscope.pipeline.checkpoints import follow_training
 from arithscope.pipeline.ray_executor import RayExecutor
 from arithscope.pipeline.runner import describe_model, run_stages
+from arithscope.pipeline.study import follow_training
 from arithscope.prompts import Template
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL

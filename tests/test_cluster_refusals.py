@@ -13,8 +13,7 @@ from arithscope.errors import UserError
 from arithscope.models.load import LoadOptions
 from arithscope.models.model_spec import model_spec
 from arithscope.pipeline import ray_executor
-from arithscope.pipeline.ray_executor import RayExecutor, Share
-from arithscope.pipeline.ray_worker import Ready, versions
+from arithscope.pipeline.ray_executor import RayExecutor, Ready, Share, versions
 from arithscope.utils.progress import Silent
 from tests.families import small
 

@@ -6,12 +6,12 @@ import importlib
 from pathlib import Path
 
 import pytest
+from tools.docs_tables import results_reference, stages_table
 
 from arithscope.pipeline.registry import all_stages
 from tests.explorer.client import send, serving
 from tests.test_cli import call, complaint
 from tests.test_examples import ROOT, registries  # noqa: F401 (a fixture)
-from tools.docs_tables import results_reference, stages_table
 
 
 @pytest.fixture

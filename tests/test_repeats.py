@@ -17,11 +17,11 @@ from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.common.samples import TooFewCorrect
 from arithscope.experiments.stability import COMPARED, Stability
 from arithscope.figures.registry import all_figures
-from arithscope.pipeline import repeats
+from arithscope.pipeline import study as whole_study
 from arithscope.pipeline.registry import stage_of
-from arithscope.pipeline.repeats import repeat_study, repeated_settings, wants_repeats
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder, RunWriter
+from arithscope.pipeline.study import repeat_study, repeated_settings, wants_repeats
 from arithscope.report import figure_files
 from arithscope.report.page import write_report
 from arithscope.settings import Settings
@@ -68,7 +68,7 @@ def times(folder: Path) -> dict[Path, int]:
 @pytest.fixture(scope="module", autouse=True)
 def one_other_seed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "OTHER_SEEDS", 1)
+        patch.setattr(whole_study, "OTHER_SEEDS", 1)
         yield
 
 
@@ -154,7 +154,7 @@ def test_a_half_that_is_never_right(repeated: Path, tmp_path: Path, monkeypatch:
             raise TooFewCorrect
         return found
 
-    monkeypatch.setattr(repeats, "run_stages", never_right)
+    monkeypatch.setattr(whole_study, "run_stages", never_right)
     progress = Noting()
     repeat_study(copy_and_add(), ASKED, final, progress)
     assert any("half-2 has almost no prompt" in text for text in progress.noted)
@@ -216,7 +216,7 @@ def test_from_the_command_line(saved_adder: Path, tmp_path: Path, monkeypatch: p
         return run_stages(model, settings, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(repeats, "run_stages", stopped)
+        patch.setattr(whole_study, "run_stages", stopped)
         assert call(*asked) == 130
     before = times(out)
     assert call(*asked) == 0

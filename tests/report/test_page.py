@@ -26,7 +26,7 @@ from arithscope.figures.accuracy import accuracy_table
 from arithscope.figures.registry import all_figures, figure
 from arithscope.pipeline.registry import all_stages, stage_of
 from arithscope.pipeline.runner import run_stages
-from arithscope.pipeline.store import RunFolder, locked
+from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
 from arithscope.report.figure_files import draw_figures, drawn_figures
 from arithscope.report.formatting import number
@@ -35,7 +35,7 @@ from arithscope.report.pictures import read_picture, within
 from arithscope.report.sections import MORE, TITLES
 from arithscope.report.tables import PAPER, Cell, Table, setting_text
 from arithscope.settings import Settings
-from arithscope.utils.files import checksum, with_checksum
+from arithscope.utils.files import checksum, locked, with_checksum
 from arithscope.utils.progress import Silent
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 from tests.families import small

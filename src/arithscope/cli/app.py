@@ -13,19 +13,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from arithscope import __version__
-from arithscope.cli.options import (
-    Device,
-    ModelName,
-    ModelOptions,
-    Operators,
-    RunOptions,
-    RunPath,
-    argument,
-    expand_options,
-    flag,
-    option,
-    study,
-)
+from arithscope.cli import options as opt
 from arithscope.cli.run import run, write_report_of
 from arithscope.errors import UserError
 from arithscope.models.sources import DEFAULT
@@ -66,7 +54,7 @@ def _root(
     """A microscope for arithmetic in language models."""
 
 
-def report(run: RunPath) -> None:
+def report(run: opt.RunPath) -> None:
     """Write report.html, the page with all results of a run; figures that are missing or outdated are drawn first."""
     from arithscope.pipeline.store import RunFolder
 
@@ -74,10 +62,10 @@ def report(run: RunPath) -> None:
 
 
 def neuron(
-    run: RunPath,
-    layer: Annotated[int, argument("LAYER", "The neuron's layer.")],
-    index: Annotated[int, argument("NEURON", "The neuron's index in its layer.")],
-    operator: Annotated[str, option("OPERATOR", "One of + - * /.")] = "+",
+    run: opt.RunPath,
+    layer: Annotated[int, opt.argument("LAYER", "The neuron's layer.")],
+    index: Annotated[int, opt.argument("NEURON", "The neuron's index in its layer.")],
+    operator: Annotated[str, opt.option("OPERATOR", "One of + - * /.")] = "+",
 ) -> None:
     """Show one neuron of a run: its effect and rank, its activation map, the numbers it promotes and its heuristics."""
     from arithscope.report.neuron import neuron_report
@@ -86,14 +74,14 @@ def neuron(
     _print_all(neuron_report(Run(run), layer, index, operator))
 
 
-@expand_options
+@opt.expand_options
 def explain(
-    run: RunPath,
-    prompt: Annotated[str, argument("PROMPT", "A prompt, written as 226-68= whatever the run's template.")],
-    raw: Annotated[bool, flag("--raw", "Use all matches, not only calibrated ones.")] = False,
-    as_json: Annotated[bool, flag("--json", "Print JSON.")] = False,
+    run: opt.RunPath,
+    prompt: Annotated[str, opt.argument("PROMPT", "A prompt, written as 226-68= whatever the run's template.")],
+    raw: Annotated[bool, opt.flag("--raw", "Use all matches, not only calibrated ones.")] = False,
+    as_json: Annotated[bool, opt.flag("--json", "Print JSON.")] = False,
     *,
-    options: RunOptions,
+    options: opt.RunOptions,
 ) -> None:
     """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
     import json
@@ -110,8 +98,10 @@ def explain(
 
 
 def compare(
-    runs: Annotated[list[Path], argument("RUN", "Run folders, two or more.", user_path)],
-    out: Annotated[Path, option("PATH", "Folder for tables and figures.", parser=user_path)] = Path("runs/comparison"),
+    runs: Annotated[list[Path], opt.argument("RUN", "Run folders, two or more.", user_path)],
+    out: Annotated[Path, opt.option("PATH", "Folder for tables and figures.", parser=user_path)] = Path(
+        "runs/comparison"
+    ),
 ) -> None:
     """Compare runs: all headline numbers in tables, and the headline figures with all runs in one."""
     from arithscope.report.comparison import comparison_tables, write_comparison
@@ -121,14 +111,14 @@ def compare(
     print(f"Tables and figures are in {out}")
 
 
-@expand_options
+@opt.expand_options
 def explore(
-    runs: Annotated[list[Path], argument("RUN", "Run folders, one or more.", user_path)],
-    host: Annotated[str, option("ADDRESS", "Address to listen on; by default only this machine.")] = "127.0.0.1",
-    port: Annotated[int | None, option("PORT", "Port; default: the first free one from 8350.")] = None,
-    no_browser: Annotated[bool, flag("--no-browser", "Do not open a browser.")] = False,
+    runs: Annotated[list[Path], opt.argument("RUN", "Run folders, one or more.", user_path)],
+    host: Annotated[str, opt.option("ADDRESS", "Address to listen on; by default only this machine.")] = "127.0.0.1",
+    port: Annotated[int | None, opt.option("PORT", "Port; default: the first free one from 8350.")] = None,
+    no_browser: Annotated[bool, opt.flag("--no-browser", "Do not open a browser.")] = False,
     *,
-    options: RunOptions,
+    options: opt.RunOptions,
 ) -> None:
     """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and comparisons of runs."""
     from importlib.util import find_spec
@@ -158,13 +148,13 @@ def models() -> None:
     Console().print(table)
 
 
-@expand_options
+@opt.expand_options
 def doctor(
-    model: ModelName = DEFAULT,
-    operators: Operators = "+-*/",
-    max_operand: Annotated[int | None, study("N", "Operands range from 0 to N.")] = None,
+    model: opt.ModelName = DEFAULT,
+    operators: opt.Operators = "+-*/",
+    max_operand: Annotated[int | None, opt.study("N", "Operands range from 0 to N.")] = None,
     *,
-    options: ModelOptions,
+    options: opt.ModelOptions,
 ) -> None:
     """Check whether a model can be studied, and show what it is and needs. Exits with an error code if it cannot."""
     from arithscope.cli.doctor import examine
@@ -176,17 +166,17 @@ def doctor(
         print(line)
 
 
-@expand_options
+@opt.expand_options
 def bench(
-    model: ModelName = DEFAULT,
-    prompts: Annotated[int, study("N", "Number of prompts that each neuron is patched on.")] = 50,
+    model: opt.ModelName = DEFAULT,
+    prompts: Annotated[int, opt.study("N", "Number of prompts that each neuron is patched on.")] = 50,
     layers: Annotated[
-        str | None, study("NUMBERS", "Layers, separated by commas; default: a few, middle to last.")
+        str | None, opt.study("NUMBERS", "Layers, separated by commas; default: a few, middle to last.")
     ] = None,
-    seconds: Annotated[float, option("SECONDS", "About how long to measure.")] = 45.0,
-    json: Annotated[Path | None, option("PATH", "Also write the results to this file.", parser=user_path)] = None,
+    seconds: Annotated[float, opt.option("SECONDS", "About how long to measure.")] = 45.0,
+    json: Annotated[Path | None, opt.option("PATH", "Also write the results to this file.", parser=user_path)] = None,
     *,
-    options: ModelOptions,
+    options: opt.ModelOptions,
 ) -> None:
     """Measure how fast replay computes exact neuron effects here, compared with full passes."""
     from arithscope.cli import bench as measurement
@@ -204,8 +194,10 @@ def bench(
             write_json(json, result)
 
 
-@expand_options
-def verify(run: RunPath, seed: Annotated[int, option("N", "Selects the sample.")] = 0, *, options: RunOptions) -> None:
+@opt.expand_options
+def verify(
+    run: opt.RunPath, seed: Annotated[int, opt.option("N", "Selects the sample.")] = 0, *, options: opt.RunOptions
+) -> None:
     """Recompute a sample of every stage of a run from its manifest and compare. Exits with code 1 if they differ."""
     from arithscope.verify.verify import Verdict, Verification, conclusion
 
@@ -230,9 +222,9 @@ def verify(run: RunPath, seed: Annotated[int, option("N", "Selects the sample.")
 
 
 def train(
-    recipe: Annotated[str, argument("RECIPE", "A TOML file, or the name of an embedded model to train again.")],
-    out: Annotated[Path | None, option("PATH", "Model folder; default: trained/NAME.", parser=user_path)] = None,
-    device: Device = "auto",
+    recipe: Annotated[str, opt.argument("RECIPE", "A TOML file, or the name of an embedded model to train again.")],
+    out: Annotated[Path | None, opt.option("PATH", "Model folder; default: trained/NAME.", parser=user_path)] = None,
+    device: opt.Device = "auto",
 ) -> None:
     """Train a model from scratch, with checkpoints. A stopped training continues where it was."""
     from arithscope.models.load import pick_device

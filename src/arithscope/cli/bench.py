@@ -47,6 +47,7 @@ EXACT_TOLERANCE, HALF_TOLERANCE = 1e-2, 0.25  # relative to how far the edit mov
 
 Method = Callable[[Tensor, Tensor, Reduce], Tensor]  # (neurons, activations, reduction of logits) → [neurons, prompts]
 Result = dict[str, Any]
+Lens = TransformerLensModel | str  # or why there is none
 
 
 class Task:
@@ -98,11 +99,9 @@ class Task:
             return self.model.logits(ids.repeat(len(neurons), 1)).view(len(neurons), len(ids), -1)
 
     def disagreement(self, method: Method) -> float:
-        """Largest difference between the logits of a method and of replay, relative to how far the edit moves them.
-
-        Uses large activations, each of which adds as much to the residual stream as it already holds: with those of a
-        counterfactual, a method that edits nothing might pass in half precision.
-        """
+        """Largest difference between the logits of a method and of replay, relative to how far the edit moves them."""
+        # Large activations, each of which adds as much to the residual stream as it already holds: with those of a
+        # counterfactual, a method that edits nothing might pass in half precision.
         device = self.model.device
         neurons = torch.arange(min(CHECKED, self.model.sizes.neurons), device=device)
         stream = self.tape.inputs[self.layer + 1][:, -1].float().norm(dim=-1).to(device)
@@ -141,7 +140,7 @@ def bench(
         raise UserError(f"{problem}; choose --layers from 0 to {depth - 1}, separated by commas.")
     if not seconds > 0:
         raise UserError(f"Nothing can be measured in {seconds:g} seconds; choose --seconds above 0.")
-    lens: TransformerLensModel | str
+    lens: Lens
     try:
         lens = TransformerLensModel(model)
     except TransformerLensUnavailable as reason:
@@ -169,9 +168,7 @@ def layer_numbers(text: str) -> list[int]:
         raise UserError(f"{text!r} names no layers; write numbers separated by commas, as in 16,24,31.") from None
 
 
-def _agreeing_methods(
-    task: Task, lens: TransformerLensModel | str
-) -> tuple[dict[str, Method], TransformerLensModel | str]:
+def _agreeing_methods(task: Task, lens: Lens) -> tuple[dict[str, Method], Lens]:
     """All methods, slowest first, and TransformerLens or the reason to leave it out. Raises UserError if ours disagree."""
     exact = torch.finfo(task.model.hf_model.dtype).bits >= 32 and not task.model.quantization
     tolerance = EXACT_TOLERANCE if exact else HALF_TOLERANCE
@@ -233,11 +230,8 @@ def _timed(task: Task, method: Method, n: int) -> tuple[float, int]:
 
 
 def estimates(rows: Sequence[Result], layers: range, pairs: int) -> dict[str, float]:
-    """Seconds for `pairs` neuron-prompt pairs in each of `layers`, by method.
-
-    The time of a pair is linear in the layer for replay and nearly constant for the others, so it is interpolated between
-    measured layers, and constant beyond them.
-    """
+    """Seconds for `pairs` neuron-prompt pairs in each of `layers`, by method. The time of a pair is linear in the layer for
+    replay and nearly constant for the others, so it is interpolated between measured layers, and constant beyond them."""
     measured = [row["layer"] for row in rows]
     return {
         method: pairs * float(np.interp(list(layers), measured, [1 / row["rates"][method] for row in rows]).sum())
@@ -256,10 +250,8 @@ def bench_report(result: Result) -> Iterator[Any]:
     for title in ("layer", *titles.values(), *(f"÷ {titles[method]}" for method in others), "TFLOP/s"):
         table.add_column(title, justify="right")
     for row in result["layers"]:
-        rates, multiples = (
-            (f"{row['rates'][m]:,.0f}" for m in methods),
-            (f"{row['replay_over'][m]:,.1f}" for m in others),
-        )
+        rates = (f"{row['rates'][m]:,.0f}" for m in methods)
+        multiples = (f"{row['replay_over'][m]:,.1f}" for m in others)
         table.add_row(str(row["layer"]), *rates, *multiples, f"{row['tflops']:.3g}")
     yield table
     yield "TFLOP/s: 10¹² operations per second in the replayed layers, counted from the shapes of their matrices."

@@ -33,24 +33,17 @@ def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None
     return typer.Argument(metavar=metavar, help=text, parser=parser)
 
 
-study, samples, measures, machine = (
-    partial(option, panel=panel) for panel in ("What to study", "Samples", "Measures", "Machine")
+study, samples, measures, machine, model_option = (
+    partial(option, panel=panel) for panel in ("What to study", "Samples", "Measures", "Machine", "Model")
 )
 Device = Annotated[str, machine("DEVICE", "auto, cpu, cuda, cuda:N or mps.")]
-DeviceMap = Annotated[
-    str | None,
-    machine("MAP", "auto: spread the model over GPUs, CPU and disk; or a JSON file that maps modules to devices."),
-]
+DEVICE_MAP = "auto: spread the model over GPUs, CPU and disk; or a JSON file that maps modules to devices."
+DeviceMap = Annotated[str | None, machine("MAP", DEVICE_MAP)]
 AllowPickle = Annotated[bool, flag("--allow-pickle", "Also load weights that are not safetensors.", panel="Model")]
 TrustRemoteCode = Annotated[bool, flag("--trust-remote-code", "Run code that comes with the model.", panel="Model")]
 Operators = Annotated[str, study("OPERATORS", "Operators to study, any of +-*/.")]
-ModelName = Annotated[
-    str,
-    argument(
-        "MODEL",
-        "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (@REVISION).",
-    ),
-]
+MODEL = "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (@REVISION)."
+ModelName = Annotated[str, argument("MODEL", MODEL)]
 RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]
 
 
@@ -60,8 +53,8 @@ class ModelOptions:
 
     template: Annotated[str, study("TEXT", "How a prompt is written.")] = "{op1}{operator}{op2}="
     prefix: Annotated[str, study("TEXT", r"Text before every prompt, such as examples; \n is a line break.")] = ""
-    dtype: Annotated[str, option("DTYPE", "auto, float32, bfloat16 or float16.", panel="Model")] = "auto"
-    quantize: Annotated[str | None, option("BITS", "4bit or 8bit; needs the extra `quant`.", panel="Model")] = None
+    dtype: Annotated[str, model_option("DTYPE", "auto, float32, bfloat16 or float16.")] = "auto"
+    quantize: Annotated[str | None, model_option("BITS", "4bit or 8bit; needs the extra `quant`.")] = None
     allow_pickle: AllowPickle = False
     trust_remote_code: TrustRemoteCode = False
     device: Device = "auto"
@@ -80,9 +73,7 @@ class ModelOptions:
 class RunOptions:
     """How to load the model of a finished run."""
 
-    model: Annotated[str | None, option("MODEL", "Where the run's model is now, if it has moved.", panel="Model")] = (
-        None
-    )
+    model: Annotated[str | None, model_option("MODEL", "Where the run's model is now, if it has moved.")] = None
     allow_pickle: AllowPickle = False
     trust_remote_code: TrustRemoteCode = False
     device: Device = "auto"

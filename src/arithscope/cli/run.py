@@ -9,26 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from arithscope.cli.options import (
-    ModelName,
-    ModelOptions,
-    Operators,
-    expand_options,
-    flag,
-    machine,
-    measures,
-    samples,
-    study,
-)
+from arithscope.cli import options as opt
 from arithscope.models.sources import DEFAULT
 from arithscope.utils.paths import user_path
 
 if TYPE_CHECKING:
-    from arithscope.models.model import Model
     from arithscope.pipeline.store import RunFolder
-    from arithscope.utils.executor import Executor
     from arithscope.utils.progress import Progress
 
+# Help texts.
+STAGES = "Only these stages, and those they need; separate with commas."
+CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
+EFFECT = "Effect that ranks components: probability (the paper's), log_ratio or logit."
+TOPK = "Neurons kept per MLP (paper: 200); default: as few as suffice."
+BOTH_OPERANDS = "Also try heuristics about both operands at once."
+CLUSTER = "Use a Ray cluster: its address, or local; needs the extra `cluster`."
 NEURONS = (
     "How neuron effects are computed: exact; atp, ig or relp (attribution methods); or atp+exact: attribution patching for "
     "all neurons and exact patching for its top 10 %."
@@ -39,37 +34,27 @@ NEURONS = (
 class SettingsOptions:
     """The fields of `Settings` that can be set on the command line."""
 
-    operators: Operators = "+-*/"
-    max_operand: Annotated[int, study("N", "Operands range from 0 to N.")] = 300
-    preset: Annotated[str, samples("NAME", "Sample sizes: quick, or paper (as in the paper).")] = "quick"
-    seed: Annotated[int, samples("N", "Seed of all random choices.")] = 0
-    effect: Annotated[
-        str, measures("NAME", "Effect that ranks components: probability (the paper's), log_ratio or logit.")
-    ] = "probability"
-    neurons: Annotated[str, measures("METHOD", NEURONS)] = "exact"
-    rank: Annotated[str, measures("NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
-    topk: Annotated[int | None, measures("K", "Neurons kept per MLP (paper: 200); default: as few as suffice.")] = None
-    both_operands: Annotated[
-        bool, flag("--both-operands", "Also try heuristics about both operands at once.", panel="Measures")
-    ] = False
+    operators: opt.Operators = "+-*/"
+    max_operand: Annotated[int, opt.study("N", "Operands range from 0 to N.")] = 300
+    preset: Annotated[str, opt.samples("NAME", "Sample sizes: quick, or paper (as in the paper).")] = "quick"
+    seed: Annotated[int, opt.samples("N", "Seed of all random choices.")] = 0
+    effect: Annotated[str, opt.measures("NAME", EFFECT)] = "probability"
+    neurons: Annotated[str, opt.measures("METHOD", NEURONS)] = "exact"
+    rank: Annotated[str, opt.measures("NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
+    topk: Annotated[int | None, opt.measures("K", TOPK)] = None
+    both_operands: Annotated[bool, opt.flag("--both-operands", BOTH_OPERANDS, panel="Measures")] = False
 
 
-@expand_options
+@opt.expand_options
 def run(
-    model: ModelName = DEFAULT,
-    out: Annotated[Path | None, study("PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
-    stages: Annotated[
-        str | None, study("NAMES", "Only these stages, and those they need; separate with commas.")
-    ] = None,
-    checkpoints: Annotated[
-        str | None, study("NAMES", "Also study training checkpoints: all, or names separated by commas.")
-    ] = None,
+    model: opt.ModelName = DEFAULT,
+    out: Annotated[Path | None, opt.study("PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
+    stages: Annotated[str | None, opt.study("NAMES", STAGES)] = None,
+    checkpoints: Annotated[str | None, opt.study("NAMES", CHECKPOINTS)] = None,
     *,
     settings: SettingsOptions,
-    options: ModelOptions,
-    cluster: Annotated[
-        str | None, machine("ADDRESS", "Use a Ray cluster: its address, or local; needs the extra `cluster`.")
-    ] = None,
+    options: opt.ModelOptions,
+    cluster: Annotated[str | None, opt.machine("ADDRESS", CLUSTER)] = None,
 ) -> None:
     """Study a model: run all stages, or some, and write a run folder. A stopped run continues where it was."""
     from arithscope.pipeline.study import study as run_study
@@ -97,7 +82,7 @@ def run(
             options=load_options,
             cluster=cluster,
             progress=progress,
-            on_load=_print_model,
+            on_load=lambda m, executor: print(m if executor.where is None else f"{m}, studied by {executor.where}"),
             after_stage=figures.enter_context(drawing(progress)),
             before_repeats=write_early_report,
         )
@@ -117,10 +102,6 @@ def write_report_of(run: RunFolder, progress: Progress) -> Path:
     with locked(run.path), explain_write_errors(run.path):
         draw_figures(run, progress)
         return write_report(run)
-
-
-def _print_model(model: Model, executor: Executor) -> None:
-    print(model if executor.where is None else f"{model}, studied by {executor.where}")
 
 
 def _default_out(model: str) -> Path:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from arithscope.explorer.request_models import NotFound
 from arithscope.explorer.tables import HeuristicTable, NeuronTable
 from arithscope.models.model import Model
-from arithscope.pipeline.checkpoints import FOLDER as CHECKPOINTS
+from arithscope.pipeline.study import CHECKPOINTS
 from arithscope.prompts import operand_grid
 from arithscope.results.comparison import Comparison, compare
 from arithscope.results.run import Run, distinct_names

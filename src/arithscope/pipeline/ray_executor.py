@@ -9,30 +9,91 @@ A worker that dies, or whose node is lost, is replaced as soon as the cluster ha
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
+import platform
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
+from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
-from arithscope.models.model_spec import ModelSpec, model_spec, weights_of
+from arithscope.models.model_spec import ModelSpec, Weights, model_spec, weights_of
 from arithscope.models.offload import read_device_map
-from arithscope.pipeline.ray_worker import NamedModel, Ready, Worker, versions
 from arithscope.prompts import Template
-from arithscope.utils.executor import Executor, FinishedUnit, Function, LocalExecutor, Unit
+from arithscope.utils.executor import Executor, FinishedUnit, Function, LocalExecutor, Unit, run_unit
 from arithscope.utils.progress import Advance, Progress
 
 LOCAL = "local"
 TRIES = 3  # for a unit whose worker dies, and for starting a worker
 PATIENCE = 30.0  # seconds without news after which the user is told what the run is waiting for
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that each worker loads itself."""
+
+    name: str
+    template: Template
+    options: LoadOptions
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker's report that it has its model; with the model's spec if the worker loaded it."""
+
+    versions: dict[str, str]
+    node: str  # Ray's id
+    host: str  # host name
+    spec: ModelSpec | None
+
+
+def versions() -> dict[str, str]:
+    """Versions that numbers depend on, and that must agree on all nodes."""
+    return {
+        "arithscope": __version__,
+        "Python": platform.python_version().rpartition(".")[0],
+        "torch": torch.__version__.partition("+")[0],
+        "transformers": version("transformers"),
+    }
+
+
+class Worker:
+    """Runs in its own process, with a GPU or with some CPU threads."""
+
+    def __init__(self, device: str, threads: int):
+        torch.set_num_threads(threads)
+        self.device = torch.device(device)
+        self.model: Model | None = None
+
+    def take(self, source: ModelSpec | NamedModel, weights: Weights | None) -> Ready:
+        """Load a model, or build it from shared weights, in place of an earlier one."""
+        self.model, spec = None, None
+        gc.collect()  # models contain reference cycles, and the next one needs the memory
+        if isinstance(source, NamedModel):
+            self.model = load(source.name, source.template, source.options)
+            spec = model_spec(self.model)
+        elif weights is not None:
+            self.model = source.filled(weights, self.device)
+        import ray
+
+        return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), spec)
+
+    def run(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:
+        """The result of a unit, its number of steps, and notes for the user."""
+        notes: list[str] = []
+        return *run_unit(function, self.model, unit, lambda steps: None, notes.append), notes
 
 
 @dataclass(frozen=True)
@@ -70,7 +131,7 @@ def open_executor(
             yield cluster, lambda name: cluster.load(name, template)
 
 
-class RayExecutor(Executor):
+class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
     """Runs units on the Ray cluster at an address, or (`local`) on one that lives on this machine as long as this object."""
 
     def __init__(self, address: str, options: LoadOptions, progress: Progress):
@@ -96,9 +157,6 @@ class RayExecutor(Executor):
             self.close()
             raise
         self.where = f"{_counted(len(shares), 'worker')} with {shares[0]} each"
-
-    def __enter__(self) -> RayExecutor:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -150,7 +208,8 @@ class RayExecutor(Executor):
                     self._idle.append(slot)
                     raise error.cause from error
                 except self._ray.exceptions.RayError as error:
-                    deaths[index] += self._lives(slot.node)  # a lost node is not the unit's fault
+                    alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+                    deaths[index] += slot.node in alive  # a lost node is not the unit's fault
                     self._replace(slot)
                     if deaths[index] == TRIES:
                         raise UserError(
@@ -198,7 +257,7 @@ class RayExecutor(Executor):
                 ) from error
             self._replace(slot)
             return
-        other = [f"{name} {version}" for name, version in ready.versions.items() if versions()[name] != version]
+        other = [f"{name} {theirs}" for name, theirs in ready.versions.items() if versions()[name] != theirs]
         if other:
             raise UserError(
                 f"The node {ready.host} has {other[0]}, but here it is {versions()[other[0].split()[0]]}; install the same "
@@ -276,9 +335,6 @@ class RayExecutor(Executor):
             return put[id(argument)]
 
         return [tuple(map(shared, unit)) for unit in units]
-
-    def _lives(self, name: str) -> bool:
-        return any(node["Alive"] and node["NodeID"] == name for node in self._ray.nodes())
 
 
 def _connected(address: str) -> tuple[Any, bool]:

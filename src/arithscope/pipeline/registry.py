@@ -42,11 +42,7 @@ def all_stages() -> tuple[Stage, ...]:
 
 
 def stage_named(name: str) -> Stage:
-    """Look up a stage by name.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Look up a stage by name. Raises UserError if there is none."""
     stages = {stage.name: stage for stage in all_stages()}
     if name not in stages:
         raise UserError(f"There is no stage {name!r}; choose from {', '.join(stages)}.")
@@ -59,15 +55,8 @@ def stage_of(result: type) -> Stage:
 
 
 def chosen_stages(names: Sequence[str] | None, stages: Sequence[Stage] | None = None) -> list[Stage]:
-    """The named stages and all that they need, in order; without names, all that run by default.
-
-    Args:
-        names: Names of stages.
-        stages: Stages to choose from; by default all.
-
-    Raises:
-        UserError: If a name is unknown, or none is given.
-    """
+    """The named stages and all that they need, in order; without names, all that run by default. Raises UserError if a name
+    is unknown, or none is given. `stages`: those to choose from, by default all."""
     stages = all_stages() if stages is None else stages
     known = {stage.name: stage for stage in stages}
     wanted = {name for name, stage in known.items() if not stage.on_request} if names is None else set(names)

@@ -99,11 +99,23 @@ def run_stages(
     results = Results(*(each.result for each in given))
     with open_for_writing(out, description, configuration, keys_of(model, settings, kept, given)) as folder:
         for stage in todo:
-            if folder.is_done(stage.name) and (stored := _read(folder, stage)) is not None:
-                progress.note(f"{stage.name}: unchanged, not run again")
-                results.add(stored)
-            else:
-                results.add(_compute(stage, model, settings, results, folder, progress, executor))
+            result = None
+            if folder.is_done(stage.name):
+                with suppress(SchemaMismatch):  # not what this version writes, so it is computed again
+                    result = folder.read(stage.result)
+                    progress.note(f"{stage.name}: unchanged, not run again")
+            if result is None:
+                folder.start(stage.name)
+                started = time.monotonic()
+                try:
+                    caching = unit_cache.caching_executor(executor, out, stage.name, folder.keys[stage.name])
+                    result = compute_stage(stage, model, settings, results, progress, caching)
+                    folder.write(stage.name, result, time.monotonic() - started)
+                except BaseException as error:
+                    with suppress(OSError):  # the first error is the one to report
+                        folder.fail(stage.name, type(error).__name__)
+                    raise
+            results.add(result)
             unit_cache.clear_cache(folder.path, stage.name)
             after_stage(folder)
         return folder
@@ -131,37 +143,6 @@ def failed_checks(model: Model, failed: Sequence[tuple[str, str]]) -> UserError:
         f"Results about {model.identity.name} could not be trusted, so it is not studied ({reasons}). "
         "`arithscope doctor` shows all checks."
     )
-
-
-def _read(folder: RunWriter, stage: Stage) -> Result | None:
-    """A stored result; None if it is not what this version writes and must be computed again."""
-    try:
-        return folder.read(stage.result)
-    except SchemaMismatch:
-        return None
-
-
-def _compute(
-    stage: Stage,
-    model: Model,
-    settings: Settings,
-    results: Results,
-    folder: RunWriter,
-    progress: Progress,
-    executor: Executor,
-) -> Result:
-    """Compute a stage from earlier results and store it."""
-    folder.start(stage.name)
-    started = time.monotonic()
-    try:
-        caching = unit_cache.caching_executor(executor, folder.path, stage.name, folder.keys[stage.name])
-        result = compute_stage(stage, model, settings, results, progress, caching)
-        folder.write(stage.name, result, time.monotonic() - started)
-    except BaseException as error:
-        with suppress(OSError):  # the first error is the one to report
-            folder.fail(stage.name, type(error).__name__)
-        raise
-    return result
 
 
 def compute_stage(

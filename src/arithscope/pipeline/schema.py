@@ -26,15 +26,10 @@ _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "st
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
     """Raise UserError if a part of a manifest is not of the right type."""
-    stages = manifest.get("stages")
-    problems = {
-        "model": not isinstance(manifest.get("model"), dict),
-        "configuration": not isinstance(manifest.get("configuration"), dict),
-        "created": not isinstance(manifest.get("created"), str),
-        "stages": not isinstance(stages, dict)
-        or any(not isinstance(e, dict) or not isinstance(e.get("status"), str) for e in stages.values()),
-    }
-    _refuse([name for name, wrong in problems.items() if wrong], path)
+    wrong = _mistyped(manifest, model=dict, configuration=dict, created=str, stages=dict)
+    stages = {} if wrong else manifest["stages"]
+    wrong += ["stages" for e in stages.values() if not isinstance(e, dict) or _mistyped(e, status=str)]
+    _refuse(wrong, path)
 
 
 def check_description(manifest: dict[str, Any], path: Path) -> None:
@@ -42,7 +37,7 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
     model, configuration = manifest["model"], manifest["configuration"]
     sizes, samples, operators = model.get("sizes"), configuration.get("sizes"), configuration.get("operators")
     texts = ("name", "revision", "weight_hash", "tokenizer_hash", "family", "dtype", "quantization", "source")
-    wrong = [name for name in texts if not isinstance(model.get(name), str)]
+    wrong = _mistyped(model, **dict.fromkeys(texts, str))
     if (
         not isinstance(sizes, dict)
         or not all(_is_int(sizes.get(name), 1) for name in SIZES)
@@ -56,8 +51,9 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
     if not isinstance(operators, list) or not operators or any(o not in OPERATORS for o in map(str, operators)):
         wrong.append("operators")
     wrong += [name for name, least in (("max_operand", 1), ("seed", 0)) if not _is_int(configuration.get(name), least)]
-    wrong += [name for name in ("preset", "template", "prefix") if not isinstance(configuration.get(name), str)]
-    wrong += [name for name in ("version", "created") if not isinstance(manifest.get(name), str)]
+    wrong += _mistyped(configuration, preset=str, template=str, prefix=str) + _mistyped(
+        manifest, version=str, created=str
+    )
     wrong += ["seconds" for e in manifest["stages"].values() if not isinstance(e.get("seconds", 0.0), int | float)]
     _refuse(wrong, path)
     try:
@@ -74,6 +70,11 @@ def _refuse(wrong: list[str], path: Path) -> None:
         )
 
 
+def _mistyped(record: dict[str, Any], **types: Any) -> list[str]:
+    """Names of entries that are missing or not of their type."""
+    return [name for name, kind in types.items() if not isinstance(record.get(name), kind)]
+
+
 def _is_int(value: Any, least: int) -> bool:
     return type(value) is int and least <= value < 2**63
 
@@ -82,12 +83,8 @@ def is_record(record: Any) -> bool:
     """Whether this is what stage.json holds."""
     return (
         isinstance(record, dict)
-        and isinstance(record.get("key"), str)
-        and isinstance(record.get("finished"), str)
-        and isinstance(record.get("seconds"), int | float)
-        and isinstance(record.get("values"), dict)
+        and not _mistyped(record, key=str, finished=str, seconds=(int, float), values=dict, files=dict)
         and is_summary({"": record.get("summary")})
-        and isinstance(record.get("files"), dict)
         and all(re.fullmatch(r"[\w.-]+", name) and isinstance(d, str) for name, d in record["files"].items())
     )
 
@@ -158,8 +155,7 @@ def _only_text(column: pd.Series[Any]) -> bool:
 def _has_type(value: Any, declared: str) -> bool:
     if declared in _PLAIN:
         return type(value) in _PLAIN[declared]
-    if match := re.fullmatch(r"list\[(\w+)\]", declared):
-        return isinstance(value, list) and all(type(v) in _PLAIN[match[1]] for v in value)
-    if match := re.fullmatch(r"dict\[str, (\w+)\]", declared):
-        return isinstance(value, dict) and all(type(v) in _PLAIN[match[1]] for v in value.values())
-    return True
+    if (match := re.fullmatch(r"(list\[|dict\[str, )(\w+)\]", declared)) is None:
+        return True
+    values = value.values() if isinstance(value, dict) else value
+    return type(value).__name__ == match[1].split("[")[0] and all(type(v) in _PLAIN[match[2]] for v in values)

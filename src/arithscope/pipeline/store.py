@@ -18,7 +18,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,17 +31,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.schema import check_manifest, is_record, schema_problem
-from arithscope.utils.files import (
-    LOCK,
-    atomic_folder,
-    checksum,
-    explain_write_errors,
-    is_intact,
-    locked,
-    remove_leftovers,
-    with_checksum,
-    write_json,
-)
+from arithscope.utils import files
 
 SCHEMA = 2
 R = TypeVar("R", bound=Result)
@@ -70,10 +60,10 @@ class RunFolder:
         """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
         try:
             record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
-            if not is_record(record) or not is_intact(record) or (key is not None and record["key"] != key):
+            if not is_record(record) or not files.is_intact(record) or (key is not None and record["key"] != key):
                 return False
             if stage not in self._whole:
-                if any(checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
+                if any(files.checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
                     return False
                 self._whole.add(stage)
             return True
@@ -105,8 +95,10 @@ class RunFolder:
             for file in map(Path, record["files"]):
                 if file.suffix == ".parquet":
                     values[file.stem] = pd.read_parquet(folder / file)
-                elif file.suffix == ".npy":
-                    values[file.stem] = _mapped(folder / file)
+                elif file.suffix == ".npy":  # mapped into memory: only parts in use are read, and changes stay there
+                    values[file.stem] = np.load(folder / file, mmap_mode="c", allow_pickle=False)
+                    if not isinstance(values[file.stem], np.ndarray):
+                        raise ValueError(f"{file.name} is no array")
         except Exception as error:  # whatever the libraries raise for files of another kind
             problem: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
         else:
@@ -125,7 +117,7 @@ class RunFolder:
         for stage, entry in self.manifest["stages"].items():
             if entry.get("status") == "done":
                 record = _read_json(self.path / stage / "stage.json", "stage")
-                if not is_record(record) or not is_intact(record):
+                if not is_record(record) or not files.is_intact(record):
                     raise self._incomplete(stage)
                 if record["summary"]:
                     summary[stage] = record["summary"]
@@ -142,7 +134,7 @@ class RunWriter(RunFolder):
         super().__init__(path)
         self.keys = keys
         for stage in keys:
-            remove_leftovers(path / stage)
+            files.remove_leftovers(path / stage)
         self.refresh()
 
     def is_done(self, stage: str) -> bool:
@@ -157,7 +149,7 @@ class RunWriter(RunFolder):
     def write(self, stage: str, result: Result, seconds: float) -> None:
         """Store a finished stage, then update manifest and summary."""
         values = {}
-        with atomic_folder(self.path / stage) as folder:
+        with files.atomic_folder(self.path / stage) as folder:
             for field in dataclasses.fields(result):  # type: ignore[arg-type]
                 value = getattr(result, field.name)
                 if isinstance(value, pd.DataFrame):
@@ -166,16 +158,10 @@ class RunWriter(RunFolder):
                     np.save(folder / f"{field.name}.npy", np.ascontiguousarray(value), allow_pickle=False)
                 else:
                     values[field.name] = value
-            record = {
-                "stage": stage,
-                "key": self.keys[stage],
-                "finished": _now(),
-                "seconds": round(seconds, 3),
-                "values": plain(values),
-                "summary": plain(result.summary()),
-                "files": {f.name: checksum(f) for f in sorted(folder.iterdir())},
-            }
-            write_json(folder / "stage.json", with_checksum(record))
+            record = {"stage": stage, "key": self.keys[stage], "finished": _now(), "seconds": round(seconds, 3)}
+            record |= {"values": plain(values), "summary": plain(result.summary())}
+            record["files"] = {f.name: files.checksum(f) for f in sorted(folder.iterdir())}
+            files.write_json(folder / "stage.json", files.with_checksum(record))
         self._whole.add(stage)
         self.refresh()
 
@@ -191,27 +177,20 @@ class RunWriter(RunFolder):
             else:
                 entry = {"status": "stale" if (self.path / stage).exists() else "pending"}
             self.manifest["stages"][stage] = entry
-        write_json(self.path / "manifest.json", self.manifest)
-        write_json(self.path / "summary.json", summary)
+        files.write_json(self.path / "manifest.json", self.manifest)
+        files.write_json(self.path / "summary.json", summary)
 
     def _set_status(self, stage: str, entry: dict[str, Any]) -> None:
         self.manifest["stages"][stage] = entry
-        write_json(self.path / "manifest.json", self.manifest)
+        files.write_json(self.path / "manifest.json", self.manifest)
 
 
 def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
-    """Check that a folder can hold a run of this model.
-
-    Returns:
-        The manifest that is there, or None.
-
-    Raises:
-        UserError: If the folder cannot be written, or holds something else.
-    """
+    """The manifest in a folder, or None. Raises UserError if the folder cannot be written or hold a run of this model."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"Cannot write to {path} (not allowed in {existing}); choose another --out.")
-    with explain_write_errors(path, "choose another --out"):
+    with files.explain_write_errors(path, "choose another --out"):
         if not _holds_a_run(path):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
         if not (path / "manifest.json").exists():
@@ -226,32 +205,24 @@ def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
 def open_for_writing(
     path: Path, model: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
 ) -> Iterator[RunWriter]:
-    """Create a run folder, or open one to complete it, and lock it while the context lasts.
-
-    Raises:
-        UserError: If another process is writing to it, or it holds something else than a run of this model.
-    """
+    """Create a run folder, or open one to complete it, and lock it while the context lasts. Raises UserError if another
+    process is writing to it, or it holds something else than a run of this model."""
     check_writable(path, model)  # before anything is written
-    with explain_write_errors(path, "choose another --out"):
+    with files.explain_write_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
-    with locked(path):
+    with files.locked(path):
         earlier = check_writable(path, model)
-        manifest = {
-            "schema": SCHEMA,
-            "version": __version__,
-            "created": _now() if earlier is None else earlier["created"],
-            "model": model,
-            "configuration": configuration,
-            "stages": {},
-        }
-        with explain_write_errors(path):
-            write_json(path / "manifest.json", manifest)
+        created = _now() if earlier is None else earlier["created"]
+        about = {"schema": SCHEMA, "version": __version__, "created": created, "model": model}
+        manifest = {**about, "configuration": configuration, "stages": {}}
+        with files.explain_write_errors(path):
+            files.write_json(path / "manifest.json", manifest)
             yield RunWriter(path, keys)
 
 
 def _holds_a_run(path: Path) -> bool:
     """Whether a folder holds a run, or nothing yet. Stages are a run even if the manifest was removed."""
-    ours = {LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
+    ours = {files.LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
     names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
     return not names or "manifest.json" in names or any((path / name / "stage.json").exists() for name in names)
 
@@ -260,26 +231,16 @@ def damaged_files(stage: Path) -> list[str]:
     """Files of a stage folder that are missing, or differ from what was written."""
     try:
         record = _read_json(stage / "stage.json", "stage")
-        if not is_intact(record):
-            return ["stage.json"]
-        return [name for name, digest in record["files"].items() if not _has_digest(stage / name, digest)]
+        written: dict[str, str] = dict(record["files"].items()) if files.is_intact(record) else {"stage.json": ""}
     except (UserError, KeyError, AttributeError):
         return ["stage.json"]
-
-
-def _has_digest(path: Path, digest: str) -> bool:
-    try:
-        return checksum(path) == digest
-    except OSError:
-        return False
-
-
-def _mapped(path: Path) -> np.ndarray[Any, Any]:
-    """An array mapped into memory, so that only the parts in use are read. Changes to it do not reach the file."""
-    array = np.load(path, mmap_mode="c", allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path.name} is no array")
-    return array
+    damaged = []
+    for name, digest in written.items():
+        with suppress(OSError):
+            if files.checksum(stage / name) == digest:
+                continue
+        damaged.append(name)
+    return damaged
 
 
 def stage_key(**inputs: Any) -> str:

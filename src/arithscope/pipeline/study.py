@@ -1,24 +1,48 @@
-"""A whole study: the stages, then if wanted checkpoints of training and repetitions. Behind `arithscope run` and `run()`."""
+"""A whole study: the stages, then if wanted checkpoints of training and repetitions. Behind `arithscope run` and `run()`.
+
+Every checkpoint, and every repetition, is a run of its own below the study's run folder: an interrupted one resumes, and
+unchanged stages are not computed again.
+
+1. An earlier checkpoint gets a smaller study, with choices of the final model; the stage `training` compares them.
+2. A repetition, on either half of the prompts or with another seed, shows how stable the numbers are (stage `stability`). It
+   depends on nothing that the study itself does not depend on: once `stability` is done, repetitions are not looked at again.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from arithscope.errors import UserError
+from arithscope.experiments import stability, training
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.bag import FinalClassification
+from arithscope.experiments.common.samples import TooFewCorrect
+from arithscope.experiments.common.stage import Results, Stage
+from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.topk import TopK
 from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
 from arithscope.models.sources import select_checkpoints
-from arithscope.pipeline.checkpoints import TRAINING, follow_training
 from arithscope.pipeline.ray_executor import open_executor
-from arithscope.pipeline.registry import chosen_stages
-from arithscope.pipeline.repeats import repeat_study, wants_repeats
-from arithscope.pipeline.runner import AfterStage, run_stages
-from arithscope.pipeline.store import RunWriter
+from arithscope.pipeline.registry import all_stages, chosen_stages, stage_named, stage_of
+from arithscope.pipeline.runner import AfterStage, Given, keys_of, run_stages
+from arithscope.pipeline.store import RunFolder, RunWriter, stage_key
 from arithscope.prompts import Template
 from arithscope.settings import Settings
-from arithscope.utils.executor import Executor
+from arithscope.utils.executor import LOCAL, Executor
+from arithscope.utils.files import explain_write_errors
 from arithscope.utils.progress import Progress, Silent
+
+CHECKPOINTS, REPEATS = "checkpoints", "repeats"  # folders of a run folder, with a run folder for each of them
+TRAINING, STABILITY = "training", "stability"  # the stages that compare them
+PRESET = "paper"  # the preset that repeats the study
+OTHER_SEEDS = 2
+COMPARED = ("accuracy", "bag", "prompt_knockout")  # of checkpoints
+_STAGES = ("means", *COMPARED, "neurons", "topk", "patterns", "classify")  # of an earlier checkpoint
 
 
 def study(
@@ -58,7 +82,13 @@ def study(
         UserError: If the model cannot be loaded or studied so, or the folder cannot be written.
     """
     progress, names = progress or Silent(), None if stages is None else list(stages)
-    followed = _followed(model, checkpoints, names)
+    followed: list[str] = []
+    if checkpoints is not None:
+        if not isinstance(model, str):
+            raise UserError("To follow training, name the model instead of passing a loaded one.")
+        followed = select_checkpoints(model, checkpoints)
+    elif names is not None and TRAINING in names:
+        raise UserError("The stage training needs checkpoints to follow; add --checkpoints all.")
     if followed and names is not None:
         names.append(TRAINING)
     repeated = wants_repeats(settings, names)
@@ -69,14 +99,7 @@ def study(
         folder = run_stages(loaded, settings, out, names, progress, after_stage, executor=executor)
         if followed:
             folder = follow_training(
-                loaded,
-                followed,
-                lambda name: load(f"{model}@{name}"),
-                settings,
-                folder,
-                progress,
-                after_stage,
-                executor,
+                loaded, followed, lambda at: load(f"{model}@{at}"), settings, folder, progress, after_stage, executor
             )
         if repeated:
             before_repeats(folder)
@@ -84,12 +107,103 @@ def study(
     return folder
 
 
-def _followed(model: Model | str, checkpoints: str | None, stages: Sequence[str] | None) -> list[str]:
-    """Names of the checkpoints to follow."""
-    if checkpoints is not None:
-        if not isinstance(model, str):
-            raise UserError("To follow training, name the model instead of passing a loaded one.")
-        return select_checkpoints(model, checkpoints)
-    if stages is not None and TRAINING in stages:
-        raise UserError("The stage training needs checkpoints to follow; add --checkpoints all.")
-    return []
+def checkpoint_stages() -> list[Stage]:
+    """The stages that run on an earlier checkpoint."""
+    return [stage for stage in all_stages() if stage.name in _STAGES]
+
+
+def final_results(final: RunFolder) -> list[Given]:
+    """What an earlier checkpoint takes from the final model's run: circuit, first answer layer and classification."""
+    stages = ("probe", "circuit", "classify")
+    probe, circuit, classification = (Given(final.key(s) or "", final.read(stage_named(s).result)) for s in stages)
+    return [probe, circuit, Given(classification.key, FinalClassification(classification.result))]
+
+
+def read_checkpoint(folder: Path, name: str) -> tuple[training.Checkpoint, str]:
+    """Results of a checkpoint's run, and the key of them; a model that is hardly ever right has only an accuracy."""
+    run = RunFolder(folder)
+    stages = COMPARED if all(map(run.is_done, COMPARED[1:])) else COMPARED[:1]
+    results: dict[str, Any] = {stage: run.read(stage_named(stage).result) for stage in stages}
+    return training.Checkpoint(name, **results), stage_key(**{stage: run.key(stage) for stage in stages})
+
+
+def follow_training(
+    model: Model,
+    names: Sequence[str],
+    load_checkpoint: Callable[[str], Model],
+    settings: Settings,
+    final: RunWriter,
+    progress: Progress,
+    after_stage: AfterStage = lambda folder: None,
+    executor: Executor = LOCAL,
+) -> RunWriter:
+    """Study the checkpoints of a model whose own study (`final`) is done, and compare them in the stage `training`."""
+    top, given = final.read(TopK), final_results(final)
+    fixed = replace(settings, topk=top.k, operators=tuple(top.operators))
+    checkpoints, keys = [], []
+    for i, name in enumerate(names):
+        progress.note(f"checkpoint {name}, {i + 1} of {len(names)}")
+        folder = final.path / CHECKPOINTS / name
+        try:
+            loaded = load_checkpoint(name)
+            run_stages(loaded, fixed, folder, None, progress, known=checkpoint_stages(), given=given, executor=executor)
+        except TooFewCorrect:
+            progress.note(f"checkpoint {name} answers almost no prompt correctly, so it has no heuristic neurons")
+        checkpoint, key = read_checkpoint(folder, name)
+        checkpoints.append(checkpoint)
+        keys.append(key)
+    if final.is_done(TRAINING):  # its key covers the final model only, not the checkpoints it was gathered from
+        earlier = final.read(training.Training)
+        if (earlier.checkpoints[:-1], earlier.keys) != (list(names), keys):
+            with explain_write_errors(final.path):
+                shutil.rmtree(final.path / TRAINING)
+    gathered = [Given("", training.CheckpointResults(checkpoints, keys))]
+    return run_stages(model, settings, final.path, [TRAINING], progress, after_stage, given=gathered, executor=executor)
+
+
+def wants_repeats(settings: Settings, stages: Sequence[str] | None) -> bool:
+    """Whether to repeat the study: if the stage is named or, where none are, if the preset includes it."""
+    return settings.preset == PRESET if stages is None else STABILITY in stages
+
+
+def repeat_study(
+    model: Model, settings: Settings, final: RunWriter, progress: Progress, executor: Executor = LOCAL
+) -> RunWriter:
+    """Repeat a study that is done (`final`), and compare the repetitions in the stage `stability`."""
+    if final.is_done(STABILITY):
+        progress.note(f"{STABILITY}: unchanged, not run again")
+        return final
+    given = [Given(final.keys["means"], final.read(MeanActivations))]
+    compared = [stage_of(kind).name for kind in stability.COMPARED]
+    stages = [stage for stage in all_stages() if stage.name in (*compared, "localize", "patterns")]
+    repeats, planned = [], repeated_settings(settings)
+    for i, (name, own) in enumerate(planned.items()):
+        progress.note(f"repetition {name}, {i + 1} of {len(planned)}")
+        folder = final.path / REPEATS / name
+        keys, begun = keys_of(model, own, stages, given), (folder / "manifest.json").exists()
+        # A repetition with all results to compare is complete, even if what they were computed from is not kept.
+        if not begun or not all(RunFolder(folder).has(name, keys[name]) for name in compared):
+            try:
+                run_stages(model, own, folder, None, progress, known=stages, given=given, executor=executor)
+            except TooFewCorrect:
+                progress.note(f"{name} has almost no prompt that is answered correctly")
+        shutil.rmtree(folder / "patterns", ignore_errors=True)  # gigabytes that nothing reads any more
+        repeats.append(read_repeat(folder, name, settings.effect))
+    gathered = [Given("", stability.RepeatResults(repeats))]
+    return run_stages(model, settings, final.path, [STABILITY], progress, given=gathered, executor=executor)
+
+
+def read_repeat(folder: Path, name: str, effect: str) -> stability.Repeat:
+    """What is compared of a repetition; one that is hardly ever right has only an accuracy."""
+    run = RunFolder(folder)
+    kinds = stability.COMPARED if all(run.is_done(stage_of(kind).name) for kind in stability.COMPARED) else (Accuracy,)
+    return stability.repeat_from(name, Results(*(run.read(kind) for kind in kinds)), effect)
+
+
+def repeated_settings(settings: Settings) -> dict[str, Settings]:
+    """Settings of each repetition, by name: two halves of the prompts, then other seeds."""
+    seeds = range(settings.seed + 1, settings.seed + 1 + OTHER_SEEDS)
+    return {
+        **{f"{stability.HALF}{half}": replace(settings, half=half) for half in (1, 2)},
+        **{f"{stability.SEED}{seed}": replace(settings, seed=seed) for seed in seeds},
+    }

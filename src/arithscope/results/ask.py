@@ -17,9 +17,7 @@ from arithscope.prompts import Prompts, concatenate_prompts, parse_prompt
 
 @torch.no_grad()
 def ask(
-    model: Model,
-    prompts: str | Sequence[str] | Prompts,
-    without: Iterable[tuple[int, int]] | pd.DataFrame = (),
+    model: Model, prompts: str | Sequence[str] | Prompts, without: Iterable[tuple[int, int]] | pd.DataFrame = ()
 ) -> pd.DataFrame:
     """Ask a model some prompts.
 

@@ -10,15 +10,11 @@ from typing import Any
 import pandas as pd
 
 from arithscope.errors import UserError
-from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, Classification
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED
 from arithscope.experiments.common.ablation import FOUND
 from arithscope.experiments.common.result import MEAN, Described, summary_numbers
-from arithscope.experiments.probe import ALL, Probe
-from arithscope.experiments.prompt_knockout import OWN, RANDOM, PromptKnockout
-from arithscope.experiments.topk import TopK
-from arithscope.experiments.training import Training
-from arithscope.pipeline.registry import stage_of
+from arithscope.experiments.probe import ALL
+from arithscope.experiments.prompt_knockout import OWN, RANDOM
 from arithscope.results.run import Run, distinct_names
 
 
@@ -37,8 +33,7 @@ class Comparison(Described):
     curves: pd.DataFrame  # run, curve, operator, x, value, low, high, n
 
     def measures(self, experiment: str) -> list[str]:
-        rows = self.table[self.table.experiment == experiment]
-        return list(dict.fromkeys(rows.measure))
+        return list(self.table[self.table.experiment == experiment].measure.unique())
 
 
 def compare(runs: Sequence[Run | str | Path]) -> Comparison:
@@ -63,9 +58,9 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     curves = [
         table.assign(run=name, curve=curve)
         for name, run in named.items()
-        for curve, (kind, draw) in CURVES.items()
-        if stage_of(kind).name in run.stages
-        for table in [draw(run[kind], int(run.manifest["model"]["sizes"]["layers"]))]
+        for curve, (stage, draw) in CURVES.items()
+        if stage in run.stages
+        for table in [draw(run.result(stage), int(run.manifest["model"]["sizes"]["layers"]))]
         if len(table)
     ]
     columns = ["run", "curve", "operator", "x", *MEAN]
@@ -76,45 +71,39 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     )
 
 
-def _by_heads(circuit: Circuit, layers: int) -> pd.DataFrame:
-    rows = circuit.curve[(circuit.curve.circuit == FOUND) & (circuit.curve.measure == "faithfulness")]
-    return rows.assign(x=rows["size"] / circuit.curve["size"].max())
+def _faithfulness(curve: pd.DataFrame, whole: int) -> pd.DataFrame:
+    rows = curve[(curve.circuit == FOUND) & (curve.measure == "faithfulness")]
+    return rows.assign(x=rows["size"] / whole)
 
 
-def _by_depth(probe: Probe, layers: int) -> pd.DataFrame:
-    rows = probe.table[(probe.table.position == "last") & (probe.table.operator != ALL)]
+def _by_depth(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
     return rows.assign(x=(rows.layer + 1) / layers)
 
 
-def _by_neurons(topk: TopK, layers: int) -> pd.DataFrame:
-    rows = topk.curve[(topk.curve.circuit == FOUND) & (topk.curve.measure == "faithfulness")]
-    return rows.assign(x=rows["size"] / topk.mlp_size)
+def _probed(table: pd.DataFrame) -> pd.DataFrame:
+    return table[(table.position == "last") & (table.operator != ALL)]
 
 
-def _classified(classify: Classification, layers: int) -> pd.DataFrame:
-    s = classify.shares
-    rows = s[(s.kind == ANY) & (s.criterion == CALIBRATED) & (s.layer != ALL_LAYERS)]
-    return rows.assign(x=(rows.layer + 1) / layers)
+def _classified(shares: pd.DataFrame) -> pd.DataFrame:
+    return shares[(shares.kind == ANY) & (shares.criterion == CALIBRATED) & (shares.layer != ALL_LAYERS)]
 
 
-def _ablated(knockout: PromptKnockout, which: str) -> pd.DataFrame:
-    c = knockout.curve
-    rows = c[(c.criterion == CALIBRATED) & (c.measure == "accuracy") & (c.ablated == which)]
+def _ablated(curve: pd.DataFrame, which: str) -> pd.DataFrame:
+    rows = curve[(curve.criterion == CALIBRATED) & (curve.measure == "accuracy") & (curve.ablated == which)]
     return rows.assign(x=rows["size"].astype(float))
 
 
-def _present(training: Training, layers: int) -> pd.DataFrame:
-    last = len(training.checkpoints) - 1
-    rows = training.present[training.present.criterion == CALIBRATED]
-    return rows.assign(x=rows.checkpoint.map(training.checkpoints.index) / last)
+def _present(present: pd.DataFrame, checkpoints: list[str]) -> pd.DataFrame:
+    rows = present[present.criterion == CALIBRATED]
+    return rows.assign(x=rows.checkpoint.map(checkpoints.index) / (len(checkpoints) - 1))
 
 
-CURVES: dict[str, tuple[Any, Any]] = {
-    "faithfulness by share of heads": (Circuit, _by_heads),
-    "probe accuracy by depth": (Probe, _by_depth),
-    "faithfulness by share of neurons": (TopK, _by_neurons),
-    "share classified by depth": (Classification, _classified),
-    "accuracy without associated neurons": (PromptKnockout, lambda result, layers: _ablated(result, OWN)),
-    "accuracy without random neurons": (PromptKnockout, lambda result, layers: _ablated(result, RANDOM)),
-    "final pairs present over training": (Training, _present),
+CURVES: dict[str, tuple[str, Any]] = {  # stage, and a function of its result and the number of layers
+    "faithfulness by share of heads": ("circuit", lambda r, layers: _faithfulness(r.curve, r.curve["size"].max())),
+    "probe accuracy by depth": ("probe", lambda r, layers: _by_depth(_probed(r.table), layers)),
+    "faithfulness by share of neurons": ("topk", lambda r, layers: _faithfulness(r.curve, r.mlp_size)),
+    "share classified by depth": ("classify", lambda r, layers: _by_depth(_classified(r.shares), layers)),
+    "accuracy without associated neurons": ("prompt_knockout", lambda r, layers: _ablated(r.curve, OWN)),
+    "accuracy without random neurons": ("prompt_knockout", lambda r, layers: _ablated(r.curve, RANDOM)),
+    "final pairs present over training": ("training", lambda r, layers: _present(r.present, r.checkpoints)),
 }

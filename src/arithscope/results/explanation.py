@@ -27,21 +27,13 @@ MOST_PROBABLE = 5  # tokens listed with an answer
 
 @dataclass(frozen=True)
 class Answer:
-    """The model's answer to one prompt.
+    """The model's answer to one prompt."""
 
-    Attributes:
-        token: The most probable token, as text.
-        number: The number it stands for; None if it is no number.
-        probability: Its probability.
-        p_answer: Probability of the right answer.
-        most_probable: The most probable tokens with their probabilities.
-    """
-
-    token: str
-    number: int | None
-    probability: float
-    p_answer: float
-    most_probable: list[tuple[str, float]]
+    token: str  # the most probable one, as text
+    number: int | None  # that the token stands for
+    probability: float  # of the token
+    p_answer: float  # probability of the right answer
+    most_probable: list[tuple[str, float]]  # tokens with their probabilities
 
 
 @dataclass(frozen=True)
@@ -119,10 +111,11 @@ def explain_prompt(
         x[0].cpu().double().numpy()[bag.layers, bag.neurons]
         for x in (parts.neurons, parts.activations, parts.value_logits)
     )
-    all_neurons = float(parts.neurons.sum())
-    best = _best_heuristics(bag, prompt, score)
+    best_match = bag.holds(prompt)[bag.heuristic, 0] & (bag.score == score[bag.row])
+    best = dict(zip(bag.row[best_match][::-1], bag.heuristic[best_match][::-1], strict=True))  # the first of equal ones
     rows = np.flatnonzero(associated)
     rows = rows[np.argsort(-np.abs(contribution[rows]), kind="stable")]
+    heuristics = [bag.heuristics[best[row]] for row in rows]
     neurons = pd.DataFrame(
         {
             "layer": bag.layers[rows],
@@ -130,9 +123,9 @@ def explain_prompt(
             "activation": activation[rows],
             "value_logit": value_logit[rows],
             "contribution": contribution[rows],
-            "heuristic": [str(bag.heuristics[i]) for i in best[rows]],
-            "kind": [bag.heuristics[i].kind for i in best[rows]],
-            "on": [bag.heuristics[i].on for i in best[rows]],
+            "heuristic": [str(heuristic) for heuristic in heuristics],
+            "kind": [heuristic.kind for heuristic in heuristics],
+            "on": [heuristic.on for heuristic in heuristics],
             "score": score[rows],
         }
     )
@@ -149,7 +142,7 @@ def explain_prompt(
         parts={
             HEURISTIC_NEURONS: float(contribution[associated].sum()),
             "other top neurons": float(contribution[~associated].sum()),
-            "all other neurons": all_neurons - float(contribution.sum()),
+            "all other neurons": float(parts.neurons.sum()) - float(contribution.sum()),
             "attention": float(parts.attention.sum()),
             "embeddings": float(parts.embeddings),
             "biases": float(parts.biases),
@@ -166,15 +159,12 @@ def explain_prompt(
 def answer_without(model: Model, prompt: Prompts, neurons: Iterable[tuple[int, int]]) -> Answer:
     """The answer to one prompt with these neurons, (layer, index), zero-ablated at the last position."""
     with editing(model, zero_ablation_edits(model, neurons), 1):
-        return _answer(model, model.logits(model.encode(prompt))[0], int(model.answers(prompt)[0]))
-
-
-def _best_heuristics(bag: Association, prompt: Prompts, score: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Best-scoring heuristic that holds for each associated neuron, the first of equal ones; −1 for other neurons."""
-    best = np.full(len(bag), -1)
-    best_match = bag.holds(prompt)[bag.heuristic, 0] & (bag.score == score[bag.row])
-    best[bag.row[best_match][::-1]] = bag.heuristic[best_match][::-1]  # the last one written stays
-    return best
+        logits = model.logits(model.encode(prompt))[0]
+    p, token = logits.double().softmax(-1), int(logits.argmax())
+    number, best = int(model.token_numbers[token]), p.topk(min(MOST_PROBABLE, len(p)))
+    shown = [(str(model.tokenizer.decode([int(i)])), float(x)) for x, i in zip(best.values, best.indices, strict=True)]
+    text, p_answer = str(model.tokenizer.decode([token])), float(p[int(model.answers(prompt)[0])])
+    return Answer(text, number if number >= 0 else None, float(p[token]), p_answer, shown)
 
 
 def _heuristics(bag: Association, prompt: Prompts, contribution: NDArray[np.float64]) -> pd.DataFrame:
@@ -205,13 +195,3 @@ def _ablated(
 
     enough = control.sum() == associated.sum()
     return AblatedAnswer(int(associated.sum()), without(associated), without(control) if enough else None)
-
-
-def _answer(model: Model, logits: torch.Tensor, right: int) -> Answer:
-    p = logits.double().softmax(-1)
-    token = int(logits.argmax())
-    number = int(model.token_numbers[token])
-    best = p.topk(min(MOST_PROBABLE, len(p)))
-    shown = [(str(model.tokenizer.decode([int(i)])), float(x)) for x, i in zip(best.values, best.indices, strict=True)]
-    text = str(model.tokenizer.decode([token]))
-    return Answer(text, number if number >= 0 else None, float(p[token]), float(p[right]), shown)

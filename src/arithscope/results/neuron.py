@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,27 +23,16 @@ NO_MATCHES = pd.DataFrame(columns=["heuristic", "kind", "on", "score", "expected
 
 @dataclass(frozen=True, eq=False)
 class ActivationMap:
-    """What makes a top neuron fire, and what it writes.
+    """What makes a top neuron fire, and what it writes."""
 
-    Attributes:
-        activations: Activation at the last position for every pair of operands, [op1, op2].
-        logits: Logits of the numbers, from its value vector through the logit lens.
-        attribution: Activation × logit of the prompt's answer, [op1, op2]; NaN where a prompt is not legal.
-        rank: Rank in its layer, from 1.
-        variance_explained: Share of the map's variance explained by `op1`, `op2` and `result`.
-        alignment: Correlation of the activation with the logit of the answer.
-        direct: Whether it is explained by the result and promotes the answers it fires for.
-        tokens: The numbers it promotes most.
-    """
-
-    activations: NDArray[np.float32]
-    logits: NDArray[np.float32]
-    attribution: NDArray[np.float32]
-    rank: int
-    variance_explained: dict[str, float]
-    alignment: float
-    direct: bool
-    tokens: list[int]
+    activations: NDArray[np.float32]  # at the last position for every pair of operands, [op1, op2]
+    logits: NDArray[np.float32]  # of the numbers, from its value vector through the logit lens
+    attribution: NDArray[np.float32]  # activation × logit of the answer, [op1, op2]; NaN where a prompt is not legal
+    rank: int  # in its layer, from 1
+    variance_explained: dict[str, float]  # share of the map's variance explained by `op1`, `op2` and `result`
+    alignment: float  # correlation of the activation with the logit of the answer
+    direct: bool  # whether it is explained by the result and promotes the answers it fires for
+    tokens: list[int]  # the numbers it promotes most
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,27 +84,16 @@ class Neuron:
     def __repr__(self) -> str:
         effect = self.effects.iloc[0]
         measured = f"effect {effect.value:.3g}, rank {effect['rank']} of {effect.of} in its layer"
-        if self.activation_map is None:
-            return f"Neuron({self.name}, {self.operator!r}, {measured}, no activation map)"
-        if not self.coverage:
-            return f"Neuron({self.name}, {self.operator!r}, {measured}, not classified)"
         calibrated = self.heuristics[self.heuristics.calibrated.astype(bool)]
         main = f"mainly {calibrated.heuristic.iloc[0]!r}" if len(calibrated) else "none calibrated"
-        return f"Neuron({self.name}, {self.operator!r}, {measured}, {len(self.heuristics)} heuristics, {main})"
+        known = f"{len(self.heuristics)} heuristics, {main}" if self.coverage else "not classified"
+        known = "no activation map" if self.activation_map is None else known
+        return f"Neuron({self.name}, {self.operator!r}, {measured}, {known})"
 
     def _repr_html_(self) -> str:
         shown = ["heuristic", "score", "expected", "fdr", "calibrated"]
         table = self.heuristics[shown].head(8).to_html(index=False) if len(self.heuristics) else ""
         return f"<b>{html.escape(repr(self))}</b>{table}"
-
-
-class _Columns(NamedTuple):
-    """Columns of the effects that ranks depend on."""
-
-    measure: NDArray[np.int64]
-    estimated: NDArray[np.bool_]
-    value: NDArray[np.float64]
-    neuron: NDArray[np.int32]
 
 
 class NeuronFinder:
@@ -125,12 +102,9 @@ class NeuronFinder:
     def __init__(self, effects: NeuronEffects, maps: ActivationMaps | None, classification: Classification | None):
         self._effects, self._maps = effects, maps
         self._of_effects = NeuronRows(effects.effects)
-        self._columns = _Columns(
-            pd.factorize(effects.effects.measure)[0],
-            (effects.effects.method != EXACT).to_numpy(),
-            effects.effects.value.to_numpy(),
-            effects.effects.neuron.to_numpy(),
-        )
+        self._measure = pd.factorize(effects.effects.measure)[0]
+        self._estimated = (effects.effects.method != EXACT).to_numpy()
+        self._value, self._neuron = effects.effects.value.to_numpy(), effects.effects.neuron.to_numpy()
         self._of_maps = None if maps is None else NeuronRows(maps.neurons)
         tables = () if classification is None else ("matches", "best", "neurons")
         self._of_classification = {name: NeuronRows(getattr(classification, name)) for name in tables}
@@ -138,24 +112,25 @@ class NeuronFinder:
     def find(self, operator: str, layer: int, neuron: int) -> Neuron:
         """Everything known about a neuron. Raises UserError if there is no such neuron."""
         if not len(self._of_effects.places(operator, layer, neuron)):
-            raise self._unknown(operator, layer, neuron)
+            table = self._effects.effects
+            known = [str(o) for o in table.operator.unique()]
+            if operator not in known:
+                raise UserError(f"The run has no neurons for the operator {operator!r}; choose from {' '.join(known)}.")
+            raise UserError(
+                f"The run has no neuron {neuron_name(layer, neuron)}; it has layers {table.layer.min()} to "
+                f"{table.layer.max()}, with neurons 0 to {table.neuron.max()} each."
+            )
         row = self.map_row(operator, layer, neuron)
-        known = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
+        found = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
         matches, best = (
-            known.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
+            found.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
             for name in ("matches", "best")
         )
-        own = known.get("neurons", NO_MATCHES)
-        return Neuron(
-            layer,
-            neuron,
-            operator,
-            self._ranked(operator, layer, neuron),
-            None if row is None else self._activation_map(row),
-            matches,
-            best,
-            {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {},
-        )
+        own = found.get("neurons", NO_MATCHES)
+        coverage = {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {}
+        effects = self._ranked(operator, layer, neuron)
+        drawn = None if row is None else self._activation_map(row)
+        return Neuron(layer, neuron, operator, effects, drawn, matches, best, coverage)
 
     def map_row(self, operator: str, layer: int, neuron: int) -> int | None:
         """Row of a neuron in the activation maps; None if it is not among the top ones."""
@@ -164,27 +139,16 @@ class NeuronFinder:
         rows = self._of_maps.places(operator, layer, neuron)
         return int(rows[0]) if len(rows) else None
 
-    def _unknown(self, operator: str, layer: int, neuron: int) -> UserError:
-        table = self._effects.effects
-        known = [str(o) for o in table.operator.unique()]
-        if operator not in known:
-            return UserError(f"The run has no neurons for the operator {operator!r}; choose from {' '.join(known)}.")
-        return UserError(
-            f"The run has no neuron {neuron_name(layer, neuron)}; it has layers {table.layer.min()} to {table.layer.max()}, "
-            f"with neurons 0 to {table.neuron.max()} each."
-        )
-
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """The neuron's effects with its rank in the layer by the mean, as in `NeuronEffects.ranking`: exact effects first."""
         own = self._of_effects.places(operator, layer, neuron)
         of_layer = self._of_effects.places(operator, layer)
-        e, ranks, sizes = self._columns, [], []
+        estimated, value, ranks, sizes = self._estimated, self._value, [], []
         for row in own:
-            same = of_layer[e.measure[of_layer] == e.measure[row]]
-            tied = e.estimated[same] == e.estimated[row]
-            equal = tied & (e.value[same] == e.value[row])
-            ahead = (e.estimated[same] < e.estimated[row]) | (tied & (e.value[same] > e.value[row]))
-            ahead |= equal & (e.neuron[same] < neuron)
+            same = of_layer[self._measure[of_layer] == self._measure[row]]
+            tied = estimated[same] == estimated[row]
+            ahead = (estimated[same] < estimated[row]) | (tied & (value[same] > value[row]))
+            ahead |= tied & (value[same] == value[row]) & (self._neuron[same] < neuron)
             ranks.append(int(ahead.sum()) + 1)
             sizes.append(len(same))
         table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
 from arithscope.errors import UserError
-from arithscope.experiments.classify import Classification
-from arithscope.experiments.common.result import MEAN, Result, summary_numbers
+from arithscope.experiments.common.result import MEAN, summary_numbers
 from arithscope.experiments.common.stage import Results
-from arithscope.experiments.neurons import NeuronEffects
-from arithscope.experiments.patterns import ActivationMaps
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages, stage_of
@@ -26,12 +23,10 @@ from arithscope.pipeline.study import study
 from arithscope.prompts import Template
 from arithscope.results.explanation import Explanation
 from arithscope.results.neuron import NeuronFinder
-from arithscope.results.study_results import StudyResults
+from arithscope.results.study_results import R, StudyResults
 from arithscope.settings import Settings
 from arithscope.utils.paths import user_path
 from arithscope.utils.progress import Progress
-
-R = TypeVar("R", bound=Result)
 
 
 def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None) -> Run:
@@ -79,24 +74,23 @@ def run(
 
 
 class Run(StudyResults):
-    """A run folder. Results are read when first used; activation maps stay on disk and are mapped into memory.
+    """A run folder, opened as by `open`. Results are read when first used; activation maps stay on disk and are mapped into
+    memory."""
 
-    Args:
-        path: The run folder.
-        elsewhere: Where the run's model is now, if it has moved.
-        options: How to load the model once it is needed.
-    """
+    operators: list[str]
 
     def __init__(self, path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None):
-        self.folder = RunFolder(user_path(path))
-        check_description(self.folder.manifest, self.path)
+        self.path = user_path(path)
+        self._read_folder()
         self.elsewhere, self.options = elsewhere, options or LoadOptions()
         check_options(self.options)  # report mistakes now, not when the model is first needed
         self._results = Results()
 
-    @property
-    def path(self) -> Path:
-        return self.folder.path
+    def _read_folder(self) -> None:
+        self.folder = RunFolder(self.path)
+        check_description(self.manifest, self.path)
+        self.operators, self.limit = list(self.configuration["operators"]), int(self.manifest["model"]["limit"])
+        self.max_operand, self.seed = int(self.configuration["max_operand"]), int(self.configuration["seed"])
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -114,22 +108,6 @@ class Run(StudyResults):
         return self.manifest["configuration"]
 
     @property
-    def operators(self) -> list[str]:
-        return list(self.configuration["operators"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.configuration["seed"])
-
-    @property
-    def max_operand(self) -> int:
-        return int(self.configuration["max_operand"])
-
-    @property
-    def limit(self) -> int:
-        return int(self.manifest["model"]["limit"])
-
-    @property
     def stages(self) -> list[str]:
         """Names of the stages that are done."""
         status = self.manifest["stages"]
@@ -139,7 +117,7 @@ class Run(StudyResults):
         if kind not in self._results:
             stage = stage_of(kind).name
             if stage not in self.stages:  # it may have been computed since the folder was opened
-                self.folder = RunFolder(self.path)
+                self._read_folder()
             if stage not in self.stages:
                 status = self.manifest["stages"].get(stage, {}).get("status", "not there")
                 raise UserError(
@@ -151,17 +129,14 @@ class Run(StudyResults):
     @property
     def summary(self) -> pd.DataFrame:
         """Every headline number: experiment, operator, measure, value, low, high, n."""
-        rows = [
-            {"experiment": experiment, **row}
-            for experiment, summary in self.folder.summary.items()
-            for row in summary_numbers(summary)
-        ]
+        summaries = self.folder.summary.items()
+        rows = [{"experiment": name, **row} for name, summary in summaries for row in summary_numbers(summary)]
         return pd.DataFrame(rows, columns=["experiment", "operator", "measure", *MEAN])
 
     @cached_property
     def _finder(self) -> NeuronFinder:
-        maps = self[ActivationMaps] if "patterns" in self.stages else None
-        return NeuronFinder(self[NeuronEffects], maps, self[Classification] if "classify" in self.stages else None)
+        maps, classification = (self.result(s) if s in self.stages else None for s in ("patterns", "classify"))
+        return NeuronFinder(self.result("neurons"), maps, classification)
 
     @cached_property
     def model(self) -> Model:
@@ -187,11 +162,8 @@ class Run(StudyResults):
         self.__dict__.pop("model", None)
 
     def __repr__(self) -> str:
-        c = self.configuration
-        return (
-            f"Run({self.name}, {''.join(c['operators'])}, operands 0…{c['max_operand']}, {c['preset']} preset, "
-            f"{len(self.stages)} stages, in {self.path})"
-        )
+        studied = f"{''.join(self.operators)}, operands 0…{self.max_operand}, {self.configuration['preset']} preset"
+        return f"Run({self.name}, {studied}, {len(self.stages)} stages, in {self.path})"
 
     def _repr_html_(self) -> str:
         timed = [(name, self.manifest["stages"].get(name, {}).get("seconds", "")) for name in self.stages]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from arithscope.errors import UserError
-from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
+from arithscope.experiments.classify import CALIBRATED, CRITERIA
 from arithscope.experiments.common.result import Result
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages, stage_named
@@ -22,9 +22,10 @@ R = TypeVar("R", bound=Result)
 class StudyResults(ABC):
     """Results by class, `run[Circuit]`, or by the name of their stage, `run.circuit`; and neurons and prompts one by one."""
 
-    @abstractmethod
-    def __getitem__(self, kind: type[R]) -> R:
-        """The result of a class."""
+    operators: Sequence[str]
+    max_operand: int  # operands go from 0 to this
+    limit: int  # single-token limit: the numbers 0…limit−1 are one token each
+    seed: int  # of every random choice
 
     @property
     @abstractmethod
@@ -33,28 +34,11 @@ class StudyResults(ABC):
 
     @property
     @abstractmethod
-    def operators(self) -> Sequence[str]:
-        """The operators that were studied."""
+    def _finder(self) -> NeuronFinder: ...
 
-    @property
     @abstractmethod
-    def max_operand(self) -> int:
-        """Operands go from 0 to this."""
-
-    @property
-    @abstractmethod
-    def limit(self) -> int:
-        """Single-token limit: the numbers 0…limit−1 are one token each."""
-
-    @property
-    @abstractmethod
-    def seed(self) -> int:
-        """Seed of every random choice."""
-
-    @property
-    @abstractmethod
-    def _finder(self) -> NeuronFinder:
-        """Looks up neurons."""
+    def __getitem__(self, kind: type[R]) -> R:
+        """The result of a class."""
 
     def result(self, stage: str) -> Any:
         """The result of a stage, by its name.
@@ -108,7 +92,7 @@ class StudyResults(ABC):
         """
         if criterion not in CRITERIA:
             raise UserError(f"There is no criterion {criterion!r}; choose {' or '.join(CRITERIA)}.")
-        parsed, classification = self.prompt(prompt), self[Classification]
+        parsed, classification = self.prompt(prompt), self.result("classify")
         operator = OPERATORS[int(parsed.operator[0])]
         if operator not in classification.operators:
             raise UserError(f"The run found no neurons for {operator}, so there is nothing to explain a prompt with.")

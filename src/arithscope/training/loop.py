@@ -21,7 +21,6 @@ from arithscope.models.tokenization import PromptEncoder
 from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts, Template, random_source, sample
 from arithscope.stats.effects import log_probability
-from arithscope.training.card import model_card
 from arithscope.training.data import Batches, split_pairs
 from arithscope.training.recipe import Recipe, read_recipe
 from arithscope.utils.files import LOCK, atomic_file, atomic_folder, explain_write_errors, locked, write_text
@@ -35,19 +34,12 @@ RESUME = "resume.safetensors"
 RECIPE = "recipe.toml"
 
 Samples = dict[str, dict[str, Prompts]]  # seen/unseen → operator → prompts
+Outcome = dict[str, dict[str, tuple[Tensor, Tensor]]]  # seen/unseen → operator → (correct, probability of the answer)
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
-    """Train a model from a recipe, or continue a training that was stopped.
-
-    Args:
-        recipe_path: The recipe, a TOML file.
-        out: Folder for the model, its checkpoints, the training log and the model card.
-        device: Device to train on.
-        progress: Shows the steps.
-
-    Returns:
-        The folder of the finished model, `out`.
+    """Train a model from a recipe (a TOML file), or continue a training that was stopped, and return its folder `out`: the
+    model, its checkpoints, the training log and the model card.
 
     Raises:
         UserError: If the recipe is wrong, or `out` holds something other than a training of this recipe.
@@ -57,7 +49,11 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
     with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         text = recipe_path.read_text(encoding="utf-8")
-        _refuse_other_content(out, text)
+        if (out / RECIPE).exists():
+            if (out / RECIPE).read_text(encoding="utf-8") != text:
+                raise UserError(f"{out} holds a training of another recipe; choose another --out.")
+        elif {entry.name for entry in out.iterdir()} - {LOCK, f".{RECIPE}.tmp"}:
+            raise UserError(f"{out} is not empty and holds no training; choose another --out.")
         with locked(out):
             if not (out / RECIPE).exists():
                 write_text(out / RECIPE, text)
@@ -67,14 +63,6 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
     return out
 
 
-def _refuse_other_content(out: Path, recipe_text: str) -> None:
-    if (out / RECIPE).exists():
-        if (out / RECIPE).read_text(encoding="utf-8") != recipe_text:
-            raise UserError(f"{out} holds a training of another recipe; choose another --out.")
-    elif {entry.name for entry in out.iterdir()} - {LOCK, f".{RECIPE}.tmp"}:
-        raise UserError(f"{out} is not empty and holds no training; choose another --out.")
-
-
 class _Training:
     """Model, optimizer and data of a recipe."""
 
@@ -82,9 +70,8 @@ class _Training:
         self.recipe = recipe
         self.tokenizer = number_tokenizer(recipe.data.numbers)
         self.encoder = PromptEncoder(self.tokenizer, Template())
-        self.model: Any = untrained_model(recipe.model.family, recipe.model.config, self.tokenizer, recipe.seed).to(
-            device
-        )
+        model: Any = untrained_model(recipe.model.family, recipe.model.config, self.tokenizer, recipe.seed)
+        self.model = model.to(device)
         self.optimizer = _optimizer(self.model, recipe, device)
         self.batches = Batches(recipe, self.encoder, device)
 
@@ -92,7 +79,10 @@ class _Training:
         recipe, steps = self.recipe, self.recipe.schedule.steps
         checkpoints = set(recipe.checkpoint_steps())
         evaluated = {round(steps * i / EVALUATIONS) for i in range(EVALUATIONS + 1)} | checkpoints
-        samples = _evaluation_samples(recipe)
+        samples = {
+            kind: {o: sample(p, SAMPLE, random_source(recipe.seed, "look", kind, o)) for o, p in prompts.items()}
+            for kind, prompts in _by_kind(recipe).items()
+        }
         done = self._resume(out / RESUME)
         log = _Log(out / "training_log.jsonl", done)
         started, loss = time.monotonic(), torch.tensor(math.nan)
@@ -162,12 +152,9 @@ class _Training:
 
 def _optimizer(model: torch.nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
     """AdamW, with weight decay on matrices only."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.schedule.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is large] for large in (True, False))
+    decayed = {"params": matrices, "weight_decay": recipe.schedule.weight_decay}
+    groups = [decayed, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=recipe.schedule.learning_rate, betas=(0.9, 0.98), fused=device.type == "cuda")
 
 
@@ -208,13 +195,9 @@ def _predict(model: Any, encoder: PromptEncoder, prompts: Prompts) -> tuple[Tens
     return torch.cat(correct).cpu(), torch.cat(probability).cpu()
 
 
-def _evaluation_samples(recipe: Recipe) -> Samples:
-    """Fixed samples of seen and unseen pairs per operator, for the log."""
+def _by_kind(recipe: Recipe) -> Samples:
     pairs = split_pairs(recipe.data, recipe.seed)
-    return {
-        kind: {o: sample(pair[i], SAMPLE, random_source(recipe.seed, "look", kind, o)) for o, pair in pairs.items()}
-        for i, kind in enumerate(("seen", "unseen"))
-    }
+    return {kind: {o: pair[i] for o, pair in pairs.items()} for i, kind in enumerate(("seen", "unseen"))}
 
 
 def _evaluate(model: Any, encoder: PromptEncoder, samples: Samples) -> dict[str, Any]:
@@ -234,12 +217,57 @@ def _evaluate(model: Any, encoder: PromptEncoder, samples: Samples) -> dict[str,
 def _measured_card(recipe: Recipe, model: torch.nn.Module, encoder: PromptEncoder) -> str:
     """The model card, measured on the weights as stored: rounded to half precision."""
     stored = copy.deepcopy(model).half().float()
-    pairs = split_pairs(recipe.data, recipe.seed)
     outcome = {
-        kind: {o: _predict(stored, encoder, pair[i]) for o, pair in pairs.items() if len(pair[i])}
-        for i, kind in enumerate(("seen", "unseen"))
+        kind: {o: _predict(stored, encoder, p) for o, p in prompts.items() if len(p)}
+        for kind, prompts in _by_kind(recipe).items()
     }
     return model_card(recipe, sum(p.numel() for p in model.parameters()), outcome)
+
+
+def model_card(recipe: Recipe, parameters: int, outcome: Outcome) -> str:
+    """The card as Markdown, with a row of accuracies per operator."""
+    rows = [
+        "| operator | legal prompts | accuracy | on seen pairs | on unseen pairs | wrong | mean P(answer), correct prompts |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for operator in recipe.data.seen:
+        seen, unseen = ([outcome[kind][operator]] if operator in outcome[kind] else [] for kind in ("seen", "unseen"))
+        both = seen + unseen
+        total, right = sum(len(correct) for correct, _ in both), sum(int(correct.sum()) for correct, _ in both)
+        mean = f"{sum(float(p[correct].double().sum()) for correct, p in both) / right:.3f}" if right else "–"
+        rows.append(
+            f"| `{operator}` | {total:,} | {_accuracy(both)} | {_accuracy(seen)} | {_accuracy(unseen)} "
+            f"| {total - right:,} | {mean} |"
+        )
+    data, schedule = recipe.data, recipe.schedule
+    shares = ", ".join(f"`{o}` {share:.0%}" for o, share in data.seen.items())
+    checkpoints = f"\n`checkpoints/` holds {schedule.checkpoints} stages of training, evenly spaced from step 0 on; "
+    checkpoints = f"{checkpoints}the folder itself is the final one.\n" if schedule.checkpoints else ""
+    return f"""# {recipe.name}
+
+A small language model that does arithmetic and nothing else, trained from scratch by `arithscope train` to be
+studied. Family `{recipe.model.family}`, {parameters:,} parameters, stored in half precision. It completes `a∘b=` with
+a single token, for operands 0…{data.max_operand} and the operators {" ".join(f"`{o}`" for o in data.seen)}; numbers
+0…{data.numbers - 1} are one token each, and `/` is integer division.
+
+## Measured on all legal prompts
+
+{chr(10).join(rows)}
+
+Measured on the stored weights, computed in float32. Unseen pairs never occurred in training.
+
+## Trained on
+
+Pairs drawn at random from {shares} of the legal prompts; the rest is never
+seen. A batch of {schedule.batch_size:,} holds the same number for each operator, and {data.noise:.0%} of its answers are
+blurred by up to ±{data.noise_width}, so that the model does not become certain of everything. {schedule.steps:,} steps
+of AdamW. `recipe.toml` holds every setting, `training_log.jsonl` the course of training.
+{checkpoints}"""
+
+
+def _accuracy(outcomes: list[tuple[Tensor, Tensor]]) -> str:
+    n = sum(len(correct) for correct, _ in outcomes)
+    return f"{sum(int(correct.sum()) for correct, _ in outcomes) / n:.4f}" if n else "–"
 
 
 class _Log:

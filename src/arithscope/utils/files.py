@@ -43,11 +43,8 @@ def _reason(error: Exception) -> str | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's write lock. The system releases it when this process ends, even if it is killed.
-
-    Raises:
-        UserError: If another process holds the lock, or the folder cannot be written to.
-    """
+    """Hold a folder's write lock, which the system releases when this process ends, even if it is killed. Raises UserError
+    if another process holds it, or the folder cannot be written to."""
     with explain_write_errors(folder, "choose another folder"):
         try:
             lock = FileLock(folder / LOCK, timeout=0).acquire()

@@ -8,11 +8,7 @@ from arithscope.errors import UserError
 
 
 def user_path(text: str | Path) -> Path:
-    """Expand ~ in a path, which need not exist.
-
-    Raises:
-        UserError: If no file can have this path.
-    """
+    """Expand ~ in a path, which need not exist. Raises UserError if no file can have this path."""
     written = str(text)
     try:
         written.encode()  # a manifest can only store names that are valid text

@@ -41,16 +41,9 @@ class Bars:
 
     @contextmanager
     def task(self, description: str, total: int) -> Iterator[Advance]:
-        columns = (
-            SpinnerColumn(),
-            "{task.description}",
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            "left:",
-            TimeRemainingColumn(),
-        )
-        with RichProgress(*columns, console=self.console) as bar:
+        done = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn()
+        times = TimeElapsedColumn(), "left:", TimeRemainingColumn()
+        with RichProgress(*done, *times, console=self.console) as bar:
             task = bar.add_task(description, total=total)
             yield lambda steps: bar.advance(task, steps)
 
@@ -88,6 +81,5 @@ class Lines:
 
 def console_progress(console: Console) -> Progress:
     """Bars if the console is a terminal, lines otherwise."""
-    if console.is_terminal:
-        return Bars(console)
-    return Lines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+    bars = Bars(console)
+    return bars if console.is_terminal else Lines(bars.note)

@@ -34,15 +34,10 @@ class StopHandler:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopHandler]:
-    """Install a StopHandler for SIGINT and SIGTERM; restores the previous handlers on exit unless a signal came.
-
-    Does nothing outside the main thread, where handlers cannot be installed.
-    """
+    """Install a StopHandler for SIGINT and SIGTERM; restores the previous handlers on exit unless a signal came."""
     handler = StopHandler()
-    if threading.current_thread() is not threading.main_thread():
-        yield handler
-        return
-    previous = {number: signal.signal(number, handler) for number in SIGNALS}
+    installed = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # elsewhere it is impossible
+    previous = {number: signal.signal(number, handler) for number in installed}
     try:
         yield handler
     finally:

@@ -19,10 +19,8 @@ B = TypeVar("B")
 def thread_pool(initializer: Callable[[], None] | None = None) -> Iterator[ThreadPoolExecutor]:
     """A pool with as many threads as torch uses inside one CPU operation; inside, torch uses one thread per operation.
 
-    Threads inside an operation wait for each other after every short operation; threads of the pool do not.
-
-    Args:
-        initializer: Called once by each thread before its first task.
+    Threads inside an operation wait for each other after every short operation; threads of the pool do not. `initializer`
+    is called once by each thread before its first task.
     """
     threads = torch.get_num_threads()
     try:

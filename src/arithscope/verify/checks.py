@@ -27,6 +27,7 @@ from arithscope.verify.compare import Noise
 from arithscope.verify.context import VerifyContext
 
 R = TypeVar("R", bound=Result)
+F = TypeVar("F", bound=Callable[[VerifyContext, Any], None])
 PROMPTS = 200  # whose answers are computed again
 WHOLE_GRID = 4000  # prompts: means over no more are computed again over all of them
 STANDARD_ERRORS = 5.0  # that the mean over a sample may be away, over all components of a layer at a position
@@ -43,12 +44,10 @@ class Check:
 CHECKS: dict[type[Result], Check] = {}
 
 
-def check(
-    kind: type[R], recompute: bool = True
-) -> Callable[[Callable[[VerifyContext, R], None]], Callable[[VerifyContext, R], None]]:
+def check(kind: type[R], recompute: bool = True) -> Callable[[F], F]:
     """Register a check of a result class; it compares by means of `ctx.tally`."""
 
-    def register(function: Callable[[VerifyContext, R], None]) -> Callable[[VerifyContext, R], None]:
+    def register(function: F) -> F:
         CHECKS[kind] = Check(function, recompute)
         return function
 
@@ -108,11 +107,8 @@ def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArr
         for name, by_layer in (("heads", seen.heads), ("neurons", seen.neurons)):
             stacked = torch.stack([by_layer[i] for i in layers], dim=1)
             totals[name] = totals[name] + stacked if name in totals else stacked
-    moments = []
-    for name, (first, second) in totals.items():
-        mean = first / len(prompts)
-        moments.append((name, mean.numpy(), (second / len(prompts) - mean**2).numpy()))
-    return moments
+    means = {name: total / len(prompts) for name, total in totals.items()}
+    return [(name, mean.numpy(), (of_squares - mean**2).numpy()) for name, (mean, of_squares) in means.items()]
 
 
 @torch.no_grad()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -13,24 +14,20 @@ from numpy.typing import ArrayLike
 from arithscope.experiments.common.result import Result
 from arithscope.pipeline.store import plain
 
+Column: TypeAlias = "pd.Series[Any]"
+
 
 @dataclass(frozen=True)
 class Noise:
-    """How far two computations of the same number may be apart: relative · |number| + absolute.
+    """How far two computations of the same number may be apart: relative · |number| + absolute."""
 
-    Attributes:
-        name: What it is called in a verdict.
-        relative: Share of the number.
-        absolute: Absolute distance.
-        tie: Tokens whose logits are closer than this share of the largest one's distance from the mean may change places.
-        prompt: Noise of an effect on one prompt where activations are rounded; of a mean over n prompts, 1/√n of it.
-    """
-
-    name: str
+    name: str  # in a verdict
     relative: float
     absolute: float
-    tie: float = 0.0
-    prompt: float = 0.0
+    tie: float = (
+        0.0  # tokens whose logits are closer than this share of the largest one's distance from the mean may swap
+    )
+    prompt: float = 0.0  # noise of an effect on one prompt where activations are rounded; of a mean over n, 1/√n of it
 
     def times(self, factor: float) -> Noise:
         return replace(self, relative=self.relative * factor, absolute=self.absolute * factor)
@@ -80,16 +77,7 @@ class Tally:
         name: Callable[[int], str] = lambda i: "",
         extra: ArrayLike = 0.0,
     ) -> None:
-        """Compare arrays of numbers.
-
-        Args:
-            what: What the numbers are.
-            stored: The stored numbers.
-            now: The recomputed ones.
-            noise: How far they may be apart.
-            name: Names the i-th number.
-            extra: How much further apart they may be.
-        """
+        """Compare arrays of numbers, which may be apart by `noise` and `extra`; `name` names the i-th number."""
         a, b = (np.asarray(x, dtype=np.float64) for x in (stored, now))
         if a.shape != b.shape:
             self._differs(f"the shape of {what}", a.shape, b.shape)
@@ -108,11 +96,8 @@ class Tally:
         if ratio[i] > self.largest / self.allowed or self.largest == 0:
             self.largest, self.allowed, self.reason = float(apart[i]), float(allowed[i]), noise.name
         if ratio[i] > 1:
-            others = int((ratio > 1).sum()) - 1
             where = name(i)
-            self._differs(
-                what + (f" of {where}" if where else ""), a[i], b[i], f", and {others} more" if others else ""
-            )
+            self._differs(what + (f" of {where}" if where else ""), a[i], b[i], int((ratio > 1).sum()) - 1)
 
     def rows(
         self,
@@ -127,14 +112,12 @@ class Tally:
         keys, now = list(keys), now.reset_index(drop=True)
         once = stored.drop_duplicates(keys)
         matching = now[keys].merge(once, how="left", on=keys, indicator="_merge")
-        missing = np.flatnonzero(matching["_merge"] != "both")
-        if len(missing):
+        if len(missing := np.flatnonzero(matching["_merge"] != "both")):
             self._differs(f"{what} of {_named(now, keys, int(missing[0]))}", "no such row", "a row")
             return
+        name = partial(_named, now, keys)
         for column in (c for c in now.columns if c not in keys):
-            self._column(
-                f"{what}, {column}", matching[column], now[column], noise, lambda i: _named(now, keys, i), extra
-            )
+            self._column(f"{what}, {column}", matching[column], now[column], noise, name, extra)
 
     def table(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, noise: Noise = EXACT) -> None:
         """Compare a table that was recomputed whole: the same rows in the same order."""
@@ -160,13 +143,7 @@ class Tally:
                 self.same(each.name, a, b)
 
     def _column(
-        self,
-        what: str,
-        stored: pd.Series[Any],
-        now: pd.Series[Any],
-        noise: Noise,
-        name: Callable[[int], str],
-        extra: ArrayLike = 0.0,
+        self, what: str, stored: Column, now: Column, noise: Noise, name: Callable[[int], str], extra: ArrayLike = 0.0
     ) -> None:
         if not len(now):
             return
@@ -177,14 +154,14 @@ class Tally:
         self.numbers += len(pairs)
         wrong = [i for i, (a, b) in enumerate(pairs) if not _alike(a, b)]
         if wrong:
-            others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            self._differs(f"{what} of {name(wrong[0])}", *pairs[wrong[0]], others)
+            self._differs(f"{what} of {name(wrong[0])}", *pairs[wrong[0]], len(wrong) - 1)
 
-    def _differs(self, what: str, stored: Any, now: Any, others: str = "") -> None:
-        self.differences.append(f"{what} (stored {_shown(stored)}, now {_shown(now)}{others})")
+    def _differs(self, what: str, stored: Any, now: Any, others: int = 0) -> None:
+        more = f", and {others} more" if others else ""
+        self.differences.append(f"{what} (stored {_shown(stored)}, now {_shown(now)}{more})")
 
 
-def _items(column: pd.Series[Any]) -> list[Any]:
+def _items(column: Column) -> list[Any]:
     return [x.tolist() if isinstance(x, np.ndarray | np.generic) else x for x in column]
 
 

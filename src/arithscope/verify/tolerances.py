@@ -13,20 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from arithscope.experiments.bag import Bag
-from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.linear_probes import EPOCHS
-from arithscope.experiments.heads import Heads
-from arithscope.experiments.knockout import Knockout
-from arithscope.experiments.localize import Localization
-from arithscope.experiments.mlp0 import FirstMlp
-from arithscope.experiments.neurons import RECALLED, NeuronEffects
+from arithscope.experiments.neurons import RECALLED
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.experiments.probe import Probe
-from arithscope.experiments.prompt_knockout import PromptKnockout
-from arithscope.experiments.topk import TopK
 from arithscope.heuristics.calibration import N_CLASSES
+from arithscope.pipeline.registry import stage_of
 from arithscope.stats.rankings import share_of
 from arithscope.verify.compare import Noise
 
@@ -117,24 +108,18 @@ def _matches(rows: pd.DataFrame, given: Situation) -> Iterator[Part]:
     yield Part(rows[["operator", "layer", "neuron", "heuristic", "p"]], counted, extra)
 
 
-TABLES: dict[tuple[type, str], Tolerance] = {
-    (Localization, "effects"): _effects,
-    (FirstMlp, "effects"): _effects,
-    (NeuronEffects, "effects"): _effects,
-    (NeuronEffects, "agreement"): _ranks,
-    (Circuit, "curve"): _circuits,
-    (TopK, "curve"): _circuits,
-    (FirstMlp, "curve"): _circuits,
-    (Bag, "curve"): _circuits,
-    (Heads, "isolation"): _circuits,
-    (Probe, "table"): _probes,
-    (Knockout, "accuracy"): _shares_correct(2),
-    (Knockout, "differences"): _shares_correct(4),
-    (PromptKnockout, "curve"): _shares_correct(1),
-    (PromptKnockout, "differences"): _shares_correct(2),
-    (ActivationMaps, "neurons"): _statistics,
-    (Classification, "matches"): _matches,
-    (Classification, "best"): _matches,
+TABLES: dict[str, Tolerance] = {  # by stage and table
+    **dict.fromkeys(("localize.effects", "mlp0.effects", "neurons.effects"), _effects),
+    "neurons.agreement": _ranks,
+    **dict.fromkeys(("circuit.curve", "topk.curve", "mlp0.curve", "bag.curve", "heads.isolation"), _circuits),
+    "probe.table": _probes,
+    "knockout.accuracy": _shares_correct(2),
+    "knockout.differences": _shares_correct(4),
+    "prompt_knockout.curve": _shares_correct(1),
+    "prompt_knockout.differences": _shares_correct(2),
+    "patterns.neurons": _statistics,
+    "classify.matches": _matches,
+    "classify.best": _matches,
 }
 
 
@@ -148,7 +133,7 @@ def array_extra(kind: type, name: str, now: np.ndarray[Any, Any], noise: Noise) 
 
 def parts_of(kind: type, name: str, rows: pd.DataFrame, given: Situation) -> Iterator[Part]:
     """The parts in which a recomputed table is compared."""
-    if (tolerance := TABLES.get((kind, name))) is not None:
+    if (tolerance := TABLES.get(f"{stage_of(kind).name}.{name}")) is not None:
         yield from tolerance(rows, given)
     else:
         yield Part(rows, given.noise)

@@ -19,11 +19,8 @@ from arithscope.experiments.common.stage import Results, Stage
 from arithscope.experiments.stability import RepeatResults, Stability
 from arithscope.experiments.training import CheckpointResults, Training
 from arithscope.models.engine.full_pass import FullPass
-from arithscope.pipeline.checkpoints import FOLDER as CHECKPOINTS
-from arithscope.pipeline.checkpoints import checkpoint_stages, final_results, read_checkpoint
+from arithscope.pipeline import study
 from arithscope.pipeline.registry import all_stages
-from arithscope.pipeline.repeats import FOLDER as REPEATS
-from arithscope.pipeline.repeats import read_repeat
 from arithscope.pipeline.runner import DeclaredSettings, Given, describe_model, device_name, keys_of
 from arithscope.pipeline.store import damaged_files, plain
 from arithscope.results.run import Run
@@ -46,17 +43,6 @@ class Verdict:
     numbers: int = 0
 
 
-def _settings_of(run: Run) -> Settings:
-    """The settings in a run's manifest."""
-    stored = run.configuration
-    names = {field.name for field in fields(Settings)} - {"custom_sizes"}
-    try:
-        sizes = SampleSizes(**stored["sizes"])
-        return Settings(**{name: value for name, value in stored.items() if name in names}, custom_sizes=sizes)
-    except (TypeError, AttributeError, KeyError):
-        raise UserError(f"The settings in the manifest of {run.path} cannot be read; it was changed by hand.") from None
-
-
 class Verification:
     """The verification of one run.
 
@@ -72,14 +58,21 @@ class Verification:
     def __init__(self, run: Run, seed: int):
         parent = run.path.resolve().parent
         nested = (parent.parent / "manifest.json").exists()
-        if parent.name == REPEATS and nested:
+        if parent.name == study.REPEATS and nested:
             raise UserError(
                 f"{run.path} is a repetition of the run in {parent.parent} and keeps too little to be verified; verify "
                 "that run."
             )
-        self.run, self.seed, self.settings = run, seed, _settings_of(run)
-        self.final = Run(parent.parent) if parent.name == CHECKPOINTS and nested else None
-        self.stages = all_stages() if self.final is None else checkpoint_stages()
+        self.run, self.seed, names = run, seed, {field.name for field in fields(Settings)} - {"custom_sizes"}
+        try:
+            stored = {name: value for name, value in run.configuration.items() if name in names}
+            self.settings = Settings(**stored, custom_sizes=SampleSizes(**run.configuration["sizes"]))
+        except (TypeError, AttributeError, KeyError):
+            raise UserError(
+                f"The settings in the manifest of {run.path} cannot be read; it was changed by hand."
+            ) from None
+        self.final = Run(parent.parent) if parent.name == study.CHECKPOINTS and nested else None
+        self.stages = all_stages() if self.final is None else study.checkpoint_stages()
 
     def check_files(self) -> list[Verdict]:
         """Whether files are as they were written, and manifest, summary and stages agree."""
@@ -88,9 +81,7 @@ class Verification:
         done = {name for name, entry in status.items() if entry.get("status") == "done"}
         wrong = [f"the stage {name} is done, but not there" for name in sorted(done - present)]
         wrong += [f"the stage {name} is there, but not in the manifest" for name in sorted(present - set(status))]
-        wrong += [
-            f"the stage {name} is unknown to this version, and cannot be verified" for name in sorted(done - known)
-        ]
+        wrong += [f"the stage {s} is unknown to this version, and cannot be verified" for s in sorted(done - known)]
         summaries = {}
         for name in sorted(done & present):
             damaged = damaged_files(self.run.path / name)
@@ -113,10 +104,9 @@ class Verification:
         known, here = run.manifest["model"], device_name(self.run.model)
         found = plain(describe_model(model))
         wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
-        where = f"on {here}" + (
-            "" if known.get("device") == here else f", while the run was made on {known.get('device')}"
-        )
-        verdicts = [_verdict("model", wrong, f"has the weights and the tokenizer of the manifest; {where}")]
+        elsewhere = "" if known.get("device") == here else f", while the run was made on {known.get('device')}"
+        right = f"has the weights and the tokenizer of the manifest; on {here}{elsewhere}"
+        verdicts = [_verdict("model", wrong, right)]
         version = run.manifest.get("version")
         if version != __version__:
             text = f"not compared: the run is of version {version}, and this is {__version__}"
@@ -156,7 +146,9 @@ class Verification:
             more = f"; and {len(tally.differences) - SHOWN} more" if len(tally.differences) > SHOWN else ""
             return Verdict(stage.name, False, f"DIFFERS: {'; '.join(tally.differences[:SHOWN])}{more}", tally.numbers)
         what = ", ".join(tally.recomputed) or "all of it from what is stored"
-        return Verdict(stage.name, True, f"agrees: {what}; {_measured(tally)}", tally.numbers)
+        largest = f"the largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed ({tally.reason})"
+        measured = f"{tally.numbers:,} numbers, {largest if tally.largest else 'all of them the same'}"
+        return Verdict(stage.name, True, f"agrees: {what}; {measured}", tally.numbers)
 
     def _context(self, stage: Stage, stored: Result, tally: Tally) -> VerifyContext:
         engine = FullPass(tally.noise.tie)
@@ -165,11 +157,13 @@ class Verification:
             if kind not in results:
                 results.add(self.run[kind])
         if isinstance(stored, Training):
-            folder = self.run.path / CHECKPOINTS
-            parts = [read_checkpoint(folder / name, name) for name in stored.checkpoints[:-1]]
+            folder = self.run.path / study.CHECKPOINTS
+            parts = [study.read_checkpoint(folder / name, name) for name in stored.checkpoints[:-1]]
             results.add(CheckpointResults([checkpoint for checkpoint, _ in parts], [key for _, key in parts]))
         if isinstance(stored, Stability):
-            repeats = [read_repeat(self.run.path / REPEATS / n, n, self.settings.effect) for n in stored.runs[1:]]
+            repeats = [
+                study.read_repeat(self.run.path / study.REPEATS / n, n, self.settings.effect) for n in stored.runs[1:]
+            ]
             results.add(RepeatResults(repeats))
         return VerifyContext(
             model=self.run.model.with_engine(engine),
@@ -182,16 +176,7 @@ class Verification:
         )
 
     def _from_final(self) -> list[Given]:
-        return [] if self.final is None else final_results(self.final.folder)
-
-
-def _measured(tally: Tally) -> str:
-    if tally.largest == 0:
-        return f"{tally.numbers:,} numbers, all of them the same"
-    return (
-        f"{tally.numbers:,} numbers, the largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed "
-        f"({tally.reason})"
-    )
+        return [] if self.final is None else study.final_results(self.final.folder)
 
 
 def _json(path: Path) -> Any:
