@@ -22,6 +22,7 @@ from arithscope.models.model import Model
 from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import Prompts, Template, legal_prompts
 from arithscope.settings import Settings
+from arithscope.stats.effects import token_logits
 from arithscope.utils.progress import Silent
 from tests.families import FAMILY_AND_ATTENTION, NUMBERS, small
 from tests.tokenizers_for_tests import word_tokenizer
@@ -115,8 +116,7 @@ def something_more_in_the_stream(model: Model, patch: pytest.MonkeyPatch) -> Non
 
 
 def uncentred(model: Model, patch: pytest.MonkeyPatch) -> None:
-    plain = checks.normalized_logit
-    patch.setattr(checks, "normalized_logit", lambda logits, answers, centre: plain(logits, answers, centre=False))
+    patch.setattr(checks, "normalized_logit", lambda z, answers: token_logits(z, answers) / z.amax(-1))
 
 
 def forgetful_cache(model: Model, patch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -50,8 +54,7 @@ class _Sample:
     allowed: float
 
     def distance(self, other: Tensor) -> float:
-        """Distance of other logits from the model's own, in units of their standard deviation over the vocabulary: root mean
-        square, of the worst prompt. NaN if any of them is."""
+        """Root mean square distance of other logits, of the worst prompt, in units of the logits' spread; may be NaN."""
         spread = float(self.logits.std(-1).mean()) or 1.0
         return float((other - self.logits).square().mean(-1).sqrt().max()) / spread
 
@@ -110,9 +113,8 @@ def rounding_noise(model: Model, wide: Model) -> float:
 def _logits(sample: _Sample) -> Check:
     """Finite, and not the same for all tokens."""
     if not torch.isfinite(sample.logits).all():
-        return Check(
-            "logits", "not finite", "its logits are not finite; try --dtype float32, or load its weights again"
-        )
+        problem = "its logits are not finite; try --dtype float32, or load its weights again"
+        return Check("logits", "not finite", problem)
     spread = float(sample.logits.std(-1).min())
     detail = f"finite; they spread by {spread:.2g} over the vocabulary"
     return Check("logits", detail, "" if spread > 0 else "its logits are the same for all tokens")
@@ -145,13 +147,10 @@ def _padding(sample: _Sample) -> Check:
     """Prompts are never padded here; but if masked tokens are not left out, attention masks do not do what they should."""
     model, (batch, length), pad = sample.model, sample.ids.shape, 3
     ids = torch.cat([sample.ids[:, -1:].expand(batch, pad), sample.ids], dim=1)
-    mask = torch.ones_like(ids)
-    mask[:, :pad] = 0
-    positions = torch.arange(-pad, length, device=ids.device).clamp(min=0).expand(batch, -1)
-    output = model.hf_model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1
-    )
-    distance = sample.distance(model.last_logits(output))
+    positions = torch.arange(-pad, length, device=ids.device).expand(batch, -1)
+    mask, positions = (positions >= 0).long(), positions.clamp(min=0)
+    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=positions)
+    distance = sample.distance(model.last_logits(model.hf_model(**inputs, use_cache=False, logits_to_keep=1)))
     problem = "masked tokens in front of a prompt change its logits"
     return sample.compared("padding", "masked tokens in front change nothing (to {})", distance, problem)
 
@@ -178,10 +177,8 @@ def _attention(sample: _Sample) -> Check:
     patterns = [captured.attention[i].float() for i in layers]
     sums = max(float((pattern.sum(-1) - 1).abs().max()) for pattern in patterns)
     ahead = max(float(pattern.triu(1).abs().max()) for pattern in patterns)
-    allowed, detail = (
-        1e-4 if model.full_precision else 0.02,
-        f"rows sum to one (to {sums:.1e}), and nothing looks ahead",
-    )
+    allowed = 1e-4 if model.full_precision else 0.02
+    detail = f"rows sum to one (to {sums:.1e}), and nothing looks ahead"
     if not sums <= allowed:
         return Check("attention", detail, f"rows of its attention patterns do not sum to one (off by {sums:.2g})")
     if not ahead <= allowed:
@@ -192,32 +189,29 @@ def _attention(sample: _Sample) -> Check:
 def _components(sample: _Sample) -> Check:
     """Heads and value vectors add up to what the projections write, and that to the layer's output."""
     model, layers = sample.model, range(sample.model.sizes.layers)
+    streams: list[Tensor] = []
     written: dict[tuple[Site, int], Tensor] = {}
-    inputs: list[Tensor] = []
 
-    def on_output(site: Site, layer: int) -> Callable[..., None]:
-        return lambda module, args, output: written.__setitem__((site, layer), output.to(model.device).float())
+    def at_first_layer(module: Any, args: Any, kwargs: Any) -> None:
+        streams.append(layer_input(args, kwargs).to(model.device).float())
 
-    handles = [model.module(s, i).register_forward_hook(on_output(s, i)) for s in Site for i in layers]
-    handles.append(
-        model.layers[0].register_forward_pre_hook(
-            lambda module, args, kwargs: inputs.append(layer_input(args, kwargs)), with_kwargs=True
-        )
-    )
-    try:
-        with capturing(model, heads=layers, neurons=layers, residual=layers) as captured:
-            model.logits(sample.ids)
-    finally:
-        for handle in handles:
-            handle.remove()
-    streams = [x.to(model.device).float() for x in (inputs[0], *(captured.residual[i] for i in layers))]
+    def at_output(place: tuple[Site, int], module: Any, args: Any, output: Tensor) -> None:
+        written[place] = output.to(model.device).float()
+
+    with ExitStack() as stack:
+        stack.enter_context(model.layers[0].register_forward_pre_hook(at_first_layer, with_kwargs=True))
+        for place in product(Site, layers):
+            stack.enter_context(model.module(*place).register_forward_hook(partial(at_output, place)))
+        captured = stack.enter_context(capturing(model, heads=layers, neurons=layers, residual=layers))
+        model.logits(sample.ids)
+    streams += [captured.residual[i].to(model.device).float() for i in layers]
     errors = []
     for i in layers:
         heads, neurons = written[Site.HEADS, i], written[Site.NEURONS, i]
-        sums = {
-            "the value vectors": (_sum_of_neurons(model, captured.neurons[i], i), neurons),
-            "the slices of heads": (_sum_of_heads(model, captured.heads[i], i), heads),
-        }
+        bias = model.module(Site.NEURONS, i)(torch.zeros_like(captured.neurons[i][:1, :1])).to(model.device).float()
+        sum_of_neurons = captured.neurons[i].to(model.device).float() @ model.value_vectors(i).float() + bias
+        sum_of_heads = _sum_of_heads(model, captured.heads[i], i)
+        sums = {"the value vectors": (sum_of_neurons, neurons), "the slices of heads": (sum_of_heads, heads)}
         if not model.architecture.post_norms:
             sums["attention and MLP"] = (streams[i] + heads + neurons, streams[i + 1])
         for name, (summed, whole) in sums.items():
@@ -227,11 +221,6 @@ def _components(sample: _Sample) -> Check:
     allowed = EXACT if model.full_precision else 0.05 if not model.quantization else HALF
     problem = "" if worst <= allowed else f"{where} do not add up to what it writes (off by {worst:.2g} of it)"
     return Check("components", f"heads and value vectors add up to each layer's output (to {worst:.1e})", problem)
-
-
-def _sum_of_neurons(model: Model, neurons: Tensor, layer: int) -> Tensor:
-    bias = model.module(Site.NEURONS, layer)(torch.zeros_like(neurons[:1, :1])).to(model.device).float()
-    return neurons.to(model.device).float() @ model.value_vectors(layer).float() + bias
 
 
 def _sum_of_heads(model: Model, heads: Tensor, layer: int) -> Tensor:
@@ -260,8 +249,7 @@ def _centring(sample: _Sample) -> Check:
 
 
 def _replay(sample: _Sample) -> Check:
-    """At every layer: an unedited replay, one with a head or half of the neurons ablated at one of the named positions, and one
-    with a neuron's sign flipped at the last; each against full passes."""
+    """Replays from every layer against full passes: unedited, with components ablated, and with a neuron's sign flipped."""
     model, ids, slow = sample.model, sample.ids, FullPass()
     named, s, last = list(model.positions.named().items()), model.sizes, sample.ids.shape[1] - 1
     whole, errors = slow.record(model, ids, 0), []
@@ -274,9 +262,8 @@ def _replay(sample: _Sample) -> Check:
         unedited, edited = replay(record(model, ids, at), edits, _both).unbind(-1)
         full = slow.replay(whole, edits, _both)[..., 1]
         errors += [(sample.distance(x), f"an unedited replay from layer {layer} and {name} on") for x in unedited]
-        errors += [
-            (sample.distance(x), f"an edited replay at layer {layer} and {name}") for x in edited - full + sample.logits
-        ]
+        moved = edited - full + sample.logits
+        errors += [(sample.distance(x), f"an edited replay at layer {layer} and {name}") for x in moved]
         tape = record(model, ids, last, neurons=[layer])
         active = tape.neurons[layer][:, -1].float().abs().sum(0).argmax()
         flipped = (layer, active[None].cpu(), -tape.neurons[layer][None, :, -1, active], _both)
@@ -289,7 +276,6 @@ def _replay(sample: _Sample) -> Check:
 
 
 def _both(unedited: Tensor, edited: Tensor) -> Tensor:
-    """Unedited and edited logits of each variant."""
     return torch.stack([unedited.expand_as(edited), edited], -1)
 
 

@@ -32,6 +32,7 @@ class Architecture:
 _LLAMA = Architecture()
 _GEMMA = replace(_LLAMA, gain_offset=1.0)
 _GPT2 = Architecture("transformer.h", "attn", "attn.c_proj", "mlp.c_proj", "mlp.act", "transformer.ln_f", gated=False)
+_NEOX_LAYER = ("attention", "attention.dense", "mlp.dense_4h_to_h", "mlp.act")
 
 FAMILIES: dict[str, Architecture] = {
     "llama": _LLAMA,
@@ -42,15 +43,7 @@ FAMILIES: dict[str, Architecture] = {
     "gemma2": replace(_GEMMA, post_norms=True, eager_only=True),
     "gemma3_text": replace(_GEMMA, post_norms=True),
     "olmo2": replace(_LLAMA, post_norms=True),
-    "gpt_neox": Architecture(
-        "gpt_neox.layers",
-        "attention",
-        "attention.dense",
-        "mlp.dense_4h_to_h",
-        "mlp.act",
-        "gpt_neox.final_layer_norm",
-        gated=False,
-    ),
+    "gpt_neox": Architecture("gpt_neox.layers", *_NEOX_LAYER, "gpt_neox.final_layer_norm", gated=False),
     "gptj": replace(_GPT2, attention_out="attn.out_proj", mlp_down="mlp.fc_out", eager_only=True),
     "gpt2": _GPT2,
 }

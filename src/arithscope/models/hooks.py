@@ -6,6 +6,7 @@ is prompt b under variant v. A plain pass has one variant.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,11 +51,8 @@ class Edit:
     def select(self, variants: Tensor) -> Edit:
         """The edit for some of its variants; −1 stands for a variant without an edit. One variant serves any number."""
         index = variants.to(self.mask.device)
-        edited = (index >= 0)[:, None, None]
-        index = index.clamp(min=0)
-        mask = (self.mask[index] if self.mask.shape[0] > 1 else self.mask) & edited
-        values = self.values[index] if self.values.shape[0] > 1 else self.values
-        return replace(self, mask=mask, values=values)
+        mask, values = (x[index.clamp(min=0)] if x.shape[0] > 1 else x for x in (self.mask, self.values))
+        return replace(self, mask=mask & (index >= 0)[:, None, None], values=values)
 
     def for_prompts(self, rows: NDArray[np.int64]) -> Edit:
         """The edit for some prompts of its batch; one that is the same for all prompts serves any."""
@@ -102,13 +100,11 @@ def edit(
         ...     logits = model.logits(ids)
     """
     n, width = model.component_shape(site)
-    mask = torch.zeros(n, dtype=torch.bool, device=model.device)
-    if which is None:
-        mask[:] = True
-    elif isinstance(which, Tensor) and which.dtype == torch.bool:
+    if isinstance(which, Tensor) and which.dtype == torch.bool:
         mask = which.to(model.device)
     else:
-        mask[torch.as_tensor(which, device=model.device, dtype=torch.long)] = True
+        mask = torch.full((n,), which is None, device=model.device)
+        mask[torch.as_tensor([] if which is None else which, device=model.device, dtype=torch.long)] = True
     while mask.dim() < 3:
         mask = mask.unsqueeze(0 if mask.dim() == 1 else 1)
     value = torch.as_tensor(values, device=model.device, dtype=model.hf_model.dtype)
@@ -122,16 +118,12 @@ def edit(
 
 def zero_ablation_edits(model: Model, neurons: Iterable[tuple[int, int]]) -> list[Edit]:
     """One edit per layer that sets the given neurons, (layer, index), to zero at the last position."""
-    sizes = model.sizes
-    by_layer: dict[int, list[int]] = {}
+    s, last, by_layer = model.sizes, model.positions.last, defaultdict[int, list[int]](list)
     for layer, neuron in neurons:
-        if not (0 <= layer < sizes.layers and 0 <= neuron < sizes.neurons):
-            raise UserError(
-                f"There is no neuron L{layer}N{neuron}; the model has layers 0 to {sizes.layers - 1} with neurons 0 to "
-                f"{sizes.neurons - 1} each."
-            )
-        by_layer.setdefault(int(layer), []).append(int(neuron))
-    last = model.positions.last
+        if not (0 <= layer < s.layers and 0 <= neuron < s.neurons):
+            sizes = f"the model has layers 0 to {s.layers - 1} with neurons 0 to {s.neurons - 1} each."
+            raise UserError(f"There is no neuron L{layer}N{neuron}; {sizes}")
+        by_layer[int(layer)].append(int(neuron))
     return [edit(model, Site.NEURONS, layer, which, positions=last) for layer, which in by_layer.items()]
 
 
@@ -148,9 +140,8 @@ def editing(model: Model, edits: Sequence[Edit], batch: int, first: int = 0) -> 
         return change.apply(args[0], batch, first), *args[1:]
 
     with ExitStack() as stack:
-        for change in edits:
-            handle = model.module(change.site, change.layer).register_forward_pre_hook(partial(hook, change))
-            stack.callback(handle.remove)
+        for e in edits:
+            stack.enter_context(model.module(e.site, e.layer).register_forward_pre_hook(partial(hook, e)))
         yield
 
 
@@ -159,21 +150,18 @@ def blocking_attention(model: Model, layers: Layers, query: int, keys: Sequence[
     """In these layers, position `query` cannot attend to the positions `keys`. For passes over whole prompts."""
 
     def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        x = layer_input(args, kwargs)
-        mask = kwargs["attention_mask"]
+        x, mask = layer_input(args, kwargs), kwargs["attention_mask"]
         if mask is None:  # plain causal attention
             mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()[None, None]
         if mask.dtype == torch.bool and model.attention_implementation != "sdpa":  # the others add the mask
-            lowest = torch.finfo(x.dtype).min
-            mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(~mask, lowest)
+            mask = torch.zeros_like(mask, dtype=x.dtype, device=x.device).masked_fill(~mask, torch.finfo(x.dtype).min)
         mask = mask.clone()
         mask[:, :, query, list(keys)] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
         return args, {**kwargs, "attention_mask": mask}
 
     with ExitStack() as stack:
         for i in layers:
-            handle = model.attention(i).register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.enter_context(model.attention(i).register_forward_pre_hook(hook, with_kwargs=True))
         yield
 
 
@@ -212,10 +200,9 @@ def capturing(
         >>> activations.neurons[3].shape  # [batch, neurons]
     """
     captured = Activations()
-    n_heads, head_dim = model.component_shape(Site.HEADS)
 
     def at_heads(layer: int, module: Any, args: Any) -> Any:
-        x = args[0].unflatten(-1, (n_heads, head_dim))
+        x = args[0].unflatten(-1, model.component_shape(Site.HEADS))
         captured.heads[layer] = keep(x)
         return x.flatten(-2), *args[1:]  # so that gradients flow through the captured tensor
 
@@ -230,25 +217,16 @@ def capturing(
 
     with ExitStack() as stack:
         if attention:  # only the eager implementation returns the weights
-            stack.enter_context(_eager_attention(model))
+            stack.callback(model.hf_model.set_attn_implementation, model.attention_implementation)
+            model.hf_model.set_attn_implementation("eager")
         for handle in (
             *(model.module(Site.HEADS, i).register_forward_pre_hook(partial(at_heads, i)) for i in heads),
             *(model.module(Site.NEURONS, i).register_forward_pre_hook(partial(at_neurons, i)) for i in neurons),
             *(model.layers[i].register_forward_hook(partial(at_output, i)) for i in residual),
             *(model.attention(i).register_forward_hook(partial(at_attention, i)) for i in attention),
         ):
-            stack.callback(handle.remove)
+            stack.enter_context(handle)
         yield captured
-
-
-@contextmanager
-def _eager_attention(model: Model) -> Iterator[None]:
-    before = model.attention_implementation
-    model.hf_model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.hf_model.set_attn_implementation(before)
 
 
 def gradients(
@@ -268,17 +246,14 @@ def gradients(
         # The weights are frozen, so without this nothing would require a gradient.
         return (output if embeddings is None else embeddings.to(output.device)).detach().requires_grad_()
 
-    handle = model.hf_model.get_input_embeddings().register_forward_hook(start)
-    try:
-        with (
-            torch.enable_grad(),
-            refetching_weights(model.hf_model),
-            capturing(model, heads=heads, neurons=neurons, residual=residual, keep=lambda x: x) as activations,
-        ):
-            totals = measures(model.logits(ids)).sum(-1)
-            separate = totals.reshape(-1).unbind()
-    finally:
-        handle.remove()
+    with (
+        model.hf_model.get_input_embeddings().register_forward_hook(start),
+        torch.enable_grad(),
+        refetching_weights(model.hf_model),
+        capturing(model, heads=heads, neurons=neurons, residual=residual, keep=lambda x: x) as activations,
+    ):
+        totals = measures(model.logits(ids)).sum(-1)
+        separate = totals.reshape(-1).unbind()
     places = [(site, layer) for site in ("heads", "neurons", "residual") for layer in getattr(activations, site)]
     inputs = [getattr(activations, site)[layer] for site, layer in places]
     grads = [torch.autograd.grad(total, inputs, retain_graph=True) for total in separate]

@@ -31,38 +31,26 @@ def linearized(model: Model) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for norm in (m for m in model.hf_model.modules() if isinstance(m, type(model.final_norm))):
-            stack.callback(norm.register_forward_hook(_at_norm).remove)
+            stack.enter_context(norm.register_forward_hook(_at_norm_or_activation))
         for i, layer in enumerate(model.layers):
             activation = layer.get_submodule(model.architecture.mlp_activation)
-            stack.callback(activation.register_forward_hook(_at_activation).remove)
+            stack.enter_context(activation.register_forward_hook(_at_norm_or_activation))
             if model.architecture.gated:
                 # Before all other hooks: they capture the neuron itself, whose own gradient is not halved.
-                handle = model.module(Site.NEURONS, i).register_forward_pre_hook(_at_product, prepend=True)
-                stack.callback(handle.remove)
+                stack.enter_context(model.module(Site.NEURONS, i).register_forward_pre_hook(_at_product, prepend=True))
         yield
 
 
-def _at_norm(module: Any, args: Any, output: Tensor) -> Tensor:
+def _at_norm_or_activation(module: Any, args: Any, output: Tensor) -> Tensor:
     x = args[0].to(output.device)  # a norm may run on another device than the module before it
-    if not isinstance(module, nn.LayerNorm):
-        return _proportional(x, output)
-    scale = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
-    return _with_slope(x - x.mean(-1, keepdim=True), output, weight_of(module) * scale)
-
-
-def _at_activation(module: Any, args: Any, output: Tensor) -> Tensor:
-    return _proportional(args[0], output)
+    if isinstance(module, nn.LayerNorm):
+        slope = weight_of(module) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
+        x = x - x.mean(-1, keepdim=True)
+    else:
+        slope = torch.where(x == 0, 0.0, output / x)
+    return output.detach() + slope.detach() * (x - x.detach())  # the same output, with this slope with respect to x
 
 
 def _at_product(module: Any, args: Any) -> Any:
     half = args[0] / 2
     return half + half.detach(), *args[1:]
-
-
-def _proportional(x: Tensor, output: Tensor) -> Tensor:
-    return _with_slope(x, output, torch.where(x == 0, 0.0, output / x))
-
-
-def _with_slope(x: Tensor, output: Tensor, slope: Tensor) -> Tensor:
-    """The same output, but with this element-wise slope with respect to x."""
-    return output.detach() + slope.detach() * (x - x.detach())

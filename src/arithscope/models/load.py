@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from arithscope.errors import UserError
-from arithscope.models.engine.replay import check_replay
 from arithscope.models.families import FAMILIES
 from arithscope.models.model import Identity, Model, unknown_family
+from arithscope.models.model_spec import checked_model
 from arithscope.models.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
 from arithscope.models.sources import ModelSource, embedded_names, find_model
 from arithscope.models.untrained import check_config, empty_model
@@ -75,34 +74,22 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
     Example:
         >>> model = load("tiny-pythia@step-01000", options=LoadOptions(device="cpu"))
     """
+    options = options or LoadOptions()
     with explain_out_of_memory(f"loading {model}"):
-        return _load(model, template, options or LoadOptions())
-
-
-def _load(name: str, template: Template | None, options: LoadOptions) -> Model:
-    device = check_options(options)
-    _silence_libraries()
-    source = find_model(name)
-    arguments = _source_arguments(source, options)
-    config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
-    if (family := config.get_text_config().model_type) not in FAMILIES:
-        raise unknown_family(family)
-    hf_model = _load_weights(source, config, device, options)
-    tokenizer = _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
-    identity = Identity(
-        source.name,
-        source.revision or "" if source.local else source.folder().name,
-        _weight_hash(source, hf_model),
-        _tokenizer_hash(tokenizer),
-        str(user_path(name).resolve()) if user_path(name).exists() else name,
-    )
-    return _attempt(source, "model", _checked_model, hf_model, tokenizer, identity, template)
-
-
-def _checked_model(hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None) -> Model:
-    model = Model(hf_model, tokenizer, identity, template)
-    check_replay(model, model.encode(model.encoder.examples()))
-    return model
+        device = check_options(options)
+        _silence_libraries()
+        source = find_model(model)
+        arguments = _source_arguments(source, options)
+        config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
+        if (family := config.get_text_config().model_type) not in FAMILIES:
+            raise unknown_family(family)
+        hf_model = _load_weights(source, config, device, options)
+        tokenizer = _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
+        revision = source.revision or "" if source.local else source.folder().name
+        hashes = _weight_hash(source, hf_model), _tokenizer_hash(tokenizer)
+        full_name = str(user_path(model).resolve()) if user_path(model).exists() else model
+        identity = Identity(source.name, revision, *hashes, full_name)
+        return _attempt(source, "model", checked_model, hf_model, tokenizer, identity, template)
 
 
 def check_options(options: LoadOptions) -> torch.device:
@@ -124,9 +111,8 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"There is no device {name[:40]!r}; use auto, cpu, cuda, cuda:N or mps.")
     device, visible = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= visible:
-        raise UserError(
-            f"The device {name} is not available: {visible or 'no'} CUDA GPUs are visible; use --device cpu."
-        )
+        gpus = f"{visible or 'no'} CUDA GPUs are visible"
+        raise UserError(f"The device {name} is not available: {gpus}; use --device cpu.")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("The device mps is not available on this machine; use --device cpu.")
     return device
@@ -136,7 +122,6 @@ def _silence_libraries() -> None:
     """Turn off the libraries' warnings and progress bars; problems are reported by UserError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     for library in ("accelerate", "bitsandbytes"):
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -144,55 +129,48 @@ def _silence_libraries() -> None:
 
 def _source_arguments(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
     """Arguments of `from_pretrained` that say where the files are."""
-    arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if source.local:
-        arguments["local_files_only"] = True
-    elif source.revision is not None:
-        arguments["revision"] = source.revision
-    if source.gguf is not None:
-        arguments["gguf_file"] = source.gguf
-    return arguments
+    revision, local = (None, True) if source.local else (source.revision, None)
+    given = dict(revision=revision, local_files_only=local, gguf_file=source.gguf)
+    return {"trust_remote_code": options.trust_remote_code, **{k: v for k, v in given.items() if v is not None}}
 
 
 def _attempt(source: ModelSource, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the library, and turn whatever it raises on bad files into a UserError."""
     try:
         return function(*args, **kwargs)
-    except UserError:
-        raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if len(reason) <= 300 else reason[:299] + "…"
         if source.local:
             raise UserError(f"The {what} in {source.location} cannot be loaded: {reason}") from error
-        raise UserError(
-            f"{source.location!r} is neither an embedded model ({', '.join(embedded_names())}) nor a folder here, and cannot "
-            f"be loaded from the model hub: {reason}"
-        ) from error
+        unknown = f"{source.location!r} is neither an embedded model ({', '.join(embedded_names())}) nor a folder here"
+        raise UserError(f"{unknown}, and cannot be loaded from the model hub: {reason}") from error
 
 
 def _load_weights(source: ModelSource, config: Any, device: torch.device, options: LoadOptions) -> Any:
     if source.local and not source.weight_files() and not options.allow_pickle:
-        raise UserError(
-            f"The folder {source.location} holds no .safetensors weights; pickled weights can run code, so they are loaded "
-            "only with --allow-pickle."
-        )
+        why = "pickled weights can run code, so they are loaded only with --allow-pickle"
+        raise UserError(f"The folder {source.location} holds no .safetensors weights; {why}.")
     _attempt(source, "weights", source.check_index)
     parameters = _attempt(source, "configuration", check_config, config, source.max_numbers())
-    arguments = _source_arguments(source, options) | dict(
-        config=config,
-        dtype=_dtype(config, options, parameters),
-        attn_implementation="eager" if FAMILIES[config.get_text_config().model_type].eager_only else "sdpa",
-        output_loading_info=True,
-    )
+    stored = getattr(config, "dtype", None)
+    half = stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
+    dtype = DTYPES.get(options.dtype) or (torch.float32 if parameters < SMALL else half)
+    attention = "eager" if FAMILIES[config.get_text_config().model_type].eager_only else "sdpa"
+    arguments = _source_arguments(source, options) | dict(config=config, dtype=dtype, output_loading_info=True)
+    arguments["attn_implementation"] = attention
     if source.gguf is None:
         arguments["use_safetensors"] = None if options.allow_pickle else True
     if options.device_map is not None:
         arguments["device_map"] = _device_map(options.device_map, config, source)
     if options.quantize is not None:
-        arguments = {"device_map": device} | arguments | {"quantization_config": _quantization(options.quantize)}
+        if importlib.util.find_spec("bitsandbytes") is None:
+            install = "run: pip install 'arithscope[quant]'"
+            raise UserError(f"Loading in 4 or 8 bits needs the package bitsandbytes; {install}.")
+        bits = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
+        arguments = {"device_map": device} | arguments | {"quantization_config": bits}
     # Weights that stay on disk are read from their own files as needed; pickled ones are written there once more.
     folder = None
     if options.allow_pickle and options.device_map is not None:
@@ -212,39 +190,21 @@ def _check_weights(hf_model: Any, info: dict[str, Any], source: ModelSource) -> 
     """Refuse weights that are missing (transformers would make them up), of the wrong shape or not finite."""
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
-        raise UserError(
-            f"The weights of {source.name} are incomplete: {absent[0]} and {len(absent) - 1} more are missing."
-        )
+        missing = f"{absent[0]} and {len(absent) - 1} more are missing"
+        raise UserError(f"The weights of {source.name} are incomplete: {missing}.")
     if all(p.is_meta for p in hf_model.parameters()) and not any(hasattr(m, "_hf_hook") for m in hf_model.modules()):
-        raise UserError(
-            "This version of transformers cannot leave all of a model on disk; put a part of it on cpu in the device map, or "
-            "install transformers 5.15 or newer."
-        )
+        advice = "put a part of it on cpu in the device map, or install transformers 5.15 or newer"
+        raise UserError(f"This version of transformers cannot leave all of a model on disk; {advice}.")
+    sizes = {torch.nn.Linear: ("out_features", "in_features"), torch.nn.Embedding: ("num_embeddings", "embedding_dim")}
     for name, module in hf_model.named_modules():  # those in a GGUF file are not checked against its configuration
-        if type(module) is torch.nn.Linear:
-            shape = (module.out_features, module.in_features)
-        elif type(module) is torch.nn.Embedding:
-            shape = (module.num_embeddings, module.embedding_dim)
-        else:
-            continue
-        if module.weight.shape != shape:
-            raise UserError(
-                f"The weights of {source.name} are damaged: {name} is {tuple(module.weight.shape)}, but its configuration "
-                f"says {shape}."
-            )
+        shape = tuple(getattr(module, size) for size in sizes.get(type(module), ()))
+        if shape and module.weight.shape != shape:
+            stored = f"{name} is {tuple(module.weight.shape)}, but its configuration says {shape}"
+            raise UserError(f"The weights of {source.name} are damaged: {stored}.")
     for name, weight in hf_model.named_parameters():
         checkable = weight.dtype in DTYPES.values() and weight.device.type != "meta" and weight.numel()
         if checkable and not torch.stack(torch.aminmax(weight.detach())).isfinite().all():
             raise UserError(f"The weights of {source.name} are damaged: {name} holds numbers that are not finite.")
-
-
-def _dtype(config: Any, options: LoadOptions, parameters: int) -> torch.dtype | str:
-    if options.dtype != "auto":
-        return DTYPES[options.dtype]
-    if parameters < SMALL:
-        return torch.float32
-    stored = getattr(config, "dtype", None)
-    return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
 def _device_map(device_map: str | DeviceMap, config: Any, source: ModelSource) -> str | DeviceMap:
@@ -256,32 +216,17 @@ def _device_map(device_map: str | DeviceMap, config: Any, source: ModelSource) -
     return checked
 
 
-def _quantization(kind: str) -> Any:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("Loading in 4 or 8 bits needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
-
-
 def _weight_hash(source: ModelSource, hf_model: Any) -> str:
-    files = source.weight_files()
-    if not files:
-        return _hash_tensors(hf_model)
-    with ThreadPoolExecutor(4) as pool:
-        digests = list(pool.map(_file_hash, files))
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    def file_hash(path: Path) -> str:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
-
-def _file_hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash_tensors(hf_model: Any) -> str:
-    """Hash of a model without safetensors files."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(hf_model.state_dict().items()):
+    if files := source.weight_files():
+        with ThreadPoolExecutor(4) as pool:
+            digest.update("".join(pool.map(file_hash, files)).encode())
+        return digest.hexdigest()
+    for name, tensor in sorted(hf_model.state_dict().items()):  # without safetensors files
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         if tensor.device.type == "meta":
             module, _, parameter = name.rpartition(".")

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from arithscope.models.engine.sweep import last_position
 from arithscope.models.hooks import capturing, layer_input
 from arithscope.models.model import Ids, Model, Site
 from arithscope.models.offload import weight_of
@@ -62,19 +64,17 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
     """
     layers = range(model.sizes.layers)
     stream: list[Tensor] = []
-    handles = [
-        model.layers[0].register_forward_pre_hook(
-            lambda m, args, kwargs: stream.append(layer_input(args, kwargs)), with_kwargs=True
-        ),
-        model.final_norm.register_forward_pre_hook(lambda m, args: stream.append(args[0])),
-    ]
-    try:
-        with capturing(model, heads=layers, neurons=layers, keep=lambda x: x[:, -1].clone()) as activations:
-            model.logits(ids)
-    finally:
-        for handle in handles:
-            handle.remove()
-    start, end = (x[:, -1] for x in stream)
+
+    def keep_stream(module: Any, args: Any, kwargs: Any) -> None:
+        stream.append(layer_input(args, kwargs)[:, -1])
+
+    with (
+        model.layers[0].register_forward_pre_hook(keep_stream, with_kwargs=True),
+        model.final_norm.register_forward_pre_hook(keep_stream, with_kwargs=True),
+        capturing(model, heads=layers, neurons=layers, keep=last_position) as activations,
+    ):
+        model.logits(ids)
+    start, end = stream
     direction = model.logit_lens_direction(tokens).double()
     scale, norm_bias = _final_norm(model, end)
 
@@ -85,8 +85,7 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
     mlp_biases = [model.module(Site.NEURONS, i)(torch.zeros_like(activations.neurons[i][:1])) for i in layers]
     value_logits = [direction @ model.value_vectors(i).to(direction).T for i in layers]
     head_bias = weight_of(model.unembedding, "bias")
-    constant = norm_bias if head_bias is None else norm_bias + head_bias.double().to(direction.device)
-    constant = constant[tokens]
+    constant = (norm_bias if head_bias is None else norm_bias + head_bias.double().to(direction.device))[tokens]
     return LogitAttribution(
         logit=logit(end) + constant,
         embeddings=logit(start),
@@ -100,12 +99,9 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
 
 def _final_norm(model: Model, stream: Float[Tensor, "batch width"]) -> tuple[Tensor, Tensor]:
     """The number by which the final norm divides each prompt's stream, and the logits of the norm's bias."""
-    norm, device = model.final_norm, model.device
-    bias, weight = weight_of(norm, "bias"), weight_of(model.unembedding)
-    output = norm(stream).double().to(device)
-    if bias is None:
-        bias_logits = weight.new_zeros(len(weight)).double()
-    else:
+    norm, weight, device = model.final_norm, weight_of(model.unembedding), model.device
+    output, bias_logits = norm(stream).double().to(device), weight.new_zeros(len(weight)).double()
+    if (bias := weight_of(norm, "bias")) is not None:
         output = output - bias.double().to(device)
         bias_logits = weight.double() @ bias.double().to(weight.device)
     undivided = model.final_norm_linear(stream).double()

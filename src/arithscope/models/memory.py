@@ -58,11 +58,8 @@ def storage(model: Model) -> int:
 
 def _free(model: Model) -> int:
     """Free bytes on the fullest of the GPUs that layers run on."""
-    free = []
-    for gpu in (device for device in model.devices if device.type == "cuda"):
-        unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
-        free.append(torch.cuda.mem_get_info(gpu)[0] + unused)
-    return min(free)
+    cuda, gpus = torch.cuda, [device for device in model.devices if device.type == "cuda"]
+    return min(cuda.mem_get_info(x)[0] + cuda.memory_reserved(x) - cuda.memory_allocated(x) for x in gpus)
 
 
 def budget(model: Model, row: int = 0, passes: int = 1) -> int:
@@ -73,7 +70,6 @@ def budget(model: Model, row: int = 0, passes: int = 1) -> int:
 
 
 def rows_that_fit(model: Model, tail: int, length: int, per_row: int = 0, passes: int = 1) -> int:
-    """Number of rows in each of `passes` parallel passes over `tail` of `length` positions, if the caller keeps `per_row` more
-    bytes per row."""
+    """Number of rows in each of `passes` passes over `tail` of `length` positions that keep `per_row` more bytes per row."""
     row = row_bytes(model, tail, length) + per_row
     return rows_within(budget(model, row, passes), row)

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from arithscope.errors import UserError
 from arithscope.models.engine.fast_ops import unrounded_linear, use_fast_modules
 from arithscope.models.families import FAMILIES
-from arithscope.models.offload import devices, main_device, offloaded, weight_of
+from arithscope.models.offload import offloaded, weight_of
 from arithscope.models.tokenization import Positions, PromptEncoder
 from arithscope.prompts import Prompts, Template
 
@@ -86,39 +86,26 @@ class Model:
         self.family = config.model_type
         self.architecture = architecture = FAMILIES[self.family]
         self.layers = list(hf_model.get_submodule(architecture.layers))
-        self._sites = {
-            Site.HEADS: [layer.get_submodule(architecture.attention_out) for layer in self.layers],
-            Site.NEURONS: [layer.get_submodule(architecture.mlp_down) for layer in self.layers],
-        }
+        paths = {Site.HEADS: architecture.attention_out, Site.NEURONS: architecture.mlp_down}
+        self._sites = {site: [layer.get_submodule(path) for layer in self.layers] for site, path in paths.items()}
         self.final_norm = hf_model.get_submodule(architecture.final_norm)
         self.unembedding = hf_model.get_output_embeddings()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)
-        heads = config.num_attention_heads
-        neurons, width = _widths(self._sites[Site.NEURONS][0])
-        self.sizes = Sizes(
-            layers=len(self.layers),
-            heads=heads,
-            key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=_widths(self._sites[Site.HEADS][0])[0] // heads,
-            neurons=neurons,
-            width=width,
-            vocabulary=_widths(self.unembedding)[1],
-            parameters=hf_model.num_parameters(),
-        )
+        heads, (neurons, width) = config.num_attention_heads, widths(self._sites[Site.NEURONS][0])
+        key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim, vocabulary = widths(self._sites[Site.HEADS][0])[0] // heads, widths(self.unembedding)[1]
+        shape = len(self.layers), heads, key_value_heads, head_dim, neurons, width, vocabulary
+        self.sizes = Sizes(*shape, parameters=hf_model.num_parameters())
         self.encoder = PromptEncoder(tokenizer, template or Template())
         known = min(self.sizes.vocabulary, hf_model.get_input_embeddings().num_embeddings)
         if not 0 <= self.encoder.max_token < known:
-            raise UserError(
-                f"The tokenizer of {identity.name} has token {self.encoder.max_token}, but its model knows only {known}; "
-                "tokenizer and weights do not belong together."
-            )
+            token = f"has token {self.encoder.max_token}, but its model knows only {known}"
+            raise UserError(f"The tokenizer of {identity.name} {token}; tokenizer and weights do not belong together.")
 
     def __repr__(self) -> str:
         s = self.sizes
-        return (
-            f"Model({self.identity.name!r}, {self.family}, {s.layers} layers × ({s.heads} heads + {s.neurons} neurons), "
-            f"{s.parameters:,} parameters, {self.dtype_name} on {self.device})"
-        )
+        shape = f"{s.layers} layers × ({s.heads} heads + {s.neurons} neurons), {s.parameters:,} parameters"
+        return f"Model({self.identity.name!r}, {self.family}, {shape}, {self.dtype_name} on {self.device})"
 
     @property
     def engine(self) -> Engine:
@@ -136,12 +123,14 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Device of the prompts and of all results, wherever the model's parts are."""
-        return main_device(self.hf_model)
+        hook = getattr(self.hf_model, "_hf_hook", None)
+        return self.hf_model.device if hook is None else torch.device(hook.execution_device)
 
     @cached_property
     def devices(self) -> set[torch.device]:
         """All devices that parts of the model run on."""
-        return devices(self.hf_model)
+        hooks = [module._hf_hook for module in self.hf_model.modules() if hasattr(module, "_hf_hook")]
+        return {self.device, *(torch.device(h.execution_device) for h in hooks if h.execution_device is not None)}
 
     @cached_property
     def offloads(self) -> bool:
@@ -159,9 +148,9 @@ class Model:
         if config is None or not getattr(self.hf_model, "is_quantized", False):
             return ""
         fields = config if isinstance(config, dict) else config.to_dict()
-        bits = [name for name in ("4bit", "8bit") if fields.get(f"load_in_{name}")]
         method = fields.get("quant_method", "quantized")
-        name = bits[0] if bits else str(getattr(method, "value", method))
+        bits = (name for name in ("4bit", "8bit") if fields.get(f"load_in_{name}"))
+        name = next(bits, str(getattr(method, "value", method)))
         return "" if name == "gguf" else name
 
     @property
@@ -230,10 +219,8 @@ class Model:
     def value_vectors(self, layer: int) -> Float[Tensor, "neurons width"]:
         """v_out of every neuron of a layer: the rows of the down projection."""
         down = self.module(Site.NEURONS, layer)
-        if type(down) is nn.Linear:
-            return weight_of(down).T.to(self.device)
-        if type(down) is Conv1D:
-            return weight_of(down).to(self.device)
+        if type(down) in (nn.Linear, Conv1D):
+            return (weight_of(down).T if type(down) is nn.Linear else weight_of(down)).to(self.device)
         return self._value_vectors_by_probing(down).to(self.device)
 
     def _value_vectors_by_probing(self, down: Any) -> Float[Tensor, "neurons width"]:
@@ -266,16 +253,14 @@ class Model:
 
 
 def unknown_family(family: str) -> UserError:
-    return UserError(
-        f"Models of family {family!r} are not supported; supported are {', '.join(FAMILIES)} "
-        "(a new family is one row in arithscope/models/families.py)."
-    )
+    supported = f"{', '.join(FAMILIES)} (a new family is one row in arithscope/models/families.py)"
+    return UserError(f"Models of family {family!r} are not supported; supported are {supported}.")
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _widths(module: Any) -> tuple[int, int]:
+def widths(module: Any) -> tuple[int, int]:
     """Input and output width of a linear map, also of GPT-2's transposed kind."""
     return (module.nx, module.nf) if isinstance(module, Conv1D) else (module.in_features, module.out_features)

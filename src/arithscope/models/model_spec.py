@@ -22,6 +22,13 @@ from arithscope.models.untrained import empty_model
 from arithscope.prompts import Template
 
 
+def checked_model(hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None) -> Model:
+    """A model that replays exactly; UserError if it does not."""
+    model = Model(hf_model, tokenizer, identity, template)
+    check_replay(model, model.encode(model.encoder.examples()))
+    return model
+
+
 @dataclass(frozen=True, eq=False)
 class Weights:
     """Every parameter and buffer, persistent or not. Tied ones are stored once: several names share an index."""
@@ -52,23 +59,17 @@ class ModelSpec:
         hf_model = self._empty_hf_model()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is read-only
-            tensors = [
-                torch.from_numpy(array).view(dtype).view(shape).to(device)
-                for array, (dtype, shape) in zip(weights.arrays, weights.formats, strict=True)
-            ]
-        parameters: dict[int, nn.Parameter] = {}
+            stored = zip(weights.arrays, weights.formats, strict=True)
+            tensors = [torch.from_numpy(x).view(dtype).view(shape).to(device) for x, (dtype, shape) in stored]
+        parameters = [nn.Parameter(tensor, requires_grad=False) for tensor in tensors]
         for name, index in weights.indices.items():
             path, _, leaf = name.rpartition(".")
             owner = hf_model.get_submodule(path)
             if leaf in owner._parameters:
-                if index not in parameters:
-                    parameters[index] = nn.Parameter(tensors[index], requires_grad=False)
                 owner._parameters[leaf] = parameters[index]
             else:
                 owner._buffers[leaf] = tensors[index]
-        model = Model(hf_model, self.tokenizer, self.identity, self.template)
-        check_replay(model, model.encode(model.encoder.examples()))
-        return model
+        return checked_model(hf_model, self.tokenizer, self.identity, self.template)
 
     def _empty_hf_model(self) -> Any:
         config = copy.deepcopy(self.config)
@@ -81,15 +82,9 @@ class ModelSpec:
 
 
 def model_spec(model: Model) -> ModelSpec:
-    return ModelSpec(
-        model.hf_model.config,
-        model.tokenizer,
-        model.identity,
-        model.encoder.template,
-        model.hf_model.dtype,
-        model.attention_implementation,
-        bool(model.quantization),
-    )
+    hf_model, template = model.hf_model, model.encoder.template
+    attention, quantized = model.attention_implementation, bool(model.quantization)
+    return ModelSpec(hf_model.config, model.tokenizer, model.identity, template, hf_model.dtype, attention, quantized)
 
 
 def weights_of(model: Model) -> Weights:
@@ -97,10 +92,9 @@ def weights_of(model: Model) -> Weights:
     hf_model = model.hf_model
     named = [*hf_model.named_parameters(remove_duplicate=False), *hf_model.named_buffers(remove_duplicate=False)]
     if model.quantization or any(tensor.device.type == "meta" for _, tensor in named):
-        raise UserError(
-            f"The weights of {model.identity.name} are quantised or offloaded and cannot be sent to other processes; give "
-            "the model's name, so that each process loads it itself."
-        )
+        problem = "are quantised or offloaded and cannot be sent to other processes"
+        advice = "give the model's name, so that each process loads it itself"
+        raise UserError(f"The weights of {model.identity.name} {problem}; {advice}.")
     distinct: dict[int, Tensor] = {id(tensor): tensor for _, tensor in named}
     index = {key: i for i, key in enumerate(distinct)}
     return Weights(

@@ -31,24 +31,20 @@ def read_device_map(device_map: str | DeviceMap) -> str | DeviceMap:
     """Validate a device map: the name of a strategy, a mapping, or a JSON file that holds one."""
     if isinstance(device_map, str) and device_map in STRATEGIES:
         return device_map
-    mapping = _read_json(device_map) if isinstance(device_map, str) else device_map
+    mapping: Any = device_map
+    if isinstance(device_map, str):
+        if not user_path(device_map).is_file():
+            advice = f"use {', '.join(STRATEGIES)} or a JSON file such as {EXAMPLE}"
+            raise UserError(f"There is no device map {device_map!r}; {advice}.")
+        try:
+            mapping = json.loads(user_path(device_map).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            advice = f"write it as JSON, as in {EXAMPLE}"
+            raise UserError(f"The device map {device_map} cannot be read; {advice}.") from None
     if not isinstance(mapping, Mapping) or not mapping:
-        raise UserError(
-            f"A device map gives a device for each part of the model, as in {EXAMPLE}; this one is {repr(mapping)[:100]}."
-        )
+        content = f"a device for each part of the model, as in {EXAMPLE}; this one is {repr(mapping)[:100]}"
+        raise UserError(f"A device map gives {content}.")
     return {str(module): _device(device) for module, device in mapping.items()}
-
-
-def _read_json(name: str) -> Any:
-    path = user_path(name)
-    if not path.is_file():
-        raise UserError(
-            f"There is no device map {name!r}; use {', '.join(STRATEGIES)} or a JSON file such as {EXAMPLE}."
-        )
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise UserError(f"The device map {name} cannot be read; write it as JSON, as in {EXAMPLE}.") from None
 
 
 def _device(name: str | int) -> str | int:
@@ -70,9 +66,8 @@ def check_device_map(device_map: DeviceMap, hf_model: Any) -> None:
     unknown = [name for name in device_map if name not in modules]
     if unknown:
         layers = next(name for name, module in hf_model.named_modules() if isinstance(module, torch.nn.ModuleList))
-        raise UserError(
-            f"The device map names {unknown[0][:100]!r}, which the model does not have; its layers are {layers}.0, …."
-        )
+        problem = f"{unknown[0][:100]!r}, which the model does not have; its layers are {layers}.0, …"
+        raise UserError(f"The device map names {problem}.")
     owners = {w: [m for m in device_map if m == "" or w.startswith(f"{m}.")] for w in hf_model.state_dict()}
     for weight, names in owners.items():
         if not names:
@@ -81,21 +76,8 @@ def check_device_map(device_map: DeviceMap, hf_model: Any) -> None:
             raise UserError(f"The device map names {names[0]!r} and {names[1]!r}, one inside the other; leave one out.")
     for weight, tied in getattr(hf_model, "all_tied_weights_keys", {}).items():
         if device_map[owners[weight][0]] != device_map[owners[tied][0]]:
-            raise UserError(
-                f"The weights {weight} and {tied} are the same; the device map must put both on the same device."
-            )
-
-
-def main_device(hf_model: Any) -> torch.device:
-    """Device of a model's inputs and logits; its weights may be elsewhere."""
-    hook = getattr(hf_model, "_hf_hook", None)
-    return hf_model.device if hook is None else torch.device(hook.execution_device)
-
-
-def devices(hf_model: Any) -> set[torch.device]:
-    """All devices on which parts of a model run."""
-    hooks = [module._hf_hook for module in hf_model.modules() if hasattr(module, "_hf_hook")]
-    return {main_device(hf_model), *(torch.device(h.execution_device) for h in hooks if h.execution_device is not None)}
+            advice = "the device map must put both on the same device"
+            raise UserError(f"The weights {weight} and {tied} are the same; {advice}.")
 
 
 def offloaded(module: Any) -> bool:
@@ -106,14 +88,11 @@ def offloaded(module: Any) -> bool:
 @contextmanager
 def fetched(module: Any) -> Iterator[None]:
     """Keep the weights of a module readable; offloaded ones are fetched once."""
-    if not offloaded(module):
+    with ExitStack() as stack:
+        if offloaded(module):
+            module._hf_hook.pre_forward(module)
+            stack.callback(module._hf_hook.post_forward, module, None)
         yield
-        return
-    module._hf_hook.pre_forward(module)
-    try:
-        yield
-    finally:
-        module._hf_hook.post_forward(module, None)
 
 
 def weight_of(module: Any, name: str = "weight") -> Any:
@@ -155,12 +134,10 @@ def refetching_weights(hf_model: Any) -> Iterator[None]:
                 return _OffloadedView(running[0], name, x.size(), x.stride(), x.storage_offset() - p.storage_offset())
         return x
 
-    def unpack(packed: Tensor | _OffloadedView) -> Tensor:
-        return packed.fetch() if isinstance(packed, _OffloadedView) else packed
-
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(on_call).remove)
+            stack.enter_context(module.register_forward_pre_hook(on_call))
         if modules:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+            hooks = torch.autograd.graph.saved_tensors_hooks
+            stack.enter_context(hooks(pack, lambda x: x.fetch() if isinstance(x, _OffloadedView) else x))
         yield

@@ -42,12 +42,8 @@ def checkpoint_folder(folder: Path, checkpoint: str | None) -> Path:
 def list_checkpoints(model: str) -> list[str]:
     """Names of a model's checkpoints in the order of training, each for `MODEL@NAME`: folders of a local model, revisions of
     a hub model."""
-    if model in embedded_names():
-        names = local_checkpoints(FOLDER / model)
-    elif user_path(model).exists():
-        names = local_checkpoints(user_path(model))
-    else:
-        names = _hub_revisions(model)
+    folder = FOLDER / model if model in embedded_names() else user_path(model)
+    names = local_checkpoints(folder) if folder.exists() else _hub_revisions(model)
     # Numbers in names count as numbers: step2 comes before step10.
     return sorted(names, key=lambda name: ([int(digits) for digits in re.findall(r"\d+", name)], name))
 
@@ -115,9 +111,8 @@ class ModelSource:
             names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
             missing = [name for name in names if name not in {file.name for file in self.weight_files()}]
             if missing:
-                raise UserError(
-                    f"The weights of {self.name} are incomplete: there is no file {missing[0]!r} beside the index."
-                )
+                absent = f"there is no file {missing[0]!r} beside the index"
+                raise UserError(f"The weights of {self.name} are incomplete: {absent}.")
 
 
 def find_model(model: str) -> ModelSource:
@@ -125,10 +120,7 @@ def find_model(model: str) -> ModelSource:
     if not model.strip():
         raise UserError(f"No model was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
     base, _, revision = (model, "", "") if user_path(model).exists() or "@" not in model else model.rpartition("@")
-    if base in embedded_names():
-        folder = checkpoint_folder(FOLDER / base, revision or None)
-        return ModelSource(base, str(folder), revision or None, None, True)
-    path = user_path(base)
+    path = FOLDER / base if base in embedded_names() else user_path(base)
     if path.is_dir():
         folder = checkpoint_folder(path, revision or None)
         if not (folder / CONFIG).is_file():

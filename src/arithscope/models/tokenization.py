@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, count, cycle
 from typing import Any
 
 import numpy as np
@@ -59,30 +59,23 @@ class PromptEncoder:
         text = self._text(_REFERENCE)
         [reference] = self._encode_texts([text])
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in reference[int(self.has_bos) :]:
-            raise UserError(
-                f"The tokenizer does not know every character of {text!r}; "
-                "choose a --template and --prefix that it can read."
-            )
+            advice = "choose a --template and --prefix that it can read"
+            raise UserError(f"The tokenizer does not know every character of {text!r}; {advice}.")
         where = {slot: self._locate(slot, reference) for slot in SLOTS}
         self.length = len(reference) - 1
         if where["answer"] != self.length or not where["op1"] < where["operator"] < where["op2"] < self.length - 1:
             tokens = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(reference))
-            raise UserError(
-                f"The tokenizer joins parts of the prompt, reading {text!r} as {tokens}; "
-                "choose another --template in which op1, operator, op2, '=' and the answer are separate tokens."
-            )
+            advice = "choose another --template in which op1, operator, op2, '=' and the answer are separate tokens"
+            raise UserError(f"The tokenizer joins parts of the prompt, reading {text!r} as {tokens}; {advice}.")
         self.positions = Positions(where["op1"], where["operator"], where["op2"], self.length - 1)
         self._frame = reference[:-1]
-        signs = self._encode_slot("operator", list(OPERATORS))
-        self._operators = {
-            o: self._single_token(row, reference, where["operator"]) for o, row in zip(OPERATORS, signs, strict=True)
-        }
+        signs = zip(OPERATORS, self._encode_slot("operator", list(OPERATORS)), strict=True)
+        self._operators = {o: self._single_token(row, reference, where["operator"]) for o, row in signs}
         numbers = {slot: self._number_tokens(slot, reference, where[slot]) for slot in ("op1", "op2", "answer")}
         self.limit = min(len(tokens) for tokens in numbers.values())
         if self.limit < 2:
-            raise UserError(
-                "Not even 0 and 1 are single tokens in this template; try another --template (with or without spaces)."
-            )
+            advice = "try another --template (with or without spaces)"
+            raise UserError(f"Not even 0 and 1 are single tokens in this template; {advice}.")
         self._op1, self._op2 = (np.array(numbers[s][: self.limit], dtype=np.int64) for s in ("op1", "op2"))
         self.answer_tokens: Int[Tensor, " limit"] = torch.tensor(numbers["answer"][: self.limit], dtype=torch.long)
         self._check_sample()
@@ -91,13 +84,12 @@ class PromptEncoder:
     def is_plain(self) -> bool:
         """Whether a prompt is the paper's BOS + four tokens (without BOS if the tokenizer defines none)."""
         first = int(self.has_bos)
-        return self.length == first + 4 and self.positions == Positions(first, first + 1, first + 2, first + 3)
+        return self.length == first + 4 and self.positions == Positions(*range(first, first + 4))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Label of each position: its name if it has one, else its token, numbered if it occurs more than once."""
-        names = {index: name for name, index in self.positions.named().items()}
-        tokens = self.tokens(self._frame)
+        names, tokens = {i: name for name, i in self.positions.named().items()}, self.tokens(self._frame)
         unnamed = [token for i, token in enumerate(tokens) if i not in names]
         numbered = (f"{token}:{i}" if unnamed.count(token) > 1 else token for i, token in enumerate(tokens))
         return tuple(names.get(i, label) for i, label in enumerate(numbered))
@@ -117,24 +109,19 @@ class PromptEncoder:
         """A few prompts with large and small numbers over all usable operators, for checks and for display."""
         top = min(self.limit - 1, 300)
         pairs = [(top * 3 // 4, top * 2 // 9), (2, top // 2), (top // 8, min(7, top)), (top, 3)]
-        usable = [OPERATORS.index(o) for o in self.operators]
-        picked = [usable[i % len(usable)] for i in range(len(pairs))] if usable else []
-        pairs = pairs[: len(picked)]
-        return Prompts(np.array([a for a, _ in pairs]), np.array(picked), np.array([b for _, b in pairs]))
+        usable = cycle([OPERATORS.index(o) for o in self.operators])  # empty if there are none
+        rows = [(op1, operator, op2) for operator, (op1, op2) in zip(usable, pairs, strict=False)]
+        return Prompts(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
     def check(self, operators: Sequence[str], max_operand: int) -> None:
         """Refuse operands and operators that are not single tokens."""
         if max_operand >= self.limit:
-            raise UserError(
-                f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, so operands up to {max_operand} "
-                f"cannot be studied; use --max-operand {self.limit - 1}."
-            )
+            problem = f"so operands up to {max_operand} cannot be studied; use --max-operand {self.limit - 1}"
+            raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
         missing = [o for o in operators if self._operators[o] is None]
         if missing:
-            raise UserError(
-                f"The operator {missing[0]!r} is not a single token in this template; "
-                f"use --operators '{''.join(self.operators)}' or another --template."
-            )
+            advice = f"use --operators '{''.join(self.operators)}' or another --template"
+            raise UserError(f"The operator {missing[0]!r} is not a single token in this template; {advice}.")
 
     def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
         """Token ids. Operands must lie below the limit; answers need not be legal."""
@@ -159,11 +146,10 @@ class PromptEncoder:
         """The first prompt whose table look-up differs from encoding its whole text; None if there is none."""
         answer = prompts.answer
         shown = np.where((answer >= 0) & (answer < self.limit), answer, 3).tolist()
-        texts = [f"{text}{n}" for text, n in zip(prompts.text(self.template), shown, strict=True)]
-        for row, (text, ids) in enumerate(zip(self._encode_texts(texts), self.encode(prompts).tolist(), strict=True)):
-            if text[:-1] != ids:  # without the answer's token
-                return prompts[[row]].text(self.template)[0]
-        return None
+        texts = prompts.text(self.template)
+        whole = self._encode_texts([f"{text}{n}" for text, n in zip(texts, shown, strict=True)])
+        rows = zip(texts, whole, self.encode(prompts).tolist(), strict=True)
+        return next((text for text, tokens, ids in rows if tokens[:-1] != ids), None)  # without the answer's token
 
     def _check_sample(self) -> None:
         """Compare the tables with whole texts: every number beside every operator, with random partners."""
@@ -173,10 +159,9 @@ class PromptEncoder:
         op2 = np.concatenate([random.permutation(self.limit) for _ in usable] or [op1])
         wrong = self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))
         if wrong is not None:
-            raise UserError(
-                f"The tokenizer splits {wrong!r} in a way that depends on the neighbouring numbers, so positions are "
-                "not fixed; choose another --template, for example one with spaces."
-            )
+            problem = "depends on the neighbouring numbers, so positions are not fixed"
+            advice = "choose another --template, for example one with spaces"
+            raise UserError(f"The tokenizer splits {wrong!r} in a way that {problem}; {advice}.")
 
     def _text(self, slots: dict[str, str]) -> str:
         return self.template.render(slots["op1"], slots["operator"], slots["op2"]) + slots["answer"]
@@ -196,10 +181,8 @@ class PromptEncoder:
             differs = [i for i, (a, b) in enumerate(zip(reference, row, strict=False)) if a != b]
             if len(row) == len(reference) and len(differs) == 1:
                 return differs[0]
-        raise UserError(
-            f"No single token of {self._text(_REFERENCE)!r} stands for its {slot}; this tokenizer and template cannot "
-            "be used together, so try another --template (with or without spaces)."
-        )
+        problem = f"No single token of {self._text(_REFERENCE)!r} stands for its {slot}; this tokenizer and template"
+        raise UserError(f"{problem} cannot be used together, so try another --template (with or without spaces).")
 
     def _single_token(self, row: list[int], reference: list[int], at: int) -> int | None:
         """The token at `at` if it is known and the row is otherwise equal to the reference."""
@@ -209,10 +192,10 @@ class PromptEncoder:
     def _number_tokens(self, slot: str, reference: list[int], at: int) -> list[int]:
         """Tokens of 0, 1, 2… in this slot, up to the first number without its own."""
         tokens: dict[int, None] = {}  # an ordered set
-        for start in count(0, _BLOCK):
-            for row in self._encode_slot(slot, [str(n) for n in range(start, start + _BLOCK)]):
-                token = self._single_token(row, reference, at)
-                if token is None or token in tokens:
-                    return list(tokens)
-                tokens[token] = None
-        raise AssertionError("unreachable")
+        blocks = ([str(n) for n in range(start, start + _BLOCK)] for start in count(0, _BLOCK))
+        for row in chain.from_iterable(self._encode_slot(slot, block) for block in blocks):
+            token = self._single_token(row, reference, at)
+            if token is None or token in tokens:
+                break
+            tokens[token] = None
+        return list(tokens)

@@ -18,10 +18,7 @@ class TransformerLensUnavailable(Exception):
 
 
 class TransformerLensModel:
-    """A model as a TransformerLens bridge.
-
-    A bridge changes the model it is given, so it gets a replica's; the weights are shared.
-    """
+    """A model as a TransformerLens bridge, which changes the modules it is given: those of a replica, with shared weights."""
 
     def __init__(self, model: Model):
         if find_spec("transformer_lens") is None:

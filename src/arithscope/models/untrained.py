@@ -20,9 +20,8 @@ def number_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
     words = [*map(str, range(numbers)), *OPERATORS, "=", "<bos>", "<eos>", "<pad>", "<unk>"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d+|."), behavior="isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
-    )
+    special = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def empty_model(config: Any, **options: Any) -> Any:
@@ -40,22 +39,16 @@ def check_config(config: Any, max_numbers: int) -> int:
     parameters = sum(p.numel() for p in hf_model.parameters())
     numbers = parameters + sum(b.numel() for b in hf_model.buffers())
     if numbers > max_numbers:
-        raise UserError(
-            f"The configuration asks for a model of {numbers:,} numbers, but at most {max_numbers:,} are possible here."
-        )
+        possible = f"at most {max_numbers:,} are possible here"
+        raise UserError(f"The configuration asks for a model of {numbers:,} numbers, but {possible}.")
     return parameters
 
 
 def untrained_model(family: str, config: dict[str, Any], tokenizer: Any, seed: int = 0) -> torch.nn.Module:
     """A model with random weights, on the CPU in float32, with the tokenizer's vocabulary."""
-    tokens = dict(
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     try:
-        filled = AutoConfig.for_model(family, **{**tokens, **config})
+        filled = AutoConfig.for_model(family, **{"vocab_size": len(tokenizer), **tokens, **config})
         check_config(filled, MAX_PARAMETERS)
         torch.manual_seed(seed)
         hf_model = AutoModelForCausalLM.from_config(filled, dtype=torch.float32)

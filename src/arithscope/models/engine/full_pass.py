@@ -122,14 +122,13 @@ class FullPass(Engine):
         observe: Observer = lambda rows, logits: None,
     ) -> Means:
         layers = range(model.sizes.layers)
-        heads, neurons = ([torch.zeros((), dtype=torch.float64) for _ in layers] for _ in range(2))
+        totals = dict.fromkeys(Site, torch.zeros((), dtype=torch.float64))
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.cpu().double().sum(0)) as sums:
                 observe(batch, model.logits(model.encode(prompts[batch])))
-            heads = [heads[i] + sums.heads[i] for i in layers]
-            neurons = [neurons[i] + sums.neurons[i] for i in layers]
+            totals = {site: totals[site] + torch.stack([getattr(sums, site)[i] for i in layers]) for site in Site}
             progress(len(batch))
-        return Means(*((torch.stack(x) / len(prompts)).float().to(model.device) for x in (heads, neurons)))
+        return Means(*((total / len(prompts)).float().to(model.device) for total in totals.values()))
 
 
 def edited_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
@@ -150,5 +149,4 @@ def _batches(model: Model, prompts: int, rows: int | None = None) -> Iterator[Ro
     length = model.encoder.length
     kept = model.sizes.layers * length * sum(component_bytes(model, site) for site in Site)
     size = rows or rows_that_fit(model, length, length, kept)
-    for start in range(0, prompts, size):
-        yield np.arange(start, min(start + size, prompts))
+    return (np.arange(start, min(start + size, prompts)) for start in range(0, prompts, size))

@@ -10,7 +10,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,11 +29,9 @@ class Passes(Protocol):
 
 
 def num_parallel_passes(model: Model) -> int:
-    """Number of passes that run at a time. One keeps a GPU busy, and accelerate's hooks on a model that is spread over devices
-    can follow only one."""
-    if model.device.type != "cpu" or hasattr(model.hf_model, "hf_device_map"):
-        return 1
-    return torch.get_num_threads()
+    """Number of passes at a time: one keeps a GPU busy, and is all that accelerate's hooks of a device map can follow."""
+    alone = model.device.type != "cpu" or hasattr(model.hf_model, "hf_device_map")
+    return 1 if alone else torch.get_num_threads()
 
 
 def replica(model: Model) -> Model:
@@ -54,8 +52,7 @@ def _get_replicas(model: Model, count: int) -> list[Model]:
 @contextmanager
 def parallel_passes(model: Model) -> Iterator[Passes]:
     """Yields a function that runs passes without gradients, as many at a time as suits the device."""
-    count = num_parallel_passes(model)
-    if count == 1:
+    if (count := num_parallel_passes(model)) == 1:
         yield lambda run, items: (run(model, item) for item in items)
         return
     replicas, own = _get_replicas(model, count), threading.local()
@@ -64,8 +61,5 @@ def parallel_passes(model: Model) -> Iterator[Passes]:
         own.model = replicas.pop()
         torch.set_grad_enabled(False)  # in this thread only
 
-    def passes(run: Callable[[Model, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        return map_in_order(pool, lambda item: run(own.model, item), items, ahead=count + 1)
-
     with thread_pool(start) as pool:
-        yield passes
+        yield lambda run, items: map_in_order(pool, lambda item: run(own.model, item), items, ahead=count + 1)
