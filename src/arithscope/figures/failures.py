@@ -63,8 +63,8 @@ def _plot_prompts(panel: Axes, rows: pd.DataFrame, column: str, colour: str) -> 
     panel.set_xlim(-0.5, 1.5)
 
 
-def _plot_coefficients(panel: Axes, model: pd.DataFrame, operator: str) -> None:
-    terms = model[(model.operator == operator) & (model.criterion == CALIBRATED)].set_index("term")
+def _plot_coefficients(panel: Axes, regression: pd.DataFrame, operator: str) -> None:
+    terms = regression[(regression.operator == operator) & (regression.criterion == CALIBRATED)].set_index("term")
     rows = terms.loc[list(HYPOTHESES)]
     panel.axhline(0, color="grey", linewidth=0.8)
     panel.errorbar([0, 1], rows.value, yerr=errors(rows), fmt="o", color=OPERATOR_COLOURS[operator], capsize=3)

@@ -67,8 +67,8 @@ def head_roles(heads: Heads) -> Figure:
     attention = _merged(heads.attention[roles.index, -1], first)
     left.imshow(attention, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     _write_shares(left, attention)
-    for i, attends_to in enumerate(roles.attends_to):
-        column = names.index(attends_to) if attends_to in names else 0
+    for i, position in enumerate(roles.attends_to):
+        column = names.index(position) if position in names else 0
         left.add_patch(Rectangle((column - 0.48, i - 0.45), 0.96, 0.9, fill=False, edgecolor="#D55E00"))
     keys = list(zip(roles.operator, roles.layer, roles["head"], strict=True))
     left.set_yticks(range(len(keys)), [f"{SIGNS[o]}  {component_name(*head)}" for o, *head in keys], fontsize=7)

@@ -20,7 +20,6 @@ from arithscope.report.comparison_figures import FIGURES
 from arithscope.report.figure_files import save_figure
 from arithscope.report.terminal import entry_text, experiment_table
 from arithscope.results.comparison import Comparison, compare
-from arithscope.results.run import Run
 from arithscope.utils.files import atomic_folder, explain_write_errors, write_json
 from arithscope.utils.progress import Progress
 
@@ -35,7 +34,7 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
     """
     if out.exists() and not (out / INDEX).exists():
         raise UserError(f"{out} exists and holds no comparison; choose another --out.")
-    comparison = compare([Run(path) for path in paths])
+    comparison = compare(paths)
     figures = [figure for figure in FIGURES if figure.has_data(comparison)]
     with explain_write_errors(out, "choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,16 +12,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from arithscope.figures.registry import all_figures
+from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.figure_files import draw_figure, draw_figures, figures_to_draw, stage_keys, write_index
 from arithscope.utils.files import explain_write_errors, locked
@@ -54,24 +54,29 @@ def drawing(progress: Progress) -> Iterator[Draw]:
 
 
 class _FigurePool:
+    """Worker processes, and one thread for each that hands it one figure after another.
+
+    Figures wait in the threads' queue, from which they can be taken back. The threads also start the workers, since an
+    interrupt of the main thread must not leave a worker half started.
+    """
+
     def __init__(self, workers: int):
         spawn = multiprocessing.get_context("spawn")  # workers must not inherit the lock of the run folder
-        self._pool = ProcessPoolExecutor(workers, spawn, initializer=_start_worker)
-        # Workers are started from a thread with SIGINT blocked, since they inherit that and an interrupt of the main thread
-        # must not leave them half started.
-        self._starter = ThreadPoolExecutor(1, initializer=_block_interrupts)
+        self._workers = ProcessPoolExecutor(workers, spawn, initializer=_start_worker)
+        self._threads = ThreadPoolExecutor(workers, initializer=_block_interrupts)
         self._run: RunFolder | None = None
         self._futures: dict[tuple[str, str], Future[dict[str, Any]]] = {}  # by figure and the stages it is drawn from
 
     def submit(self, run: RunFolder) -> None:
         self._run = run
         self._write_index(run)
-        with suppress(BrokenExecutor):  # a worker was killed; `finish` draws what is missing
-            for spec in figures_to_draw(run):
-                key = spec.name, json.dumps(stage_keys(run, spec))
-                if key not in self._futures:
-                    submit = partial(self._pool.submit, _draw, run.path, spec.name, spec.draw.__module__)
-                    self._futures[key] = self._starter.submit(submit).result()
+        for spec in figures_to_draw(run):
+            key = spec.name, json.dumps(stage_keys(run, spec))
+            if key not in self._futures:
+                self._futures[key] = self._threads.submit(self._draw, run.path, spec)
+
+    def _draw(self, path: Path, spec: FigureSpec) -> dict[str, Any]:
+        return self._workers.submit(_draw, path, spec.name, spec.draw.__module__).result()
 
     def finish(self, progress: Progress) -> None:
         """Wait until all figures are drawn. Meanwhile this process draws, from the end, those that no worker has begun; then
@@ -96,10 +101,12 @@ class _FigurePool:
 
     def close(self) -> None:
         """End all workers at once, whatever they are doing."""
-        self._starter.shutdown()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown(wait=False)  # no worker is started any more
         for worker in multiprocessing.active_children():
             worker.kill()
-        self._pool.shutdown(cancel_futures=True)
+            worker.join()
+        self._threads.shutdown()
 
     def _write_index(self, run: RunFolder) -> None:
         """Add finished figures to the index, which only this process writes."""
@@ -113,6 +120,7 @@ class _FigurePool:
 
 
 def _block_interrupts() -> None:
+    """Block Ctrl-C in this thread, and in the workers that it starts."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 

@@ -100,9 +100,9 @@ def verdict(means: Mapping[str, Mean], above: str, below: str, neither: str = "t
     """A sentence on which operators' differences are clearly above zero, clearly below, or neither."""
     operators = operators_of(means)
     parts = []
-    for sign, open_for_writing in ((1, above), (-1, below), (0, neither)):
+    for sign, wording in ((1, above), (-1, below), (0, neither)):
         if signs := [SIGNS[o] for o in operators if clear_sign(means[o]) == sign]:
-            parts.append(f"for {_operators(signs, operators)} {open_for_writing}")
+            parts.append(f"for {_operators(signs, operators)} {wording}")
     text = "; ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if text else ""
 

@@ -150,7 +150,7 @@ def attention_patterns(result: Heads) -> Finding:
     roles = result.roles
     if roles.empty:
         return Finding("The circuits have no heads.")
-    counts = [f"{attends_to} ({n})" for attends_to, n in roles.attends_to.value_counts().items()]
+    counts = [f"{position} ({n})" for position, n in roles.attends_to.value_counts().items()]
     sharpest = roles.iloc[int(roles.attention.argmax())]
     return Finding(
         "Positions that receive most of a head's attention from the last position, with the number of heads (counted once "

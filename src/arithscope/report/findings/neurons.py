@@ -58,14 +58,14 @@ def first_mlp_effects(result: FirstMlp) -> Finding:
 
 @finding("first-mlp-faithfulness", FirstMlp)
 def first_mlp_faithfulness(result: FirstMlp) -> Finding:
-    enough = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.smallest_share.items()}
+    sufficient = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.smallest_share.items()}
     means, random = means_of(result.table, "faithfulness_of_1_percent"), means_of(result.table, "random_1_percent")
     return Finding(
         f"With the top 1 % of its neurons faithfulness is {overall(means)}, with a random 1 % {overall(random)}."
         + verdict(
             differences(means, random), "the top neurons are clearly better", "the top neurons are clearly worse"
         ),
-        {"share that suffices": enough, "top 1 %": means, "random 1 %": random},
+        {"share that suffices": sufficient, "top 1 %": means, "random 1 %": random},
     )
 
 

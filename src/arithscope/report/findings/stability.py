@@ -20,9 +20,7 @@ def repeated(result: Stability) -> Finding:
         means = {operator: result.means(row, operator) for operator in result.operators}
         if not any(means.values()):  # measured for all operators together only
             means = {overall: result.means(row, AVERAGE)}
-        numbers[row.short] = {
-            o: _values(row, repeated_settings) for o, repeated_settings in means.items() if repeated_settings
-        }
+        numbers[row.short] = {o: _values(row, by_run) for o, by_run in means.items() if by_run}
     summary = result.summary()[overall]
     sentences = [
         _least_stable(result, overall),
@@ -63,8 +61,8 @@ def _least_stable(result: Stability, operator: str) -> str:
     worst = max(entries, key=lambda entry: entry["largest"])
     row = shares[worst["experiment"], worst["measure"]]
     means = result.means(row, operator)
-    repeated_settings = listed(f"{number(mean.value)} ({name})" for name, mean in means.items() if name != WHOLE)
+    others = listed(f"{number(mean.value)} ({name})" for name, mean in means.items() if name != WHOLE)
     return (
         f"Repeated {len(result.runs) - 1} times, the share or faithfulness that varies most is {row.short}: "
-        f"{with_interval(means[WHOLE])} in the run, {repeated_settings} in repetitions."
+        f"{with_interval(means[WHOLE])} in the run, {others} in repetitions."
     )
