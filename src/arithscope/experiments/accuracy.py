@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from arithscope.errors import UserError
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.answers import Answers
-from arithscope.experiments.common.result import Result, by_operator, summary_table
+from arithscope.experiments.common.result import Result, summary_table
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.models.model import Model
@@ -27,21 +26,14 @@ class Accuracy(Result):
 
     prompts: pd.DataFrame = schema.table(
         "Every legal prompt with the model's answer.",
-        schema.OPERATOR,
-        schema.integer("op1", "first operand", key=True),
-        schema.integer("op2", "second operand", key=True),
+        *schema.PROMPT_KEY,
         schema.number("answer", "the right answer"),
         schema.number("predicted", "number that the model answers; −1 if its token is no number"),
         schema.truth("correct", "whether that is the right answer"),
         schema.number("p_answer", "probability of the right answer"),
         unique=True,
     )
-    table: pd.DataFrame = schema.table(
-        "Accuracy and probability by operator, and their average.", *schema.SUMMARY_TABLE
-    )
-
-    def summary(self) -> dict[str, Any]:
-        return by_operator(self.table)
+    table: pd.DataFrame = schema.table("Accuracy and probability by operator, and their average.")
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -107,26 +99,12 @@ def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
 
 
 def _tabulate(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32], seed: int) -> Accuracy:
-    frame = pd.DataFrame(
-        {
-            "operator": np.array(OPERATORS)[prompts.operator],
-            "op1": prompts.op1.astype(np.int32),
-            "op2": prompts.op2.astype(np.int32),
-            "answer": prompts.answer.astype(np.int32),
-            "predicted": predicted,
-            "correct": predicted == prompts.answer,
-            "p_answer": p_answer,
-        }
-    )
+    numbers = {name: getattr(prompts, name).astype(np.int32) for name in ("op1", "op2", "answer")}
+    frame = pd.DataFrame({"operator": np.array(OPERATORS)[prompts.operator], **numbers, "predicted": predicted})
+    frame = frame.assign(correct=predicted == prompts.answer, p_answer=p_answer)
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in frame.groupby("operator", sort=False):
-        values = {
-            "accuracy": rows.correct,
-            "p_answer": rows.p_answer,
-            "p_answer_correct": rows.p_answer[rows.correct],
-        }
-        measured[str(operator)] = {
-            name: bootstrap_mean(x, random=random_source(seed, "accuracy", name, str(operator)))
-            for name, x in values.items()
-        }
+        values = {"accuracy": rows.correct, "p_answer": rows.p_answer, "p_answer_correct": rows.p_answer[rows.correct]}
+        sources = {name: random_source(seed, "accuracy", name, str(operator)) for name in values}
+        measured[str(operator)] = {name: bootstrap_mean(x, sources[name]) for name, x in values.items()}
     return Accuracy(frame, summary_table(measured))

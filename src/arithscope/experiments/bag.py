@@ -18,7 +18,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import MEASURES, Task, baselines, circuit_scores, scores_of_tasks
+from arithscope.experiments.common.ablation import MEASURES, baselines, circuit_scores, scores_of_tasks, smallest_spans
 from arithscope.experiments.common.association import association, matched_random_neurons
 from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
@@ -30,15 +30,13 @@ from arithscope.prompts import random_source
 from arithscope.stats.intervals import bootstrap_mean
 
 TOP, RANDOM, MUTUAL = "top", "random", "mutual"
+_KEPT = (
+    "neurons kept: all `top` neurons; those with a match (`raw`) or a calibrated one (`calibrated`); as many top neurons per "
+    "layer as the latter (`random`); at a checkpoint, those of final pairs (`raw_mutual`, `calibrated_mutual`)"
+)
 CURVE = (
     schema.OPERATOR,
-    schema.text(
-        "neurons",
-        "neurons kept: all `top` neurons; those with a match (`raw`) or a calibrated one (`calibrated`); as many top neurons "
-        "per layer as the latter (`random`); at a checkpoint, those that share a pair with the final model "
-        "(`raw_mutual`, `calibrated_mutual`)",
-        key=True,
-    ),
+    schema.text("neurons", _KEPT, key=True),
     schema.number("kept", "number of neurons kept in all layers"),
     schema.MEASURE,
     *schema.MEAN_COLUMNS,
@@ -83,7 +81,7 @@ def bag(ctx: Context) -> Bag:
     samples = {o: split.evaluation for o, split in splits(ctx).items() if o in classification.operators}
     sources = {operator: random_source(ctx.settings.seed, "bag", operator) for operator in samples}
     kept = {o: kept_neurons(classification, final, o, sources[o]) for o in samples}
-    tasks: list[Task] = []
+    tasks = []
     for operator, prompts in samples.items():
         top = association(classification, operator, CALIBRATED)
         masks = top.masks(np.stack(list(kept[operator].values())), s.neurons)
@@ -93,8 +91,7 @@ def bag(ctx: Context) -> Bag:
     with ctx.progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
         scores = scores_of_tasks(ctx, circuit_scores, tasks, advance)
         ends = baselines(ctx, samples)
-    curve: list[dict[str, Any]] = []
-    present: list[dict[str, Any]] = []
+    curve, present = [], []
     for operator, values in zip(samples, scores, strict=True):
         measured = ends[operator].measure(values, sources[operator])
         curve += [
@@ -106,12 +103,9 @@ def bag(ctx: Context) -> Bag:
             here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
             share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
             present.append({"operator": operator, "criterion": criterion, **asdict(share)})
-    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
     table = pd.DataFrame(curve, columns=[column.name for column in CURVE])
-    return Bag(
-        ctx.confirmed("curve", table, smallest_span=spans),
-        pd.DataFrame(present, columns=["operator", "criterion", *MEAN]),
-    )
+    whole = ctx.confirmed("curve", table, smallest_span=smallest_spans(ends))
+    return Bag(whole, pd.DataFrame(present, columns=["operator", "criterion", *MEAN]))
 
 
 def kept_neurons(

@@ -16,20 +16,9 @@ import torch
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import (
-    CURVE,
-    FOUND,
-    RANDOM,
-    beside_random,
-    circuit_scores,
-    curve_means,
-    growth_curve,
-    nested_sets,
-    smallest_on_plateau,
-)
+from arithscope.experiments.common import ablation, schema
 from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
+from arithscope.experiments.common.result import AVERAGE, MEAN, Result, by_operator, summary_table
 from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.localize import Localization, component_name
@@ -43,23 +32,18 @@ EVERY_SIZE = 64  # up to this size every number of heads is tried; beyond it, si
 class Circuit(Result):
     """The chosen circuits, and the curves they were chosen from."""
 
-    curve: pd.DataFrame = schema.table("Circuits of the first n heads, and of n random heads.", *CURVE)
+    curve: pd.DataFrame = schema.table("Circuits of the first n heads, and of n random heads.", *ablation.CURVE)
     heads: pd.DataFrame = schema.table(
         "Every head in the order of its effect.",
         schema.OPERATOR,
         schema.integer("rank", "rank of the head, from 0"),
-        schema.LAYER,
-        schema.HEAD,
+        *schema.HEAD_KEY[1:],
         schema.text("position", "position at which patching the head has its largest effect"),
         *schema.EFFECT_COLUMNS,
         schema.truth("in_circuit", "whether the head is in the operator's circuit"),
     )
-    table: pd.DataFrame = schema.table(
-        "Measures of the chosen circuits, and under `random_…` of random circuits of their size.", *schema.SUMMARY_TABLE
-    )
-    excluded: dict[str, int] = schema.value(
-        "prompts without a faithfulness, because the empty circuit does as well as the model"
-    )
+    table: pd.DataFrame = schema.table("Measures of the chosen circuits, and under `random_…` of random ones as large.")
+    excluded: dict[str, int] = schema.value("prompts without a faithfulness: the empty circuit is as good as the model")
 
     @property
     def operators(self) -> list[str]:
@@ -112,18 +96,21 @@ def circuit(ctx: Context) -> Circuit:
     def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
         ranked = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
         orders = [ranked, *(sources[operator].permutation(total_heads) for _ in range(draws))]
-        kept = nested_sets(orders, sizes).unflatten(1, (s.layers, s.heads)).numpy()
+        kept = ablation.nested_sets(orders, sizes).unflatten(1, (s.layers, s.heads)).numpy()
         return ctx.results[MeanActivations], kept, {}, None
 
     total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
     with ctx.progress.task("circuit", total) as advance:
-        curve = growth_curve(ctx, "circuit", circuit_scores, samples, counts, arguments, sources, advance)
+        scores = ablation.circuit_scores
+        curve = ablation.growth_curve(ctx, "circuit", scores, samples, counts, arguments, sources, advance)
     tables, measured, excluded = [], {}, {}
+    columns = ["operator", "rank", "layer", "head", "position", *MEAN, "median"]
     for operator, prompts in samples.items():
-        found, random = (curve_means(curve, operator, which) for which in (FOUND, RANDOM))
-        size = smallest_on_plateau(found)
-        tables.append(_head_table(rankings[operator], size))
-        measured[operator] = beside_random(found[size], random[size])
+        found, random = (ablation.curve_means(curve, operator, which) for which in (ablation.FOUND, ablation.RANDOM))
+        size = ablation.smallest_on_plateau(found)
+        ranked = rankings[operator].assign(rank=np.arange(total_heads))[columns]
+        tables.append(ranked.assign(in_circuit=ranked["rank"] < size))
+        measured[operator] = ablation.beside_random(found[size], random[size])
         excluded[operator] = len(prompts) - found[size]["faithfulness"].n
     return Circuit(curve, pd.concat(tables, ignore_index=True), summary_table(measured), excluded)
 
@@ -134,9 +121,3 @@ def head_counts(total: int) -> list[int]:
     while counts[-1] < total:
         counts.append(min(total, counts[-1] + -(-counts[-1] // 10)))
     return counts
-
-
-def _head_table(ranking: pd.DataFrame, size: int) -> pd.DataFrame:
-    table = ranking[["operator", "layer", "head", "position", "value", "low", "high", "n", "median"]].copy()
-    table.insert(1, "rank", np.arange(len(table)))
-    return table.assign(in_circuit=table["rank"] < size)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.result import Result, by_operator, of_neuron, summary_table
+from arithscope.experiments.common.result import Result, of_neuron, summary_table
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps, as_slice
@@ -35,7 +35,7 @@ from arithscope.heuristics.variance import Coverage
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, random_source
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Mean, bootstrap_mean
+from arithscope.stats.intervals import Floats, Mean, bootstrap_mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 from arithscope.utils.threads import thread_pool
@@ -50,21 +50,16 @@ _NEURON = ["operator", "layer", "neuron"]
 _COVERAGE = [f"coverage_{criterion}" for criterion in CRITERIA]
 _EXAMINED = ["row", "heuristic", "on", "direct", "sign", "size", "overlap", "calibrated"]
 
-Vocabulary = tuple[
-    str, int, int, bool
-]  # operator, largest operand, limit, and whether to try heuristics about both operands
+Vocabulary = tuple[str, int, int, bool]  # operator, largest operand, limit, whether rules about both operands are tried
 Columns = dict[str, Any]  # of a table: arrays, or lists of texts
+_Tables = tuple[pd.DataFrame, pd.DataFrame]
 
 _MATCH = (
-    schema.OPERATOR,
-    schema.LAYER,
-    schema.NEURON,
+    *schema.NEURON_KEY,
     schema.text("heuristic", "the heuristic, as in `op1 in [0, 10]`", key=True),
     schema.text("kind", "its kind: `range`, `modulo`, `pattern`, `identical` or `multi-result`"),
     schema.text("on", "what it is about: `op1`, `op2`, `op1, op2` or `result`"),
-    schema.truth(
-        "direct", "whether it is about the result, so that activations are weighted by the value vector's logits"
-    ),
+    schema.truth("direct", "whether it is about the result: activations are weighted by the value vector's logits"),
     schema.number("sign", "1 if the neuron fires on its prompts; −1 if the negative activation matches"),
     schema.number("size", "number k of legal prompts for which it holds"),
     schema.number("overlap", "how many of them are among the neuron's top k"),
@@ -96,9 +91,7 @@ class Classification(Result):
     )
     neurons: pd.DataFrame = schema.table(
         "All top neurons, classified or not.",
-        schema.OPERATOR,
-        schema.LAYER,
-        schema.NEURON,
+        *schema.NEURON_KEY,
         schema.number("p", "smallest p among its best heuristics"),
         schema.number("fdr", "false-discovery rate among the operator's neurons"),
         schema.number("coverage_raw", "share of the map's variance that all its matches explain together"),
@@ -116,9 +109,7 @@ class Classification(Result):
         schema.CRITERION,
         *schema.MEAN_COLUMNS,
     )
-    table: pd.DataFrame = schema.table(
-        "Shares of classified neurons and mean coverage, by operator.", *schema.SUMMARY_TABLE
-    )
+    table: pd.DataFrame = schema.table("Shares of classified neurons and mean coverage, by operator.")
 
     @property
     def operators(self) -> list[str]:
@@ -133,9 +124,6 @@ class Classification(Result):
         """Matches of a neuron, in order of falling `neg_log10_p`."""
         matches = of_neuron(self.matches, operator, layer, neuron)
         return matches.sort_values("neg_log10_p", ascending=False, kind="stable")
-
-    def summary(self) -> dict[str, Any]:
-        return by_operator(self.table)
 
 
 def _classify_memory(model: Model, settings: Settings) -> int:
@@ -156,10 +144,8 @@ def classify(ctx: Context) -> Classification:
         matches, best = _match(ctx, top, parts, advance)
         p = best.p.groupby(_rows(top, best)).min().reindex(top.index).to_numpy()
         neurons = _with_fdr(top.assign(p=p), top.operator, p)
-        matches, best = (
-            table.assign(calibrated=is_match(table.overlap, table["size"]) & (table.fdr <= FDR_LEVEL))
-            for table in (_with_fdr(matches, top.operator, p), _with_fdr(best, top.operator, p))
-        )
+        with_fdr = (_with_fdr(table, top.operator, p) for table in (matches, best))
+        matches, best = (x.assign(calibrated=is_match(x.overlap, x["size"]) & (x.fdr <= FDR_LEVEL)) for x in with_fdr)
         matches, coverage = _examine(ctx, top, matches, parts, advance)
     row, seed = _rows(top, matches), ctx.settings.seed
     chosen = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
@@ -174,8 +160,7 @@ class _Part:
 
     vocabulary: Vocabulary
     rows: NDArray[np.int64]
-    activations: NDArray[np.float16]
-    logits: NDArray[np.float32]
+    maps: tuple[NDArray[np.float16], NDArray[np.float32]]  # activations and logits
 
 
 def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
@@ -185,16 +170,14 @@ def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
     for chunk in split_evenly(len(rows), NEURONS_IN_UNIT):
         at = as_slice(rows[chunk])
         vocabulary = operator, maps.max_operand, maps.limit, ctx.settings.both_operands
-        yield _Part(vocabulary, rows[chunk], np.asarray(maps.activations[at]), np.asarray(maps.logits[at]))
+        yield _Part(vocabulary, rows[chunk], (np.asarray(maps.activations[at]), np.asarray(maps.logits[at])))
 
 
-def _match(
-    ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Advance
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _match(ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Advance) -> _Tables:
     """Matches, and the best heuristics of each neuron, with p."""
     seed, draws = ctx.settings.seed, ctx.settings.sizes.permutations
     names = np.array([neuron_name(*x) for x in zip(top.layer, top.neuron, strict=True)], dtype=object)
-    units = [(x.vocabulary, draws, seed, names[x.rows].tolist(), x.activations, x.logits) for x in parts]
+    units = [(x.vocabulary, draws, seed, names[x.rows].tolist(), *x.maps) for x in parts]
     found = ctx.map(match_unit, units, advance)
     vocabularies = list(dict.fromkeys(part.vocabulary for part in parts))
     nulls = ctx.map(indirect_null_unit, [(vocabulary, seed) for vocabulary in vocabularies], advance)
@@ -202,32 +185,32 @@ def _match(
     sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
     for vocabulary, (null_of_indirect, *tried) in zip(vocabularies, nulls, strict=True):
         own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
-        matches, best = (
-            pd.concat([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own], ignore_index=True)
-            for i in (0, 1)
-        )
+        frames = ([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own] for i in (0, 1))
+        matches, best = (pd.concat(each, ignore_index=True) for each in frames)
         null = np.concatenate([x[2] for _, x in own])
         if len(null) < (top.operator == vocabulary[0]).sum():
             sampled_null[vocabulary[0]] = null.shape
         with_p = calibrate(UncalibratedMatches(matches, best, null), null_of_indirect, (tried[0], tried[1]))
         for name, each in tables.items():
             each.append(getattr(with_p, name).drop(columns=["fdr", "calibrated"]))  # these need all neurons
-    matches, best = (
-        ctx.confirmed(name, _with_names(top, pd.concat(each, ignore_index=True)), sampled_null=sampled_null)
-        for name, each in tables.items()
-    )
+    joined = {name: pd.concat(each, ignore_index=True) for name, each in tables.items()}
+    named = {  # operator, layer and neuron instead of `row`
+        name: top.iloc[table.row.to_numpy()].reset_index(drop=True).join(table.drop(columns="row"))
+        for name, table in joined.items()
+    }
+    matches, best = (ctx.confirmed(name, table, sampled_null=sampled_null) for name, table in named.items())
     return matches, best
 
 
 def _examine(
     ctx: Context, top: pd.DataFrame, matches: pd.DataFrame, parts: Sequence[_Part], advance: Advance
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> _Tables:
     """Matches with one-operand scores, and the coverage of every neuron."""
     row, units, chosen = _rows(top, matches), [], []
     for part in parts:
         chosen.append(np.flatnonzero(np.isin(row, part.rows)))
         own = matches.iloc[chosen[-1]].assign(row=np.searchsorted(part.rows, row[chosen[-1]]))
-        units.append((part.vocabulary, ctx.settings.seed, columns_of(own[_EXAMINED]), part.activations, part.logits))
+        units.append((part.vocabulary, ctx.settings.seed, columns_of(own[_EXAMINED]), *part.maps))
     one_operand, coverage = (np.concatenate(x) for x in zip(*ctx.map(examine_unit, units, advance), strict=True))
     keys = matches.iloc[np.concatenate(chosen)][[*_NEURON, "heuristic"]]
     scored = ctx.confirmed("matches", keys.assign(**dict(zip(ONE_OPERAND, one_operand.T, strict=True))))
@@ -243,12 +226,7 @@ def _rows(top: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
     return places.get_indexer(wanted)
 
 
-def _with_names(top: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """A table with operator, layer and neuron instead of `row`."""
-    return top.iloc[table.row.to_numpy()].reset_index(drop=True).join(table.drop(columns="row"))
-
-
-def _with_fdr(table: pd.DataFrame, operator: pd.Series[Any], p: NDArray[np.float64]) -> pd.DataFrame:
+def _with_fdr(table: pd.DataFrame, operator: pd.Series[Any], p: Floats) -> pd.DataFrame:
     """Add false-discovery rates, given the operator and p of every top neuron."""
     fdr = np.empty(len(table))
     for each in operator.unique():
@@ -270,26 +248,16 @@ def _coverage_and_permutations(vocabulary: Vocabulary, seed: int, device: torch.
 
 
 def match_unit(
-    model: Model,
-    vocabulary: Vocabulary,
-    draws: int,
-    seed: int,
-    names: Sequence[str],
-    activations: NDArray[np.float16],
-    logits: NDArray[np.float32],
-    *,
-    advance: Advance,
-) -> tuple[Columns, Columns, NDArray[np.float64]]:
+    model: Model, vocabulary: Vocabulary, draws: int, seed: int, names: list[str], *maps: NDArray[Any], advance: Advance
+) -> tuple[Columns, Columns, Floats]:
     """Unit of work: match some neurons with all heuristics. Returns matches, best heuristics and the direct null."""
     with thread_pool() as pool:
-        batch, sets = NeuronBatch(activations, logits), _catalogue(vocabulary, model.device)
+        batch, sets = NeuronBatch(*maps), _catalogue(vocabulary, model.device)
         matched = match_neurons(batch, sets, draws, seed, names, pool, advance)
     return columns_of(matched.matches), columns_of(matched.best), matched.null
 
 
-def indirect_null_unit(
-    model: Model, vocabulary: Vocabulary, seed: int, *, advance: Advance
-) -> tuple[NDArray[np.float64], int, int]:
+def indirect_null_unit(model: Model, vocabulary: Vocabulary, seed: int, *, advance: Advance) -> tuple[Floats, int, int]:
     """Unit of work: permutation null of an operator's indirect heuristics, and numbers of indirect and direct heuristics."""
     sets = _catalogue(vocabulary, model.device)
     return indirect_null(sets, seed), *tries(sets)
@@ -306,21 +274,10 @@ def _frame(columns: Columns) -> pd.DataFrame:
 
 
 def examine_unit(
-    model: Model,
-    vocabulary: Vocabulary,
-    seed: int,
-    columns: Columns,
-    activations: NDArray[np.float16],
-    logits: NDArray[np.float32],
-    *,
-    advance: Advance,
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Unit of work: one-operand scores of some neurons' matches, and coverage of their activation maps.
-
-    Returns:
-        [matches, (op1_only, op2_only, two_operands)] and [neurons, criteria].
-    """
-    sets, neurons, matches = _catalogue(vocabulary, model.device), NeuronBatch(activations, logits), _frame(columns)
+    model: Model, vocabulary: Vocabulary, seed: int, columns: Columns, *maps: NDArray[Any], advance: Advance
+) -> tuple[NDArray[np.float32], Floats]:
+    """Unit of work: one-operand scores [matches, ONE_OPERAND] of some neurons' matches, and coverage [neurons, criteria]."""
+    sets, neurons, matches = _catalogue(vocabulary, model.device), NeuronBatch(*maps), _frame(columns)
     cover, permuted = _coverage_and_permutations(vocabulary, seed, model.device)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))
@@ -364,9 +321,8 @@ def _shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataF
             here = (layers == layer) | (layer == ALL_LAYERS)
             for (kind, on, criterion), matched in has_match.items():
                 random = random_source(seed, "shares", str(operator), int(layer), kind, on, criterion)
-                share = asdict(bootstrap_mean(matched[here], random))
                 key = {"operator": operator, "layer": layer, "kind": kind, "on": on, "criterion": criterion}
-                rows.append({**key, **share})
+                rows.append({**key, **asdict(bootstrap_mean(matched[here], random))})
     return pd.DataFrame(rows)
 
 

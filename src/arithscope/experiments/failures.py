@@ -20,7 +20,7 @@ from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.association import association
-from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
+from arithscope.experiments.common.result import MEAN, Result, with_average
 from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.patterns import ActivationMaps
@@ -35,9 +35,7 @@ WORST = 10  # prompts that are listed one by one
 LISTED_HEURISTICS = 5  # for each of them
 _FEATURES = {f"{criterion}_{feature}": (criterion, feature) for criterion in CRITERIA for feature in FEATURES}
 _PROMPT = (
-    schema.OPERATOR,
-    schema.integer("op1", "first operand", key=True),
-    schema.integer("op2", "second operand", key=True),
+    *schema.PROMPT_KEY,
     schema.number("answer", "the right answer"),
     schema.number("predicted", "number that the model answers"),
 )
@@ -65,8 +63,7 @@ class Failures(Result):
     )
     differences: pd.DataFrame = schema.table(
         "Mean of each feature over correct minus over incorrect prompts.",
-        schema.OPERATOR,
-        schema.CRITERION,
+        *schema.CRITERION_KEY,
         schema.text("feature", "the feature", key=True),
         schema.number("correct", "mean over correct prompts"),
         schema.number("incorrect", "mean over incorrect prompts"),
@@ -74,8 +71,7 @@ class Failures(Result):
     )
     regression: pd.DataFrame = schema.table(
         "Logistic regression of correctness on `associated_neurons` and `contribution`.",
-        schema.OPERATOR,
-        schema.CRITERION,
+        *schema.CRITERION_KEY,
         schema.text("term", "`intercept`, a feature (log-odds per standard deviation), or `auc`", key=True),
         *schema.MEAN_COLUMNS,
     )
@@ -83,18 +79,11 @@ class Failures(Result):
         "Incorrect prompts whose right answer is least probable, and the heuristics behind the wrong one.",
         *_PROMPT,
         _P_ANSWER,
-        schema.number(
-            "logit_difference", "attribution of all calibrated heuristic neurons to the given minus the right answer"
-        ),
+        schema.number("logit_difference", "attribution of all calibrated neurons to the given minus the right answer"),
         schema.listing("heuristics", "heuristics whose neurons contribute most to it"),
         schema.listing("logit_differences", "their contributions"),
     )
-    table: pd.DataFrame = schema.table(
-        "The differences, and the area under each regression's curve.", *schema.SUMMARY_TABLE
-    )
-
-    def summary(self) -> dict[str, Any]:
-        return by_operator(self.table)
+    table: pd.DataFrame = schema.table("The differences, and the area under each regression's curve.")
 
 
 @stage(needs=(Accuracy, ActivationMaps, Classification), reads=("sizes", "seed"), paper="4.3")
@@ -102,7 +91,7 @@ def failures(ctx: Context) -> Failures:
     """Heuristic neurons on correct and on incorrect prompts: how many are associated, and how much they contribute."""
     known, classification, seed = ctx.results[Accuracy].prompts, ctx.results[Classification], ctx.settings.seed
     empty = pd.DataFrame(columns=[*known.columns, *_FEATURES])
-    samples: list[pd.DataFrame] = []
+    samples, size = [], ctx.settings.sizes.failures
     differences: list[dict[str, Any]] = []
     terms: list[dict[str, Any]] = []
     worst: list[dict[str, Any]] = []
@@ -111,34 +100,24 @@ def failures(ctx: Context) -> Failures:
             incorrect = known[(known.operator == operator) & ~known.correct]
             if operator in classification.operators and len(incorrect) and len(split.held_out):
                 pools = {"right": split.held_out, "wrong": as_prompts(incorrect)}
-                drawn = [
-                    ctx.results[Accuracy].rows(
-                        sample(pool, ctx.settings.sizes.failures, random_source(seed, name, operator))
-                    )
-                    for name, pool in pools.items()
-                ]
-                rows = pd.concat(drawn, ignore_index=True)
+                drawn = (sample(pool, size, random_source(seed, name, operator)) for name, pool in pools.items())
+                rows = pd.concat([ctx.results[Accuracy].rows(prompts) for prompts in drawn], ignore_index=True)
                 samples.append(rows.assign(**_features(ctx, rows, operator)))
                 differences += _differences(samples[-1], operator, seed)
                 terms += _regression(samples[-1], operator, seed)
                 worst += _worst_prompts(ctx, incorrect, operator)
             elif operator in classification.operators:
-                ctx.progress.note(
-                    f"failures: {operator} is left out, because there are no correct or no incorrect prompts to compare"
-                )
+                reason = "because there are no correct or no incorrect prompts to compare"
+                ctx.progress.note(f"failures: {operator} is left out, {reason}")
             advance(1)
     gaps = pd.DataFrame(differences, columns=["operator", "criterion", "feature", "correct", "incorrect", *MEAN])
     regression = pd.DataFrame(terms, columns=["operator", "criterion", "term", *MEAN])
     listed = pd.DataFrame(worst, columns=[*_WORST, "logit_difference", "heuristics", "logit_differences"])
     areas = regression[regression.term == AUC].rename(columns={"term": "feature"})
     reported = pd.concat([gaps, areas])
-    return Failures(
-        pd.concat(samples, ignore_index=True) if samples else empty,
-        gaps,
-        regression,
-        listed,
-        with_average(reported.assign(measure=reported.criterion + "_" + reported.feature)),
-    )
+    table = with_average(reported.assign(measure=reported.criterion + "_" + reported.feature))
+    prompts = pd.concat(samples, ignore_index=True) if samples else empty
+    return Failures(prompts, gaps, regression, listed, table)
 
 
 def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDArray[np.float64]]:
@@ -149,11 +128,7 @@ def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDAr
     for criterion in CRITERIA:
         bag = association(ctx.results[Classification], operator, criterion)
         associated = bag.best_scores(prompts) > 0
-        values = (
-            associated.sum(0),
-            attribution[bag.classified].sum(0),
-            np.where(associated, attribution, 0.0).sum(0),
-        )
+        values = (associated.sum(0), attribution[bag.classified].sum(0), np.where(associated, attribution, 0.0).sum(0))
         features |= {f"{criterion}_{name}": x.astype(np.float64) for name, x in zip(FEATURES, values, strict=True)}
     return features
 
@@ -179,12 +154,14 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
 def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iterator[dict[str, Any]]:
     """Prompts with the least probable right answer, and the heuristics that contribute to the given one."""
     rows = incorrect[incorrect.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
-    prompts, maps = as_prompts(rows), ctx.results[ActivationMaps]
-    given, right = (
-        maps.direct_logit_attribution(operator, prompts, numbers)
-        for numbers in (rows.predicted.to_numpy(), prompts.answer)
-    )
-    main = _main_heuristics(ctx.results[Classification], operator)
+    prompts, attribution = as_prompts(rows), ctx.results[ActivationMaps].direct_logit_attribution
+    given, right = (attribution(operator, prompts, x) for x in (rows.predicted.to_numpy(), prompts.answer))
+    # For each calibrated neuron, by its row among the operator's top neurons, the heuristic with the largest neg_log10_p.
+    classification, neuron = ctx.results[Classification], ["layer", "neuron"]
+    top = classification.neurons[classification.neurons.operator == operator].reset_index()
+    matches = classification.matched(operator, CALIBRATED)
+    best = matches.sort_values("neg_log10_p", ascending=False, kind="stable").drop_duplicates(neuron)
+    main = top[neuron].merge(best[[*neuron, "heuristic"]], how="left", on=neuron).heuristic.dropna()
     by_heuristic = pd.DataFrame((given - right)[main.index]).groupby(main.to_numpy()).sum()
     for i, row in enumerate(rows.to_dict("records")):
         largest = by_heuristic[i].sort_values(ascending=False, kind="stable").head(LISTED_HEURISTICS)
@@ -195,15 +172,3 @@ def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iter
             "heuristics": list(largest.index),
             "logit_differences": largest.tolist(),
         }
-
-
-def _main_heuristics(classification: Classification, operator: str) -> pd.Series[Any]:
-    """For each calibrated neuron, by its row among the operator's top neurons, its heuristic with the largest `neg_log10_p`."""
-    top = classification.neurons[classification.neurons.operator == operator].reset_index()
-    best = (
-        classification.matched(operator, CALIBRATED)
-        .sort_values("neg_log10_p", ascending=False, kind="stable")
-        .drop_duplicates(["layer", "neuron"])
-    )
-    main = top[["layer", "neuron"]].merge(best[["layer", "neuron", "heuristic"]], how="left", on=["layer", "neuron"])
-    return main.heuristic.dropna()

@@ -20,26 +20,18 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import (
-    MEASURES,
-    Baseline,
-    Task,
-    baselines,
-    circuit_scores,
-    mean_ablation,
-    score_reducer,
-    scores_of_tasks,
-)
+from arithscope.experiments.common import ablation, schema
+from arithscope.experiments.common.ablation import MEASURES, Task
 from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import MEAN, Result, mean_entry
 from arithscope.experiments.common.samples import batches, splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.localize import component_name
-from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.models.hooks import blocking_attention, capturing, editing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
+from arithscope.stats.intervals import Floats
 from arithscope.utils.progress import Advance
 
 BEFORE, AFTER, CHANGE = "before", "after", "change"
@@ -52,9 +44,7 @@ class Heads(Result):
 
     roles: pd.DataFrame = schema.table(
         "Every head of every operator's circuit, in order of falling effect.",
-        schema.OPERATOR,
-        schema.LAYER,
-        schema.HEAD,
+        *schema.HEAD_KEY,
         schema.truth("shared", "whether the head is in the circuit of every operator"),
         schema.text("attends_to", "position with most of its attention from the last position"),
         schema.number("attention", "attention on that position"),
@@ -62,14 +52,12 @@ class Heads(Result):
         schema.text("reads", "position with most of its attention from there"),
         schema.number("reads_attention", "attention on that position"),
     )
-    attention: NDArray[np.float32] = schema.array(
+    attention: Singles = schema.array(
         "mean attention pattern of each row of `roles`", "float32", "heads, queries, keys"
     )
     isolation: pd.DataFrame = schema.table(
         "Measures of the circuit before and after the attended position is cut off from the prompt's earlier tokens.",
-        schema.OPERATOR,
-        schema.LAYER,
-        schema.HEAD,
+        *schema.HEAD_KEY,
         schema.text("when", "`before`, `after`, or `change` (of faithfulness, prompt by prompt)", key=True),
         schema.MEASURE,
         *schema.MEAN_COLUMNS,
@@ -83,10 +71,8 @@ class Heads(Result):
         operator's circuit.
         """
         roles = self.roles
-        ranked = roles.assign(rank=roles.groupby("operator").cumcount())
-        heads = ranked.groupby(["layer", "head"]).agg(
-            shared=("shared", "any"), rank=("rank", "min"), rows=("rank", "size")
-        )
+        by_head = roles.assign(rank=roles.groupby("operator").cumcount()).groupby(["layer", "head"])
+        heads = by_head.agg(shared=("shared", "any"), rank=("rank", "min"), rows=("rank", "size"))
         heads = heads.sort_values(["shared", "rank"], ascending=[False, True], kind="stable")
         chosen = set(heads.index[heads["rows"].cumsum() <= size])
         keep = [head in chosen for head in zip(roles.layer, roles["head"], strict=True)]
@@ -104,18 +90,13 @@ class Heads(Result):
             changes = self.isolation[(self.isolation.operator == operator) & (self.isolation.when == CHANGE)]
             if changes.value.notna().any():
                 worst = changes.iloc[int(changes.value.argmin())]
-                component = component_name(worst.layer, worst["head"])
-                entries["worst_isolation"] = {**mean_entry(worst), "component": component}
+                name = component_name(worst.layer, worst["head"])
+                entries["worst_isolation"] = {**mean_entry(worst), "component": name}
             out[str(operator)] = entries
         return out
 
 
-@stage(
-    needs=(Accuracy, MeanActivations, Circuit),
-    reads=("sizes", "seed"),
-    memory=replay_memory,
-    paper="App. B",
-)
+@stage(needs=(Accuracy, MeanActivations, Circuit), reads=("sizes", "seed"), memory=replay_memory, paper="App. B")
 def heads(ctx: Context) -> Heads:
     """Attention patterns of each operator's circuit, and isolation of the positions its heads attend to."""
     model, circuit, means = ctx.model, ctx.results[Circuit], ctx.results[MeanActivations]
@@ -128,8 +109,8 @@ def heads(ctx: Context) -> Heads:
         ends = np.cumsum([len(heads) for heads in chosen.values()])[:-1]
         by_operator = dict(zip(samples, np.split(attention, ends), strict=True))
         tasks: list[Task] = [((means, keeps[o], {}, None), samples[o]) for o in samples]
-        before = dict(zip(samples, scores_of_tasks(ctx, circuit_scores, tasks), strict=True))
-        baseline = baselines(ctx, samples)
+        before = dict(zip(samples, ablation.scores_of_tasks(ctx, ablation.circuit_scores, tasks), strict=True))
+        baseline = ablation.baselines(ctx, samples)
         # Operator, layer and attended position of each head. Isolation is the same for heads that agree in all three.
         isolated = [
             (*chosen[o][i], (o, chosen[o][i][0], int(by_operator[o][i, -1].argmax())))
@@ -145,10 +126,13 @@ def heads(ctx: Context) -> Heads:
     tables = [pd.DataFrame(columns=columns)] if not isolated else []
     for layer, head, view in isolated:
         operator, [whole] = view[0], before[view[0]]
-        random = random_source(ctx.settings.seed, "heads", operator, layer, head)
-        rows = _isolation_rows(baseline[operator], whole, after.get(view, whole), random)
-        tables.append(rows.assign(operator=operator, layer=layer, head=head)[columns])
-    spans = {operator: each.smallest_span for operator, each in baseline.items()}
+        random, cut_off = random_source(ctx.settings.seed, "heads", operator, layer, head), after.get(view, whole)
+        both = zip((BEFORE, AFTER), baseline[operator].measure(np.stack([whole, cut_off]), random), strict=True)
+        rows = [(when, m, means[m]) for when, means in both for m in MEASURES]
+        rows.append((CHANGE, "faithfulness", baseline[operator].change(whole, cut_off, random)))
+        table = pd.DataFrame({"when": when, "measure": m, **asdict(mean)} for when, m, mean in rows)
+        tables.append(table.assign(operator=operator, layer=layer, head=head)[columns])
+    spans = ablation.smallest_spans(baseline)
     isolation = ctx.confirmed("isolation", pd.concat(tables, ignore_index=True), smallest_span=spans)
     roles = [_role_table(model, circuit, o, by_operator[o]) for o in samples]
     return Heads(pd.concat(roles, ignore_index=True), attention, isolation, list(model.encoder.labels))
@@ -157,7 +141,7 @@ def heads(ctx: Context) -> Heads:
 @torch.no_grad()
 def attention_patterns(
     model: Model, prompts: Prompts, heads: Sequence[tuple[int, int]], *, advance: Advance
-) -> NDArray[np.float32]:
+) -> Singles:
     """Unit of work: mean attention pattern of each head over the prompts, [heads, queries, keys]."""
     length = model.encoder.length
     total = np.zeros((len(heads), length, length))
@@ -179,55 +163,34 @@ def isolated_scores(
     layer: int,
     attended: int,
     prompts: Prompts,
-    heads: int,
+    served: int,  # number of heads
     *,
     advance: Advance,
-) -> NDArray[np.float64]:
-    """Unit of work: scores of the circuit when the attended position sees no other token of the prompt in the layers below.
-
-    Tokens before op1 (BOS, examples) stay visible: they are the same for all prompts, and many heads rest on them. `heads` is
-    the number of heads this serves.
-    """
+) -> Floats:
+    """Unit of work: scores of the circuit when the attended position sees no other token of the prompt in the layers below."""
+    # Tokens before op1 (BOS, examples) stay visible: they are the same for all prompts, and many heads rest on them.
     sources = range(model.positions.op1, attended)
-    edits = mean_ablation(model, means.on(model.device), torch.from_numpy(kept))
+    edits = ablation.mean_ablation(model, means.on(model.device), torch.from_numpy(kept))
     scores = []
     for _, batch in batches(model, prompts, 0):
-        reduce = score_reducer(model, batch, lambda n: None)
+        reduce = ablation.score_reducer(model, batch, lambda n: None)
         with editing(model, edits, len(batch)), blocking_attention(model, range(layer), attended, sources):
             logits = model.logits(model.encode(batch))
         scores.append(reduce(logits, logits[None])[0].cpu())
-    advance(heads)
+    advance(served)
     return torch.cat(scores).double().numpy()
 
 
-def _isolation_rows(
-    baseline: Baseline, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator
-) -> pd.DataFrame:
-    both = baseline.measure(np.stack([before, after]), random)
-    rows = [
-        {"when": when, "measure": measure, **asdict(means[measure])}
-        for when, means in zip((BEFORE, AFTER), both, strict=True)
-        for measure in MEASURES
-    ]
-    rows.append({"when": CHANGE, "measure": "faithfulness", **asdict(baseline.change(before, after, random))})
-    return pd.DataFrame(rows)
-
-
-def _role_table(model: Model, circuit: Circuit, operator: str, attention: NDArray[np.float32]) -> pd.DataFrame:
+def _role_table(model: Model, circuit: Circuit, operator: str, attention: Singles) -> pd.DataFrame:
     table = circuit.kept(operator)
     labels, named, shared = np.array(model.encoder.labels), model.positions.named(), set(circuit.shared())
     from_last = attention[:, -1]
     from_acting = attention[np.arange(len(attention)), [named[p] for p in table.position]]
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "layer": table.layer.to_numpy(),
-            "head": table["head"].to_numpy(),
-            "shared": [head in shared for head in circuit.chosen(operator)],
-            "attends_to": labels[from_last.argmax(-1)],
-            "attention": from_last.max(-1),
-            "acts_at": table.position.to_numpy(),
-            "reads": labels[from_acting.argmax(-1)],
-            "reads_attention": from_acting.max(-1),
-        }
+    return table[["operator", "layer", "head"]].assign(
+        shared=[head in shared for head in circuit.chosen(operator)],
+        attends_to=labels[from_last.argmax(-1)],
+        attention=from_last.max(-1),
+        acts_at=table.position,
+        reads=labels[from_acting.argmax(-1)],
+        reads_attention=from_acting.max(-1),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.random import Generator
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
@@ -33,7 +33,7 @@ from arithscope.heuristics.kinds import Bools, Rule
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, concatenate_prompts, random_source
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Mean, bootstrap_mean, difference, sign_test
+from arithscope.stats.intervals import Floats, Mean, bootstrap_mean, difference, sign_test
 from arithscope.utils.progress import Advance
 
 FEWEST_NEURONS = 10  # that a heuristic must have to be tested
@@ -45,8 +45,7 @@ TESTS_IN_UNIT = 64
 VERIFIED_TESTS = 3  # heuristics of each operator and criterion that `verify` knocks out again
 
 _HEURISTIC = (
-    schema.OPERATOR,
-    schema.CRITERION,
+    *schema.CRITERION_KEY,
     schema.text("heuristic", "the heuristic that is knocked out", key=True),
     schema.text("kind", "its kind"),
     schema.text("on", "what it is about"),
@@ -67,9 +66,7 @@ class Knockout(Result):
     accuracy: pd.DataFrame = schema.table(
         "Accuracy left on either group of prompts, with the heuristic's own neurons or a control ablated.",
         *_HEURISTIC,
-        schema.text(
-            "group", "`associated`: the heuristic holds for the prompts; `not_associated`: it does not", key=True
-        ),
+        schema.text("group", "`associated`: prompts for which the heuristic holds; `not_associated`: others", key=True),
         schema.text("ablated", "neurons ablated: `own`, or as many `unmatched` or `random` top neurons", key=True),
         *schema.MEAN_COLUMNS,
     )
@@ -79,14 +76,10 @@ class Knockout(Result):
         _DIFFERENCE,
         *schema.MEAN_COLUMNS,
     )
-    table: pd.DataFrame = schema.table(
-        "Means over heuristics. Heuristics overlap, so the intervals are too narrow rather than too wide.",
-        *schema.SUMMARY_TABLE,
-    )
+    table: pd.DataFrame = schema.table("Means over heuristics. These overlap, so intervals are if anything too narrow.")
     signs: pd.DataFrame = schema.table(
         "Two-sided sign tests of the differences.",
-        schema.OPERATOR,
-        schema.CRITERION,
+        *schema.CRITERION_KEY,
         _DIFFERENCE,
         schema.number("above", "heuristics with a positive difference"),
         schema.number("below", "heuristics with a negative difference"),
@@ -96,11 +89,9 @@ class Knockout(Result):
     def summary(self) -> dict[str, Any]:
         out = by_operator(self.table)
         for row in self.signs[self.signs.difference == "prompts"].to_dict("records"):
-            operator, criterion = str(row["operator"]), str(row["criterion"])
-            out[operator] |= {
-                f"{criterion}_heuristics_hurt_more": f"{row['above']} of {row['above'] + row['below']}",
-                f"{criterion}_sign_test_p": row["p"],
-            }
+            entries, tested = out[str(row["operator"])], row["above"] + row["below"]
+            entries[f"{row['criterion']}_heuristics_hurt_more"] = f"{row['above']} of {tested}"
+            entries[f"{row['criterion']}_sign_test_p"] = row["p"]
         return out
 
 
@@ -132,24 +123,22 @@ def knockout(ctx: Context) -> Knockout:
             planned.append((criterion, bag, [tests[i] for i in chosen]))
     with ctx.progress.task("knockout", sum(len(tests) for _, _, tests in planned)) as advance:
         correct = iter(_run(ctx, [(bag, tests) for _, bag, tests in planned], advance))
-    accuracies: list[dict[str, Any]] = []
-    differences: list[dict[str, Any]] = []
+    accuracies, differences = [], []
     for criterion, bag, tests in planned:
         for test in tests:
             h, values = test.heuristic, next(correct)
             named = {"operator": bag.operator, "criterion": criterion, "heuristic": str(h), "kind": h.kind, "on": h.on}
             named["neurons"] = test.ablated[0].sum()
             random = random_source(seed, "knockout intervals", bag.operator, str(h))
-            left = _accuracies(test, values, random)
+            groups = dict(zip(GROUPS, np.split(values, [test.associated], axis=1), strict=True))
+            left = {(a, g): bootstrap_mean(x[i], random) for i, a in enumerate(ABLATED) for g, x in groups.items()}
             accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in left.items()]
-            gaps = _differences(test, values, left, random)
-            differences += [{**named, "difference": name, **asdict(mean)} for name, mean in gaps.items()]
+            between = _differences(test, values, left, random)
+            differences += [{**named, "difference": name, **asdict(mean)} for name, mean in between.items()]
     columns = [column.name for column in _HEURISTIC]
-    return _tabulate(
-        ctx.confirmed("accuracy", pd.DataFrame(accuracies, columns=[*columns, "group", "ablated", *MEAN])),
-        ctx.confirmed("differences", pd.DataFrame(differences, columns=[*columns, "difference", *MEAN])),
-        seed,
-    )
+    accuracy = ctx.confirmed("accuracy", pd.DataFrame(accuracies, columns=[*columns, "group", "ablated", *MEAN]))
+    gaps = ctx.confirmed("differences", pd.DataFrame(differences, columns=[*columns, "difference", *MEAN]))
+    return _tabulate(accuracy, gaps, seed)
 
 
 def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
@@ -167,9 +156,7 @@ def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterato
             yield KnockoutTest(h, np.stack([members, *controls]), pool[np.concatenate(groups)], len(groups[0]))
 
 
-def _run(
-    ctx: Context, planned: Sequence[tuple[Association, Sequence[KnockoutTest]]], advance: Advance
-) -> list[NDArray[np.float64]]:
+def _run(ctx: Context, planned: Sequence[tuple[Association, list[KnockoutTest]]], advance: Advance) -> list[Floats]:
     """Whether the prompts of each test are still answered correctly, [variants, prompts]; a unit has several tests."""
     units = [
         (bag, np.stack([t.ablated for t in some]), tuple(t.prompts for t in some))
@@ -191,7 +178,7 @@ def _tests_of_units(tests: Sequence[KnockoutTest], mask_bytes: int) -> Iterator[
 
 def still_correct(
     model: Model, bag: Association, ablated: Bools, prompts: Sequence[Prompts], *, advance: Advance
-) -> list[NDArray[np.float64]]:
+) -> list[Floats]:
     """Unit of work: some tests in one pass, given their ablated neurons [tests, variants, top neurons] and prompts."""
     sizes = [len(p) for p in prompts]
     chosen = np.repeat(ablated.swapaxes(0, 1), sizes, axis=1)
@@ -200,20 +187,8 @@ def still_correct(
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 
 
-def _accuracies(
-    test: KnockoutTest, correct: NDArray[np.float64], random: np.random.Generator
-) -> dict[tuple[str, str], Mean]:
-    """Accuracy by ablated neurons and group of prompts."""
-    groups = dict(zip(GROUPS, np.split(correct, [test.associated], axis=1), strict=True))
-    return {
-        (ablated, group): bootstrap_mean(values[i], random)
-        for i, ablated in enumerate(ABLATED)
-        for group, values in groups.items()
-    }
-
-
 def _differences(
-    test: KnockoutTest, correct: NDArray[np.float64], left: dict[tuple[str, str], Mean], random: np.random.Generator
+    test: KnockoutTest, correct: Floats, left: dict[tuple[str, str], Mean], random: Generator
 ) -> dict[str, Mean]:
     own, *controls = correct[:, : test.associated]
     wanted, *drawn = test.ablated.sum(1)
@@ -238,10 +213,7 @@ def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame, seed: int) -> K
             mean = bootstrap_mean(rows.value.dropna(), random_source(seed, "knockout", str(operator), stream))
             measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = mean
     keys = ["operator", "criterion", "difference"]
-    signs = [
-        {**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))}
-        for key, rows in differences.groupby(keys, sort=False)
-    ]
-    return Knockout(
-        accuracy, differences, summary_table(measured), pd.DataFrame(signs, columns=[*keys, "above", "below", "p"])
-    )
+    groups = differences.groupby(keys, sort=False)
+    signs = [{**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))} for key, rows in groups]
+    tested = pd.DataFrame(signs, columns=[*keys, "above", "below", "p"])
+    return Knockout(accuracy, differences, summary_table(measured), tested)

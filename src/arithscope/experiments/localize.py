@@ -9,7 +9,7 @@ Steps 2 and 3 are done for every head and MLP of every layer at op1, operator, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import Result, strongest
-from arithscope.experiments.common.samples import batches, splits
+from arithscope.experiments.common.samples import Places, Split, batches, places_of_units, splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.models.engine.replay import Reduce
 from arithscope.models.hooks import capturing, edit
@@ -31,11 +31,11 @@ from arithscope.models.model import Model, Site
 from arithscope.prompts import OPERATORS, Prompts, random_source
 from arithscope.stats.effects import EFFECTS, effects
 from arithscope.stats.intervals import bootstrap_intervals
-from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 
 MLP = -1  # stands in the column `head` for the layer's whole MLP
 LAYERS_IN_UNIT = 16
+_NUMBERS = ("op1", "op2", "answer")  # of a prompt
 VERIFIED_UNITS = 2  # layers at a position, of each operator, that `verify` patches again
 
 
@@ -74,10 +74,8 @@ class Localization(Result):
         for operator in self.effects.operator.unique():
             rows = self._rows(operator, "probability")
             is_mlp = rows["head"] == MLP
-            out[str(operator)] = {
-                "strongest_head": strongest(rows[~is_mlp], _name_at_position),
-                "strongest_mlp": strongest(rows[is_mlp], _name_at_position),
-            }
+            best_head, best_mlp = (strongest(rows[which], _name_at_position) for which in (~is_mlp, is_mlp))
+            out[str(operator)] = {"strongest_head": best_head, "strongest_mlp": best_mlp}
         return out
 
     def _rows(self, operator: str, measure: str) -> pd.DataFrame:
@@ -99,33 +97,24 @@ def localize(ctx: Context) -> Localization:
     samples, model = splits(ctx), ctx.model
     for operator in [o for o in ctx.results[Accuracy].operators if o not in samples]:
         ctx.progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
-    positions, layers = model.positions.named(), model.sizes.layers
-    patched = {
-        operator: _places(ctx, operator, list(positions), layers) for operator in samples
-    }  # by operator: position and layers of each unit
+    positions = model.positions.named()
+    patched = {o: places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_UNITS, "localize", o) for o in samples}
     units = [
-        (samples[operator].discovery, samples[operator].counterfactuals, positions[position], group)
+        (samples[operator].discovery, samples[operator].counterfactuals, positions[position], layers)
         for operator, places in patched.items()
-        for position, group in places
+        for position, layers in places
     ]
     total = sum(len(prompts) * len(group) * (model.sizes.heads + 1) for prompts, _, _, group in units)
     with ctx.progress.task("localize", total) as advance:
         parts = iter(ctx.map(component_effects, units, advance))
-    tables = [
-        _effect_table(operator, places, [next(parts) for _ in places], ctx.settings.seed)
-        for operator, places in patched.items()
-    ]
-    prompts = [_prompt_table(o, split.discovery, split.counterfactuals) for o, split in samples.items()]
+    tables: list[pd.DataFrame] = []
+    for operator, places in patched.items():
+        values = np.concatenate([next(parts) for _ in places])  # layers of all places, heads + 1, prompts, measures
+        columns = _component_columns(operator, places, model.sizes.heads)
+        tables += effect_tables(columns, values, random_source(ctx.settings.seed, "localize", operator))
+    prompts = [_prompt_table(operator, split) for operator, split in samples.items()]
     whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
     return Localization(whole, pd.concat(prompts, ignore_index=True))
-
-
-def _places(ctx: Context, operator: str, positions: Sequence[str], layers: int) -> list[tuple[str, Sequence[int]]]:
-    """Positions and layers of an operator's units of work."""
-    chosen = ctx.sample(len(positions) * layers, VERIFIED_UNITS, "localize", operator)
-    if len(chosen) < len(positions) * layers:
-        return [(positions[i // layers], [int(i % layers)]) for i in chosen]
-    return [(p, range(layers)[chunk]) for p in positions for chunk in split_evenly(layers, LAYERS_IN_UNIT)]
 
 
 def component_effects(
@@ -144,11 +133,9 @@ def component_effects(
         reduce = effect_reducer(model, batch, corrupted, advance)
         tape = model.engine.record(model, model.encode(batch), position)
         for i, layer in enumerate(layers):
-            patches = [
-                edit(model, Site.HEADS, layer, which_head, positions=position, values=seen.heads[layer]),
-                edit(model, Site.NEURONS, layer, which_neurons, positions=position, values=seen.neurons[layer]),
-            ]
-            found[i][:, rows] = model.engine.replay(tape, patches, reduce).cpu().numpy()
+            head = edit(model, Site.HEADS, layer, which_head, positions=position, values=seen.heads[layer])
+            mlp = edit(model, Site.NEURONS, layer, which_neurons, positions=position, values=seen.neurons[layer])
+            found[i][:, rows] = model.engine.replay(tape, [head, mlp], reduce).cpu().numpy()
     return found
 
 
@@ -164,45 +151,41 @@ def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, adv
     return reduce
 
 
-def effect_statistics(values: NDArray[np.floating[Any]], random: np.random.Generator) -> pd.DataFrame:
-    """Mean with interval, and median, of each row of [rows, prompts]: value, low, high, n, median."""
-    value, low, high = bootstrap_intervals(values, random)
-    columns = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
-    return pd.DataFrame(columns)
+def effect_tables(
+    columns: Mapping[str, Any], effects: NDArray[np.floating[Any]], random: np.random.Generator, std: bool = False
+) -> Iterator[pd.DataFrame]:
+    """By measure, statistics over prompts of effects [*components, prompts, measures], beside columns about the components.
 
-
-def _effect_table(
-    operator: str, places: Sequence[tuple[str, Sequence[int]]], parts: Sequence[NDArray[np.float64]], seed: int
-) -> pd.DataFrame:
-    """Statistics of an operator's effects. Resamples are the same for all components, so a sample has the same intervals."""
-    random = random_source(seed, "localize", operator)
-    values = np.concatenate(parts)  # layers of all places, heads + 1, prompts, measures
-    components = values.shape[1]
-    at = [(position, layer) for position, layers in places for layer in layers]
-    head = np.append(np.arange(components - 1), MLP)
-    columns = {
-        "operator": operator,
-        "position": np.repeat([position for position, _ in at], components),
-        "layer": np.repeat(np.array([layer for _, layer in at], dtype=np.int32), components),
-        "head": np.tile(head.astype(np.int32), len(at)),
-    }
-    tables = []
+    Resamples are the same for all components, so a sample of them has the same intervals.
+    """
     for i, measure in enumerate(EFFECTS):
-        statistics = effect_statistics(values[..., i].reshape(-1, values.shape[2]), random)
-        tables.append(pd.DataFrame({**columns, "measure": measure, **statistics}))
-    return pd.concat(tables, ignore_index=True)
-
-
-def _prompt_table(operator: str, prompts: Prompts, counterfactuals: Prompts) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "op1": prompts.op1,
-            "op2": prompts.op2,
-            "answer": prompts.answer,
-            "counterfactual_operator": np.array(OPERATORS)[counterfactuals.operator],
-            "counterfactual_op1": counterfactuals.op1,
-            "counterfactual_op2": counterfactuals.op2,
-            "counterfactual_answer": counterfactuals.answer,
+        values = effects[..., i].reshape(-1, effects.shape[-2])
+        value, low, high = bootstrap_intervals(values, random)
+        statistics = {
+            "value": value,
+            "low": low,
+            "high": high,
+            "n": values.shape[1],
+            "median": np.median(values, axis=1),
         }
-    )
+        if std:
+            statistics["std"] = values.std(1, dtype=np.float64)
+        yield pd.DataFrame({**columns, "measure": measure, **statistics})
+
+
+def _component_columns(operator: str, places: Places, heads: int) -> dict[str, Any]:
+    """Every head, then the MLP, of each layer of each place."""
+    at = [(position, layer) for position, layers in places for layer in layers]
+    return {
+        "operator": operator,
+        "position": np.repeat([position for position, _ in at], heads + 1),
+        "layer": np.repeat(np.array([layer for _, layer in at], dtype=np.int32), heads + 1),
+        "head": np.tile(np.append(np.arange(heads), MLP).astype(np.int32), len(at)),
+    }
+
+
+def _prompt_table(operator: str, split: Split) -> pd.DataFrame:
+    clean = {name: getattr(split.discovery, name) for name in _NUMBERS}
+    other = {f"counterfactual_{name}": getattr(split.counterfactuals, name) for name in ("operator", *_NUMBERS)}
+    other["counterfactual_operator"] = np.array(OPERATORS)[split.counterfactuals.operator]
+    return pd.DataFrame({"operator": operator, **clean, **other})

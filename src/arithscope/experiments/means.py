@@ -23,23 +23,17 @@ from arithscope.utils.progress import Advance
 
 OP1_IN_UNIT = 100
 
+Singles = NDArray[np.float32]
+
 
 @dataclass(frozen=True, repr=False)
 class MeanActivations(Result):
     """Means over all prompts that the tokenizer can write, legal or not, so that operators have the same weight."""
 
-    heads: NDArray[np.float32] = schema.array(
-        "mean activation of each head", "float32", "layers, positions, heads, head dim"
-    )
-    neurons: NDArray[np.float32] = schema.array(
-        "mean activation of each neuron", "float32", "layers, positions, neurons"
-    )
-    predicted: NDArray[np.int32] = schema.array(
-        "number that the model answers; −1 if it answers no number", "int32", "prompts"
-    )
-    p_answer: NDArray[np.float32] = schema.array(
-        "probability of the right answer; NaN if that is no single token", "float32", "prompts"
-    )
+    heads: Singles = schema.array("mean activation of each head", "float32", "layers, positions, heads, head dim")
+    neurons: Singles = schema.array("mean activation of each neuron", "float32", "layers, positions, neurons")
+    predicted: NDArray[np.int32] = schema.array("number that the model answers; −1 if no number", "int32", "prompts")
+    p_answer: Singles = schema.array("probability of the right answer; NaN if no single token", "float32", "prompts")
     operators: list[str] = schema.value("operators whose prompts were averaged: all that the tokenizer can write")
     max_operand: int = schema.value("largest operand")
 
@@ -60,17 +54,12 @@ def means(ctx: Context) -> MeanActivations:
         parts = ctx.map(means_of, units, advance)
     heads, neurons, predicted, p_answer = zip(*parts, strict=True)
     weights = [len(some) / len(prompts) for (some,) in units]
-    return MeanActivations(
-        _weighted_mean(heads, weights),
-        _weighted_mean(neurons, weights),
-        np.concatenate(predicted),
-        np.concatenate(p_answer),
-        list(operators),
-        max_operand,
-    )
+    mean_heads, mean_neurons = (_weighted_mean(x, weights) for x in (heads, neurons))
+    answers = np.concatenate(predicted), np.concatenate(p_answer)
+    return MeanActivations(mean_heads, mean_neurons, *answers, list(operators), max_operand)
 
 
-def _weighted_mean(parts: Sequence[NDArray[np.float32]], weights: Sequence[float]) -> NDArray[np.float32]:
+def _weighted_mean(parts: Sequence[Singles], weights: Sequence[float]) -> Singles:
     total = np.zeros(parts[0].shape)
     for part, weight in zip(parts, weights, strict=True):
         total += weight * part.astype(np.float64)
@@ -91,5 +80,4 @@ def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArr
     """Unit of work: mean activations of heads and neurons, predicted numbers, and probabilities of the right answer."""
     answers = Answers(model, prompts)
     means = model.engine.mean_activations(model, prompts, advance, observe=answers.observe)
-    heads, neurons = (x.cpu().numpy() for x in (means.heads, means.neurons))
-    return heads, neurons, answers.predicted, answers.p_answer
+    return means.heads.cpu().numpy(), means.neurons.cpu().numpy(), answers.predicted, answers.p_answer

@@ -7,38 +7,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import (
-    CURVE,
-    FOUND,
-    RANDOM,
-    curve_means,
-    growth_curve,
-    nested_circuit_scores,
-    smallest_on_plateau,
-)
+from arithscope.experiments.common import ablation, schema
 from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.experiments.common.samples import Split, batches, splits
 from arithscope.experiments.common.stage import Context, stage
-from arithscope.experiments.localize import effect_statistics
-from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.localize import effect_tables
+from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.experiments.neurons import neuron_effects
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
-from arithscope.stats.effects import EFFECTS
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 
@@ -63,15 +53,11 @@ class FirstMlp(Result):
     )
     curve: pd.DataFrame = schema.table(
         "The circuit with only the best neurons of the first MLP, or as many random ones.",
-        *CURVE,
+        *ablation.CURVE,
         schema.number("share", "share of the neurons that is kept"),
     )
-    table: pd.DataFrame = schema.table(
-        "Measures at the smallest share that suffices, and with 1 % of the neurons.", *schema.SUMMARY_TABLE
-    )
-    tuning: NDArray[np.float32] = schema.array(
-        "activation of each neuron at op1, for each first operand", "float32", "neurons, numbers"
-    )
+    table: pd.DataFrame = schema.table("Measures at the smallest share that suffices, and with 1 % of the neurons.")
+    tuning: Singles = schema.array("activation of each neuron at op1, for each number", "float32", "neurons, numbers")
     smallest_share: dict[str, float] = schema.value("smallest share within 0.02 of the best faithfulness, by operator")
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
@@ -111,12 +97,13 @@ def mlp0(ctx: Context) -> FirstMlp:
     ablated = len(counts) * (1 + draws) * sum(map(len, evaluation.values()))
     with ctx.progress.task("mlp0", patched + ablated) as advance:
         effects = _effects(ctx, samples, sources, advance)
-        curve = growth_curve(ctx, "mlp0", nested_circuit_scores, evaluation, counts, arguments, sources, advance)
+        scores = ablation.nested_circuit_scores
+        curve = ablation.growth_curve(ctx, "mlp0", scores, evaluation, counts, arguments, sources, advance)
         [tuning] = ctx.map(number_tuning, [(ctx.settings.max_operand,)], advance)
     measured, smallest = {}, {}
     for operator in samples:
-        found, random = (curve_means(curve, operator, which) for which in (FOUND, RANDOM))
-        size, one_percent = smallest_on_plateau(found), max(round(0.01 * s.neurons), 1)
+        found, random = (ablation.curve_means(curve, operator, which) for which in (ablation.FOUND, ablation.RANDOM))
+        size, one_percent = ablation.smallest_on_plateau(found), max(round(0.01 * s.neurons), 1)
         smallest[operator] = shares[size]
         measured[operator] = {
             "faithfulness": found[size]["faithfulness"],
@@ -124,18 +111,11 @@ def mlp0(ctx: Context) -> FirstMlp:
             "faithfulness_of_1_percent": found[one_percent]["faithfulness"],
             "random_1_percent": random[one_percent]["faithfulness"],
         }
-    return FirstMlp(
-        effects,
-        curve.assign(share=curve["size"] / s.neurons),
-        summary_table(measured),
-        ctx.confirmed("tuning", tuning),
-        smallest,
-    )
+    curve = curve.assign(share=curve["size"] / s.neurons)
+    return FirstMlp(effects, curve, summary_table(measured), ctx.confirmed("tuning", tuning), smallest)
 
 
-def _effects(
-    ctx: Context, samples: Mapping[str, Split], sources: Mapping[str, np.random.Generator], advance: Advance
-) -> pd.DataFrame:
+def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generator], advance: Advance) -> pd.DataFrame:
     """Effects of patching each neuron at each position, by operator."""
     some, positions = slice(0, ctx.settings.sizes.first_mlp), [ctx.model.positions.named()[p] for p in POSITIONS]
     chosen = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in samples}
@@ -146,28 +126,17 @@ def _effects(
         for position in positions
         for chunk in chunks[operator]
     ]
-    parts, tables = iter(ctx.map(neuron_effects, units, advance)), []
+    parts = iter(ctx.map(neuron_effects, units, advance))
+    tables: list[pd.DataFrame] = []
     for o, neurons in chosen.items():
         values = np.stack([np.concatenate([next(parts)[0] for _ in chunks[o]]) for _ in positions])
-        tables += [_effect_table(o, m, neurons, values[..., i], sources[o]) for i, m in enumerate(EFFECTS)]
+        values = np.concatenate(
+            [values, values.mean(0, keepdims=True)]
+        )  # positions and mean, neurons, prompts, measures
+        position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
+        columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
+        tables += effect_tables(columns, values, sources[o])
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
-
-
-def _effect_table(
-    operator: str, measure: str, chosen: NDArray[np.int64], values: NDArray[np.float32], random: np.random.Generator
-) -> pd.DataFrame:
-    """Statistics of effects [positions, neurons, prompts]."""
-    values = np.concatenate([values, values.mean(0, keepdims=True)])
-    positions, neurons, n = values.shape
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "position": np.repeat([*POSITIONS, ALL_POSITIONS], neurons),
-            "neuron": np.tile(chosen.astype(np.int32), positions),
-            "measure": measure,
-            **effect_statistics(values.reshape(-1, n), random),
-        }
-    )
 
 
 def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
@@ -176,7 +145,7 @@ def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
 
 
 @torch.no_grad()
-def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> NDArray[np.float32]:
+def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> Singles:
     """Unit of work: activations of the first MLP at op1, [neurons, numbers]. Nothing but the number can matter there."""
     numbers = np.arange(max_operand + 1)
     operator = np.full_like(numbers, OPERATORS.index(model.encoder.operators[0]))

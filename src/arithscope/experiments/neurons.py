@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,21 @@ from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import Result, strongest
 from arithscope.experiments.common.samples import batches, splits
 from arithscope.experiments.common.stage import Context, stage
-from arithscope.experiments.localize import effect_reducer, effect_statistics
+from arithscope.experiments.localize import effect_reducer, effect_tables
 from arithscope.experiments.probe import Probe
+from arithscope.heuristics.kinds import Ints
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
 from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, Settings
 from arithscope.stats.effects import EFFECTS
+from arithscope.stats.intervals import Floats
 from arithscope.stats.rankings import best_first, rank_agreement, share_of
 from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
+
+Effects = NDArray[np.float32]  # layers, neurons, prompts, measures
+Layers = Sequence[int]
 
 PRESELECTED = 10  # per cent of each layer's neurons that `atp+exact` patches exactly
 RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons, for the recall of the exact top neurons
@@ -45,10 +50,7 @@ VERIFIED_LAYERS, VERIFIED_NEURONS = 3, 16  # layers of each operator, and neuron
 _AGREEMENT = ("rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
 _AGREEMENT_COLUMNS = (
     schema.number("rank_correlation", "Spearman's rank correlation of mean effects over all neurons"),
-    *(
-        schema.number(f"recall_{p}", f"share of each layer's top {p} % found in the other's top {p} %")
-        for p in RECALLED
-    ),
+    *(schema.number(f"recall_{p}", f"share of each layer's top {p} % in the other's top {p} %") for p in RECALLED),
 )
 
 
@@ -58,9 +60,7 @@ class NeuronEffects(Result):
 
     effects: pd.DataFrame = schema.table(
         "Effect of patching each neuron at the last position with its counterfactual activation.",
-        schema.OPERATOR,
-        schema.LAYER,
-        schema.NEURON,
+        *schema.NEURON_KEY,
         schema.EFFECT_MEASURE,
         schema.text("method", "`exact` patching, or the attribution method that estimated the effect"),
         *schema.EFFECT_COLUMNS,
@@ -88,17 +88,14 @@ class NeuronEffects(Result):
     def ranking(self, operator: str, measure: str, rank: str = "mean") -> pd.DataFrame:
         """Neurons of each layer in order of falling effect; exactly patched ones before estimated ones.
 
-        Args:
-            operator: The operator.
-            measure: Effect measure.
-            rank: `mean`, or `mean+std`, by which a neuron that matters much on few prompts overtakes one that matters a
-                little on all.
+        `rank` is `mean`, or `mean+std`, by which a neuron that matters much on few prompts overtakes one that matters a
+        little on all.
         """
         rows = self._rows(operator, measure)
         by = rows.value if rank == "mean" else rows.value + rows["std"]
-        ranked = rows.assign(by=by, estimated=rows.method != EXACT).sort_values(
-            ["layer", "estimated", "by", "neuron"], ascending=[True, True, False, True]
-        )
+        order = ["layer", "estimated", "by", "neuron"]
+        rows = rows.assign(by=by, estimated=rows.method != EXACT)
+        ranked = rows.sort_values(order, ascending=[True, True, False, True])
         return ranked.drop(columns=["by", "estimated"]).reset_index(drop=True)
 
     def summary(self) -> dict[str, Any]:
@@ -109,15 +106,11 @@ class NeuronEffects(Result):
             best = strongest(rows if exact.empty else exact, lambda row: neuron_name(row.layer, row.neuron))
             out[operator] = {"strongest_neuron": best, "neurons": len(rows), "measured_exactly": len(exact)}
         for row in self.agreement[self.agreement.measure == "probability"].itertuples():
-            out[str(row.operator)] |= {
-                f"{row.method}_rank_correlation": row.rank_correlation,
-                f"{row.method}_recall_of_best_5_percent": row.recall_5,
-            }
+            out[str(row.operator)][f"{row.method}_rank_correlation"] = row.rank_correlation
+            out[str(row.operator)][f"{row.method}_recall_of_best_5_percent"] = row.recall_5
         for row in self.split_half[self.split_half.measure == "probability"].itertuples():
-            out[str(row.operator)] |= {
-                "split_half": row.rank_correlation,
-                "split_half_recall_of_best_5_percent": row.recall_5,
-            }
+            recall = {"split_half_recall_of_best_5_percent": row.recall_5}
+            out[str(row.operator)] |= {"split_half": row.rank_correlation, **recall}
         return out
 
     def _rows(self, operator: str, measure: str) -> pd.DataFrame:
@@ -143,24 +136,20 @@ class _Task:
     prompts: Prompts
     counterfactuals: Prompts
     layers: Sequence[int]
-    neurons: NDArray[np.int64]  # layers, neurons
+    neurons: Ints  # layers, neurons
 
 
 @stage(
-    needs=(Accuracy, Probe),
-    reads=("sizes", "seed", "neurons", "preselected_by"),
-    memory=_neurons_memory,
-    paper="3.1",
+    needs=(Accuracy, Probe), reads=("sizes", "seed", "neurons", "preselected_by"), memory=_neurons_memory, paper="3.1"
 )
 def neurons(ctx: Context) -> NeuronEffects:
     """Effect of every neuron of the later MLPs at the last position, by exact patching or attribution."""
     method, first, size = ctx.settings.neurons, ctx.results[Probe].first_answer_layer, ctx.model.sizes.neurons
-    tasks = []
+    tasks, some, later = [], slice(0, ctx.settings.sizes.neurons), ctx.model.sizes.layers - first
+    sources = {}
     for operator, split in splits(ctx).items():
-        some = slice(0, ctx.settings.sizes.neurons)
-        layers = [
-            first + int(i) for i in ctx.sample(ctx.model.sizes.layers - first, VERIFIED_LAYERS, "neurons", operator)
-        ]
+        sources[operator] = random_source(ctx.settings.seed, "neurons", operator)
+        layers = [first + int(i) for i in ctx.sample(later, VERIFIED_LAYERS, "neurons", operator)]
         every = np.tile(np.arange(size), (len(layers), 1))
         tasks.append(_Task(operator, split.discovery[some], split.counterfactuals[some], layers, every))
     selected = share_of(size, PRESELECTED)
@@ -171,63 +160,45 @@ def neurons(ctx: Context) -> NeuronEffects:
     with ctx.progress.task("neurons", total) as advance:
         if method == EXACT:
             tasks = [_sampled(ctx, task) for task in tasks]
-            exact = _exact_effects(ctx, tasks, advance)
-            for task, effects in zip(tasks, exact, strict=True):
-                tables.append(
-                    _effect_table(task, EXACT, effects, random_source(ctx.settings.seed, "neurons", task.operator))
-                )
+            for task, effects in zip(tasks, _exact_effects(ctx, tasks, advance), strict=True):
+                tables.append(_effect_table(task, EXACT, effects, sources[task.operator]))
                 split_half += _split_half(ctx, task.operator, [effects])
         else:
             attribution = BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else method
-            estimates = [
-                np.concatenate(p, axis=2) for p in _by_prompts(ctx, attributed_unit, tasks, attribution, advance)
-            ]
-            groups = [
-                _preselected(task, x, ctx.settings.preselected_by, selected)
-                for task, x in zip(tasks, estimates, strict=True)
-            ]
+            parts = _by_prompts(ctx, attributed_effects, tasks, attribution, advance)
+            estimates, by = [np.concatenate(part, axis=2) for part in parts], ctx.settings.preselected_by
+            groups = [_preselected(task, x, by, selected) for task, x in zip(tasks, estimates, strict=True)]
             exact = _exact_effects(ctx, [_sampled(ctx, top) for top, _ in groups if top is not None], advance)
             for i, (top, rest) in enumerate(groups):
-                random = random_source(ctx.settings.seed, "neurons", rest.operator)
                 if top is not None:
-                    tables.append(_effect_table(_sampled(ctx, top), EXACT, exact[i], random))
+                    tables.append(_effect_table(_sampled(ctx, top), EXACT, exact[i], sources[top.operator]))
                 rest = _sampled(ctx, rest)
-                at = np.array([tasks[i].layers.index(layer) for layer in rest.layers])
-                estimated = estimates[i][at[:, None], rest.neurons]
-                tables.append(_effect_table(rest, attribution, estimated, random))
-                split_half += _split_half(
-                    ctx, rest.operator, [*(exact[i : i + 1] if top is not None else []), estimated]
-                )
+                estimated = estimates[i][np.arange(len(rest.layers))[:, None], rest.neurons]
+                tables.append(_effect_table(rest, attribution, estimated, sources[rest.operator]))
+                split_half += _split_half(ctx, rest.operator, [*exact[i : i + 1], estimated])
         whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
         agreement = _agreement_table(ctx, tasks, whole, first, advance) if method == EXACT else []
-    return NeuronEffects(
-        whole,
-        ctx.confirmed(
-            "agreement", pd.DataFrame(agreement, columns=["operator", "method", "measure", *_AGREEMENT]), ranks=size
-        ),
-        ctx.confirmed("split_half", pd.DataFrame(split_half, columns=["operator", "measure", *_AGREEMENT])),
-        first,
-    )
+    agreements = pd.DataFrame(agreement, columns=["operator", "method", "measure", *_AGREEMENT])
+    halves = pd.DataFrame(split_half, columns=["operator", "measure", *_AGREEMENT])
+    confirmed = ctx.confirmed("agreement", agreements, ranks=size), ctx.confirmed("split_half", halves)
+    return NeuronEffects(whole, *confirmed, first)
 
 
 def _sampled(ctx: Context, task: _Task) -> _Task:
     """The neurons of a task that are computed: all of them, but under `verify` a few of each layer."""
     chosen = ctx.sample(task.neurons.shape[1], VERIFIED_NEURONS, "neurons", task.operator, "of each layer")
-    return _Task(task.operator, task.prompts, task.counterfactuals, task.layers, task.neurons[:, chosen])
+    return replace(task, neurons=task.neurons[:, chosen])
 
 
-def _preselected(
-    task: _Task, estimates: NDArray[np.float32], by: str | None, selected: int
-) -> tuple[_Task | None, _Task]:
+def _preselected(task: _Task, estimates: Effects, by: str | None, selected: int) -> tuple[_Task | None, _Task]:
     """Split a task into the neurons to patch exactly and the rest; None if all are only estimated."""
     if by is None:
         return None, task
     order = best_first(estimates[..., EFFECTS.index(by)].mean(2, dtype=np.float64))
-    given = task.operator, task.prompts, task.counterfactuals, task.layers
-    return _Task(*given, order[:, :selected]), _Task(*given, order[:, selected:])
+    return replace(task, neurons=order[:, :selected]), replace(task, neurons=order[:, selected:])
 
 
-def _exact_effects(ctx: Context, tasks: Sequence[_Task], advance: Advance) -> list[NDArray[np.float32]]:
+def _exact_effects(ctx: Context, tasks: Sequence[_Task], advance: Advance) -> list[Effects]:
     """Effects [layers, neurons, prompts, measures] of each task; a unit of work has one layer and some of the prompts."""
     chunks = [split_evenly(len(task.prompts), PROMPTS_IN_UNIT) for task in tasks]
     units = [
@@ -244,37 +215,24 @@ def _exact_effects(ctx: Context, tasks: Sequence[_Task], advance: Advance) -> li
 
 
 def neuron_effects(
-    model: Model,
-    prompts: Prompts,
-    counterfactuals: Prompts,
-    layers: Sequence[int],
-    chosen: NDArray[np.int64],
-    position: int,
-    *,
-    advance: Advance,
-) -> NDArray[np.float32]:
-    """Unit of work: effects of patching chosen neurons [layers, neurons], one at a time, at a position.
-
-    Returns:
-        [layers, neurons, prompts, measures]
-    """
+    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, chosen: Ints, at: int, *, advance: Advance
+) -> Effects:
+    """Unit of work: effects of patching some neurons of each layer, one at a time: [layers, neurons, prompts, measures]."""
     found = np.empty((*chosen.shape, len(prompts), len(EFFECTS)), np.float32)
     for rows, batch in batches(model, prompts, 0):
         corrupted = counterfactuals[rows]
-        with torch.no_grad(), capturing(model, neurons=layers, keep=lambda x: x[:, position].clone()) as seen:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=lambda x: x[:, at].clone()) as seen:
             model.logits(model.encode(corrupted))
         reduce = effect_reducer(model, batch, corrupted, advance)
-        tape = model.engine.record(model, model.encode(batch), position, neurons=layers)
+        tape = model.engine.record(model, model.encode(batch), at, neurons=layers)
         for i, layer in enumerate(layers):
             which = torch.from_numpy(chosen[i])
             values = seen.neurons[layer][:, which.to(seen.neurons[layer].device)].T
-            found[i][:, rows] = model.engine.replay_neurons(tape, layer, which, values, reduce, position).cpu().numpy()
+            found[i][:, rows] = model.engine.replay_neurons(tape, layer, which, values, reduce, at).cpu().numpy()
     return found
 
 
-def _by_prompts(
-    ctx: Context, function: Function, tasks: Sequence[_Task], method: str, advance: Advance
-) -> list[list[NDArray[Any]]]:
+def _by_prompts(ctx: Context, function: Function, tasks: list[_Task], method: str, advance: Advance) -> list[list[Any]]:
     """By task, what an attribution method gives for some of its prompts at a time."""
     chunks = [split_evenly(len(task.prompts), PROMPTS_IN_UNIT) for task in tasks]
     units = [
@@ -286,33 +244,23 @@ def _by_prompts(
     return [[next(parts) for _ in own] for own in chunks]
 
 
-def attributed_unit(
-    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Sequence[int], method: str, *, advance: Advance
-) -> NDArray[np.float32]:
-    """Unit of work: estimated effects of all neurons of some layers, [layers, neurons, prompts, measures]."""
-    return attributed_effects(model, prompts, counterfactuals, layers, method, advance)
-
-
 def attributed_sums(
     model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Sequence[int], method: str, *, advance: Advance
-) -> NDArray[np.float64]:
-    """Unit of work: the same summed over prompts, [layers, neurons, measures]."""
+) -> Floats:
+    """Unit of work: `attributed_effects` summed over prompts, [layers, neurons, measures]."""
     return attributed_effects(model, prompts, counterfactuals, layers, method, advance).sum(2, dtype=np.float64)
 
 
-def _effect_table(task: _Task, method: str, effects: NDArray[np.float32], random: np.random.Generator) -> pd.DataFrame:
+def _effect_table(task: _Task, method: str, effects: Effects, random: np.random.Generator) -> pd.DataFrame:
     """Statistics of effects [layers, neurons, prompts, measures]."""
     columns = {
         "operator": task.operator,
         "layer": np.repeat(np.asarray(task.layers, dtype=np.int32), task.neurons.shape[1]),
         "neuron": task.neurons.ravel().astype(np.int32),
     }
-    tables = []
-    for i, measure in enumerate(EFFECTS):
-        values = effects[..., i].reshape(-1, effects.shape[2])
-        statistics = {**effect_statistics(values, random), "std": values.std(1, dtype=np.float64)}
-        tables.append(pd.DataFrame({**columns, "measure": measure, "method": method, **statistics}))
-    return pd.concat(tables)
+    table = pd.concat(effect_tables(columns, effects, random, std=True))
+    table.insert(list(table).index("value"), "method", method)
+    return table
 
 
 def _agreement_table(
@@ -324,7 +272,7 @@ def _agreement_table(
     chosen = [pairs[i] for i in ctx.sample(len(pairs), 1, "neurons", "agreement")]
     rows = []
     for method in ATTRIBUTION_METHODS:
-        own = [_Task(t.operator, t.prompts, t.counterfactuals, layers, t.neurons) for m, t in chosen if m == method]
+        own = [replace(task, layers=layers) for m, task in chosen if m == method]
         for task, parts in zip(own, _by_prompts(ctx, attributed_sums, own, method, advance), strict=True):
             estimates = np.sum(parts, axis=0) / len(task.prompts)
             for i, measure in enumerate(EFFECTS):
@@ -336,13 +284,10 @@ def _agreement_table(
     return sorted(rows, key=lambda row: order[row["operator"]])
 
 
-def _split_half(ctx: Context, operator: str, effects: Sequence[NDArray[np.float32]]) -> list[dict[str, Any]]:
-    """Agreement of mean effects on two halves of the prompts, by each measure.
+def _split_half(ctx: Context, operator: str, effects: Sequence[Effects]) -> list[dict[str, Any]]:
+    """Agreement of mean effects on two halves of the prompts, from arrays that together hold all neurons of each layer.
 
-    Args:
-        ctx: The stage's context; under `verify`, which has a sample of the neurons only, there is nothing to compare.
-        operator: The operator.
-        effects: Arrays [layers, neurons, prompts, measures] that together hold all neurons of each layer.
+    Under `verify`, which has a sample of the neurons only, there is nothing to compare.
     """
     n, random = effects[0].shape[2], random_source(ctx.settings.seed, "split half", operator)
     if not ctx.complete:
@@ -358,16 +303,10 @@ def _split_half(ctx: Context, operator: str, effects: Sequence[NDArray[np.float3
         )
         for i, by_measure in enumerate(agreement):
             by_measure.append(list(_agreement(a[..., i], b[..., i]).values()))
-    return [
-        {
-            "operator": operator,
-            "measure": measure,
-            **dict(zip(_AGREEMENT, np.mean(values, axis=0).tolist(), strict=True)),
-        }
-        for measure, values in zip(EFFECTS, agreement, strict=True)
-    ]
+    means = [dict(zip(_AGREEMENT, np.mean(values, axis=0).tolist(), strict=True)) for values in agreement]
+    return [{"operator": operator, "measure": m, **mean} for m, mean in zip(EFFECTS, means, strict=True)]
 
 
-def _agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, float]:
+def _agreement(a: Floats, b: Floats) -> dict[str, float]:
     correlation, recalls = rank_agreement(a, b, RECALLED)
     return dict(zip(_AGREEMENT, (correlation, *recalls), strict=True))

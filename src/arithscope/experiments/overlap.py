@@ -55,11 +55,8 @@ def overlap(ctx: Context) -> Overlap:
         for row in overlaps({o: {n for n in neurons if n[0] == layer} for o, neurons in sets.items()})
     ]
     columns = [column.name for column in _PAIR]
-    return Overlap(
-        pd.DataFrame(overlaps(sets), columns=columns),
-        pd.DataFrame(by_layer, columns=[*columns, "layer"]),
-        topk.operators,
-    )
+    table = pd.DataFrame(overlaps(sets), columns=columns)
+    return Overlap(table, pd.DataFrame(by_layer, columns=[*columns, "layer"]), topk.operators)
 
 
 def overlaps(sets: Mapping[str, set[tuple[int, int]]]) -> list[dict[str, Any]]:

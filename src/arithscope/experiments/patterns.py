@@ -21,14 +21,16 @@ from arithscope.experiments.common import schema
 from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, of_neuron
 from arithscope.experiments.common.stage import Context, stage
-from arithscope.experiments.means import grid_units
+from arithscope.experiments.means import Singles, grid_units
 from arithscope.experiments.topk import TopK
+from arithscope.heuristics.kinds import Ints
 from arithscope.heuristics.overlaps import take_columns
 from arithscope.heuristics.variance import Spread
 from arithscope.models.model import Model
 from arithscope.models.offload import fetched
 from arithscope.prompts import Prompts, legal_prompts, operand_grid
 from arithscope.settings import Settings
+from arithscope.stats.intervals import Floats
 from arithscope.utils.executor import Unit, split_evenly
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.progress import Advance
@@ -39,6 +41,7 @@ NEURONS_IN_UNIT = 512
 LARGEST = float(np.finfo(np.float16).max)
 ROWS = 16  # neurons processed together; many more are slower, because memory for them is allocated anew each time
 VERIFIED_NEURONS, VERIFIED_PROMPTS = 32, 200  # neurons of each operator, and prompts, that `verify` runs again
+Halves = NDArray[np.float16]
 EXPLAINING = ("op1", "op2", "result")
 _STATISTICS = (*(f"variance_explained_{name}" for name in EXPLAINING), "alignment")
 
@@ -49,25 +52,21 @@ class ActivationMaps(Result):
 
     neurons: pd.DataFrame = schema.table(
         "The top neurons, operator by operator.",
-        schema.OPERATOR,
-        schema.LAYER,
-        schema.NEURON,
+        *schema.NEURON_KEY,
         schema.integer("rank", "rank in the layer, from 0"),
         schema.number("effect", "mean effect"),
         *(
-            schema.number(f"variance_explained_{name}", f"share of the map's variance that the {label} explains")
-            for name, label in zip(EXPLAINING, ("first operand", "second operand", "result"), strict=True)
+            schema.number(f"variance_explained_{x}", f"share of the map's variance explained by {x}")
+            for x in EXPLAINING
         ),
         schema.number("alignment", "correlation of the activation with the value vector's logit of the answer"),
         schema.truth("direct", "whether the result explains more than either operand and the alignment is positive"),
         schema.listing("tokens", "numbers with the largest logits, largest first"),
     )
-    activations: NDArray[np.float16] = schema.array(
+    activations: Halves = schema.array(
         "activation at the last position for every pair of operands, legal or not", "float16", "rows, op1, op2"
     )
-    logits: NDArray[np.float32] = schema.array(
-        "value vector's logit of each number, through the logit lens", "float32", "rows, numbers"
-    )
+    logits: Singles = schema.array("value vector's logit of each number (logit lens)", "float32", "rows, numbers")
 
     @property
     def max_operand(self) -> int:
@@ -90,9 +89,7 @@ class ActivationMaps(Result):
         """Row of a neuron."""
         return int(of_neuron(self.neurons.reset_index(drop=True), operator, layer, neuron).index[0])
 
-    def direct_logit_attribution(
-        self, operator: str, prompts: Prompts, numbers: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
+    def direct_logit_attribution(self, operator: str, prompts: Prompts, numbers: NDArray[np.int64]) -> Floats:
         """Activation × value vector's logit of one number per prompt: [neurons of the operator, prompts]."""
         rows = self.rows(operator)
         return self.activations[rows, prompts.op1, prompts.op2].astype(np.float64) * self.logits[rows, numbers]
@@ -122,12 +119,8 @@ def patterns(ctx: Context) -> ActivationMaps:
     model, max_operand = ctx.model, ctx.settings.max_operand
     side, cells = max_operand + 1, ctx.sample((max_operand + 1) ** 2, VERIFIED_PROMPTS, "patterns")
     every = ctx.results[TopK].top.rename(columns={"value": "effect"}).reset_index(drop=True)
-    rows = np.concatenate(
-        [
-            own.index[ctx.sample(len(own), VERIFIED_NEURONS, "patterns", str(operator))]
-            for operator, own in every.groupby("operator", sort=False)
-        ]
-    )
+    groups = {str(operator): own.index for operator, own in every.groupby("operator", sort=False)}
+    rows = np.concatenate([own[ctx.sample(len(own), VERIFIED_NEURONS, "patterns", o)] for o, own in groups.items()])
     top = every.iloc[rows].reset_index(drop=True)
     layer, neuron = top.layer.to_numpy(), top.neuron.to_numpy()
     by_operator = {str(o): as_slice(own.index.to_numpy()) for o, own in top.groupby("operator", sort=False)}
@@ -156,11 +149,8 @@ def patterns(ctx: Context) -> ActivationMaps:
         statistics = np.concatenate(ctx.map(map_statistics, units, advance), axis=1)
     op1, op2, result, alignment = statistics
     tokens = np.argsort(-logits[as_slice(rows)], axis=1, kind="stable")[:, :TOP_TOKENS]
-    table = top.assign(
-        **dict(zip(_STATISTICS, statistics, strict=True)),
-        direct=(result > np.maximum(op1, op2)) & (alignment > 0),
-        tokens=list(tokens),
-    )
+    direct = (result > np.maximum(op1, op2)) & (alignment > 0)
+    table = top.assign(**dict(zip(_STATISTICS, statistics, strict=True)), direct=direct, tokens=list(tokens))
     columns = ["operator", "layer", "neuron", "rank", "effect", *_STATISTICS, "direct", "tokens"]
     return ActivationMaps(ctx.confirmed("neurons", table[columns]), activations, logits)
 
@@ -170,9 +160,7 @@ def as_slice(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
     return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) and (np.diff(rows) == 1).all() else rows
 
 
-def neuron_activations(
-    model: Model, prompts: Prompts, layers: NDArray[Any], neurons: NDArray[Any], *, advance: Advance
-) -> NDArray[np.float16]:
+def neuron_activations(model: Model, prompts: Prompts, layers: Ints, neurons: Ints, *, advance: Advance) -> Halves:
     """Unit of work: activations at the last position of neurons given by layer and number, [neurons, prompts]."""
     activations = np.empty((len(neurons), len(prompts)), dtype=np.float16)
     by_layer = {int(layer): np.flatnonzero(layers == layer) for layer in np.unique(layers)}
@@ -193,8 +181,7 @@ def _as_stored(activations: Tensor) -> Tensor:
 def activation_map(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
     """Activation map of any neuron: [op1, op2]."""
     at, grid = (np.array([layer]), np.array([neuron])), operand_grid(operator, max_operand)
-    activations = neuron_activations(model, grid, *at, advance=lambda n: None)
-    return activations.reshape(max_operand + 1, max_operand + 1)
+    return neuron_activations(model, grid, *at, advance=lambda n: None).reshape(max_operand + 1, max_operand + 1)
 
 
 @torch.no_grad()
@@ -209,14 +196,8 @@ def number_logits(model: Model, layer: int, neurons: NDArray[Any], *, advance: A
 
 
 def map_statistics(
-    model: Model,
-    operator: str,
-    max_operand: int,
-    activations: NDArray[np.float16],
-    logits: NDArray[np.float32],
-    *,
-    advance: Advance,
-) -> NDArray[np.float64]:
+    model: Model, operator: str, max_operand: int, activations: NDArray[Any], logits: NDArray[Any], *, advance: Advance
+) -> Floats:
     """Unit of work: variance explained by op1, op2 and the result, and alignment, of some neurons: [4, neurons]."""
     prompts = legal_prompts(operator, max_operand, model.limit)
     cells = torch.from_numpy(prompts.op1 * (max_operand + 1) + prompts.op2).to(model.device)
@@ -225,9 +206,8 @@ def map_statistics(
     def statistics(rows: NDArray[np.int64]) -> Tensor:
         maps, values = (torch.from_numpy(x[rows]).to(model.device) for x in (activations, logits))
         spread = Spread(take_columns(maps.flatten(1), cells))
-        return torch.stack(
-            [*(spread.variance_explained(x) for x in numbers), spread.correlation(numbers[2], values)]
-        ).cpu()
+        explained = (spread.variance_explained(x) for x in numbers)
+        return torch.stack([*explained, spread.correlation(numbers[2], values)]).cpu()
 
     chunks = np.array_split(np.arange(len(activations)), -(-len(activations) // rows_within(ROWS, 1)))
     with thread_pool() as pool:

@@ -21,7 +21,7 @@ from arithscope.experiments.common import schema
 from arithscope.experiments.common.linear_probes import Examples, initial_probes, train, training_steps
 from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, mean_entry
-from arithscope.experiments.common.samples import batches, probe_split
+from arithscope.experiments.common.samples import Places, batches, places_of_units, probe_split
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.models.hooks import capturing
 from arithscope.models.memory import storage
@@ -29,7 +29,6 @@ from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
 from arithscope.settings import Settings
 from arithscope.stats.intervals import bootstrap_mean
-from arithscope.utils.executor import split_evenly
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.progress import Advance
 
@@ -49,13 +48,9 @@ class Probe(Result):
         schema.LAYER,
         *schema.MEAN_COLUMNS,
     )
-    chance: dict[str, float] = schema.value(
-        "accuracy of always answering with the training prompts' most frequent answer"
-    )
+    chance: dict[str, float] = schema.value("accuracy of always giving the training prompts' most frequent answer")
     best_layer: int = schema.value("layer with the highest accuracy at the last position")
-    first_answer_layer: int = schema.value(
-        "first layer that reaches half of the best layer's accuracy at the last position"
-    )
+    first_answer_layer: int = schema.value("first layer that reaches half of the best accuracy at the last position")
     training_prompts: int = schema.value("number of training prompts")
 
     def summary(self) -> dict[str, Any]:
@@ -69,8 +64,8 @@ class Probe(Result):
 
 def _probe_memory(model: Model, settings: Settings) -> int:
     """A sweep, and the residual stream of all prompts with the probes' weights, gradients and moments."""
-    prompts = min(len(legal_prompts(settings.operators, settings.max_operand, model.limit)), settings.sizes.probe)
     s = model.sizes
+    prompts = min(len(legal_prompts(settings.operators, settings.max_operand, model.limit)), settings.sizes.probe)
     states = s.layers * s.width * (prompts * model.hf_model.dtype.itemsize + 16 * model.limit)
     return sweep_memory(model, settings) + min(states, storage(model))
 
@@ -78,41 +73,22 @@ def _probe_memory(model: Model, settings: Settings) -> int:
 @stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=_probe_memory, paper="2.2, App. H")
 def probe(ctx: Context) -> Probe:
     """Accuracy of linear probes from the residual stream to the answer, by layer and position."""
-    seed, layers = ctx.settings.seed, ctx.model.sizes.layers
-    prompts, training = probe_split(ctx)
-    positions = list(ctx.model.positions.named())
-    places = [(p, list(range(layers)[chunk])) for p in positions for chunk in split_evenly(layers, LAYERS_IN_UNIT)]
-    chosen = ctx.sample(len(positions) * layers, VERIFIED_PROBES, "probe")
-    if len(chosen) < len(positions) * layers:
-        places = [(positions[i // layers], [int(i % layers)]) for i in chosen]
-    units = [(prompts, training, position, group, seed) for position, group in places]
-    with ctx.progress.task("probe", len(chosen) * training_steps(training)) as advance:
+    seed, (prompts, training) = ctx.settings.seed, probe_split(ctx)
+    places = places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_PROBES, "probe")
+    units = [(prompts, training, position, list(layers), seed) for position, layers in places]
+    probes = sum(len(layers) for _, layers in places)
+    with ctx.progress.task("probe", probes * training_steps(training)) as advance:
         parts = ctx.map(tested_probes, units, advance)
-    correct = {
-        (position, layer): row
-        for (position, group), rows in zip(places, parts, strict=True)
-        for layer, row in zip(group, rows, strict=True)
-    }
-    table = ctx.confirmed("table", _accuracy_table(prompts[training:], correct, seed), trained=True)
+    tested = prompts[training:]
+    table = ctx.confirmed("table", _accuracy_table(tested, places, parts, seed), trained=True)
     last = table[(table.operator == ALL) & (table.position == "last")].sort_values("layer").value.to_numpy()
-    return Probe(
-        table=table,
-        chance=_chance(prompts[:training], prompts[training:]),
-        best_layer=int(last.argmax()),
-        first_answer_layer=int(np.argmax(last >= last.max() / 2)),
-        training_prompts=training,
-    )
+    most_frequent = np.bincount(prompts[:training].answer).argmax()
+    chance = {o: float((tested.answer[own] == most_frequent).mean()) for o, own in _by_operator(tested).items()}
+    return Probe(table, chance, int(last.argmax()), int(np.argmax(last >= last.max() / 2)), training)
 
 
 def tested_probes(
-    model: Model,
-    prompts: Prompts,
-    training: int,
-    position: str,
-    layers: Sequence[int],
-    seed: int,
-    *,
-    advance: Advance,
+    model: Model, prompts: Prompts, training: int, position: str, layers: Sequence[int], seed: int, *, advance: Advance
 ) -> NDArray[np.bool_]:
     """Unit of work: train probes on the first prompts and test them on the rest: correctness [layers, test prompts]."""
     correct = []
@@ -125,10 +101,7 @@ def tested_probes(
 
 
 def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
-    """Run the prompts and keep the residual stream at a named position after each of these layers.
-
-    Prompts that are the same up to the position share their state.
-    """
+    """Residual stream at a named position after each of these layers. Prompts that agree up to the position share it."""
     at, tail = model.positions.named()[position], model.positions.op2
     prefix = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
     key = np.stack(prefix.get(position, [np.arange(len(prompts))]))
@@ -161,18 +134,14 @@ def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-def _accuracy_table(tested: Prompts, correct: dict[tuple[str, int], NDArray[np.bool_]], seed: int) -> pd.DataFrame:
+def _accuracy_table(tested: Prompts, places: Places, correct: Sequence[NDArray[np.bool_]], seed: int) -> pd.DataFrame:
     rows = []
-    for operator, chosen in _by_operator(tested).items():
-        for (position, layer), row in correct.items():
-            mean = bootstrap_mean(row[chosen], random=random_source(seed, "probe", operator, position, layer))
+    at = [(position, layer) for position, layers in places for layer in layers]
+    for operator, own in _by_operator(tested).items():
+        for (position, layer), row in zip(at, np.concatenate(correct), strict=True):
+            mean = bootstrap_mean(row[own], random=random_source(seed, "probe", operator, position, layer))
             rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
     return pd.DataFrame(rows)
-
-
-def _chance(trained: Prompts, tested: Prompts) -> dict[str, float]:
-    answer = np.bincount(trained.answer).argmax()
-    return {o: float((tested.answer[chosen] == answer).mean()) for o, chosen in _by_operator(tested).items()}
 
 
 def _by_operator(prompts: Prompts) -> dict[str, NDArray[np.bool_]]:

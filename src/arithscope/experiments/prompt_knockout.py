@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
@@ -25,11 +26,12 @@ from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
 from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
+from arithscope.heuristics.kinds import Ints
 from arithscope.models.hooks import edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.settings import Settings
-from arithscope.stats.intervals import bootstrap_means
+from arithscope.stats.intervals import Floats, bootstrap_means
 from arithscope.utils.progress import Advance
 
 OWN, UNASSOCIATED, RANDOM = ABLATED = ("associated", "unassociated", "random")
@@ -38,11 +40,11 @@ DRAWS = 3  # of each control
 WAYS = ((OWN, 0), *((control, draw) for control in ABLATED[1:] for draw in range(DRAWS)))
 REPORTED = (5, 10, 25)  # sizes at which checkpoints of a training are compared; the summary has the last
 VERIFIED_CRITERIA = 1  # of each operator, that `verify` knocks out again
+_SIZE = schema.number("size", "number n of neurons per layer", key=True)
 CURVE = (
-    schema.OPERATOR,
-    schema.CRITERION,
+    *schema.CRITERION_KEY,
     schema.text("ablated", "neurons ablated: `associated` with the prompt, `unassociated`, or `random`", key=True),
-    schema.number("size", "number n of neurons per layer", key=True),
+    _SIZE,
     schema.MEASURE,
     *schema.MEAN_COLUMNS,
     schema.number("removed", "mean number of neurons ablated in all layers; a prompt may have fewer than n per layer"),
@@ -59,15 +61,13 @@ class PromptKnockout(Result):
     )
     differences: pd.DataFrame = schema.table(
         "Accuracy under a control minus under `associated`, over prompts with as many neurons for the control.",
-        schema.OPERATOR,
-        schema.CRITERION,
+        *schema.CRITERION_KEY,
         schema.text("control", "`unassociated` or `random`", key=True),
-        schema.number("size", "number n of neurons per layer", key=True),
+        _SIZE,
         *schema.MEAN_COLUMNS,
     )
     table: pd.DataFrame = schema.table(
-        "Accuracies and differences at some sizes: `{criterion}_{ablated}_{size}`, `{criterion}_vs_{control}_{size}`.",
-        *schema.SUMMARY_TABLE,
+        "Accuracies and differences at some sizes: `{criterion}_{ablated}_{size}`, `{criterion}_vs_{control}_{size}`."
     )
 
     def summary(self) -> dict[str, Any]:
@@ -78,15 +78,18 @@ class PromptKnockout(Result):
 class AblationScores:
     """Number of ablated neurons, correctness and P(answer) of each prompt at each size, [sizes, prompts] each."""
 
-    removed: NDArray[np.float64]
-    correct: NDArray[np.float64]
-    p_answer: NDArray[np.float64]
+    removed: Floats
+    correct: Floats
+    p_answer: Floats
+
+
+Scores = Mapping[str, Sequence[AblationScores]]  # of every draw, by ablated neurons
+Chosen = Bool[NDArray[Any], "sizes prompts rows"]
 
 
 def _prompt_knockout_memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of ablated neurons."""
-    s = model.sizes
-    masks = len(COUNTS) * settings.sizes.prompt_knockout * s.layers * s.neurons
+    masks = len(COUNTS) * settings.sizes.prompt_knockout * model.sizes.layers * model.sizes.neurons
     return replay_memory(model, settings) + 2 * masks
 
 
@@ -107,8 +110,7 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
     units = [(bag, prompts[bag.operator], *way, seed) for _, bag in planned for way in WAYS]
     with ctx.progress.task("prompt_knockout", len(units)) as advance:
         parts = iter(ctx.map(ablated_by_prompt, units, advance))
-    curves: list[dict[str, Any]] = []
-    gaps: list[dict[str, Any]] = []
+    curves, gaps = [], []
     for criterion, bag in planned:
         scores: dict[str, list[AblationScores]] = {name: [] for name in ABLATED}
         for name, _ in WAYS:
@@ -120,7 +122,13 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
     columns = ["operator", "criterion", "control", "size", *MEAN]
     curve = ctx.confirmed("curve", pd.DataFrame(curves, columns=[column.name for column in CURVE]))
     differences = ctx.confirmed("differences", pd.DataFrame(gaps, columns=columns))
-    return PromptKnockout(curve, differences, _reported_table(curve, differences))
+    rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
+    controls = differences[differences["size"].isin(REPORTED)]
+    rows = rows.assign(measure=rows.criterion + "_" + rows.ablated)
+    controls = controls.assign(measure=controls.criterion + "_vs_" + controls.control)
+    reported = pd.concat([rows, controls]).sort_values("size", kind="stable")
+    table = with_average(reported.assign(measure=reported.measure + "_" + reported["size"].astype(str)))
+    return PromptKnockout(curve, differences, table)
 
 
 def sizes_to_try(bag: Association) -> list[int]:
@@ -131,12 +139,8 @@ def sizes_to_try(bag: Association) -> list[int]:
 
 def ablated_by_prompt(
     model: Model, bag: Association, prompts: Prompts, way: str, draw: int, seed: int, *, advance: Advance
-) -> tuple[NDArray[np.float64], ...]:
-    """Unit of work: scores with each prompt's associated neurons ablated, or one draw of a control.
-
-    Returns:
-        The fields of `AblationScores`.
-    """
+) -> tuple[Floats, ...]:
+    """Unit of work: the fields of `AblationScores` with each prompt's associated neurons ablated, or one draw of a control."""
     chosen = choose_neurons(bag, prompts, way, draw, seed)
     nothing = edit(model, Site.NEURONS, model.sizes.layers - 1, [], positions=model.positions.last)
     scores = ablated_scores(model, prompts, zero_ablation_by_prompt(model, bag, chosen) or [nothing])
@@ -145,9 +149,7 @@ def ablated_by_prompt(
     return chosen.sum(-1).astype(np.float64), scores[..., 1], scores[..., 2]
 
 
-def choose_neurons(
-    bag: Association, prompts: Prompts, way: str, draw: int, seed: int
-) -> Bool[NDArray[Any], "sizes prompts rows"]:
+def choose_neurons(bag: Association, prompts: Prompts, way: str, draw: int, seed: int) -> Chosen:
     """The top neurons that each prompt loses: its associated ones, or as many in one draw of a control."""
     scores = bag.best_scores(prompts)
     own = ranks = bag.ranks(np.where(scores > 0, scores, np.nan))
@@ -159,9 +161,7 @@ def choose_neurons(
     return first_by_rank(bag, ranks, own, sizes_to_try(bag))
 
 
-def first_by_rank(
-    bag: Association, ranks: NDArray[np.int64], own: NDArray[np.int64], sizes: Sequence[int]
-) -> Bool[NDArray[Any], "sizes prompts rows"]:
+def first_by_rank(bag: Association, ranks: Ints, own: Ints, sizes: Sequence[int]) -> Chosen:
     """For each size, the first neurons of each layer by `ranks` [rows, prompts], as many as are first by the `own` ranks."""
     chosen = np.zeros((len(sizes), ranks.shape[1], len(ranks)), dtype=np.bool_)
     for _, rows in bag.rows_by_layer():
@@ -170,9 +170,7 @@ def first_by_rank(
     return chosen
 
 
-def _curve_rows(
-    scores: Mapping[str, Sequence[AblationScores]], sizes: Sequence[int], random: np.random.Generator
-) -> list[dict[str, Any]]:
+def _curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> list[dict[str, Any]]:
     rows = []
     for name, draws in scores.items():
         removed = np.mean([draw.removed for draw in draws], axis=0).mean(1)
@@ -185,9 +183,7 @@ def _curve_rows(
     return rows
 
 
-def _difference_rows(
-    scores: Mapping[str, Sequence[AblationScores]], sizes: Sequence[int], random: np.random.Generator
-) -> list[dict[str, Any]]:
+def _difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> list[dict[str, Any]]:
     rows = []
     [own] = scores[OWN]
     for control in ABLATED[1:]:
@@ -197,15 +193,3 @@ def _difference_rows(
             [mean] = bootstrap_means(gap[None, kept], random)
             rows.append({"control": control, "size": size, **asdict(mean)})
     return rows
-
-
-def _reported_table(curve: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
-    rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
-    controls = differences[differences["size"].isin(REPORTED)]
-    named = pd.concat(
-        [
-            rows.assign(measure=rows.criterion + "_" + rows.ablated),
-            controls.assign(measure=controls.criterion + "_vs_" + controls.control),
-        ]
-    ).sort_values("size", kind="stable")
-    return with_average(named.assign(measure=named.measure + "_" + named["size"].astype(str)))

@@ -107,7 +107,7 @@ class Stability(Result):
         "Every key number of the run and of its repetitions.",
         *_KEY,
         schema.text(
-            "run", "`all`: the run itself; `half-1`, `half-2`: half of the prompts; `seed-1`: seed 1, …", key=True
+            "run", "`all`: the run; `half-1`, `half-2`: half of the prompts; `seed-1`, …: other seeds", key=True
         ),
         *schema.MEAN_COLUMNS,
     )
@@ -122,14 +122,12 @@ class Stability(Result):
         schema.number("seeds_high", "largest value over all seeds"),
         schema.number("seeds", "distance between these"),
         schema.number("largest", "largest distance of a repetition from the run"),
-        schema.number(
-            "clear", "repetitions that clearly differ from the run, by their intervals; NaN without intervals"
-        ),
+        schema.number("clear", "repetitions that clearly differ from the run, by their intervals; NaN without these"),
         schema.number("repeats", "repetitions that have the number"),
     )
     choices: pd.DataFrame = schema.table(
         "Agreement of what two runs chose.",
-        schema.text("operator", "operator; `mean` for all together", key=True),
+        _KEY[-1],
         schema.text(
             "choice",
             "`neuron_correlation`: Spearman's correlation of neurons' mean effects; `heads_iou`, `shared_heads_iou`, "
@@ -141,9 +139,7 @@ class Stability(Result):
         schema.text("one", "the first run", key=True),
         schema.text("other", "the second run", key=True),
         schema.number("value", "the agreement"),
-        schema.number(
-            "n", "neurons that both measured; size of the union; or classified neurons of both runs together"
-        ),
+        schema.number("n", "neurons that both measured; size of the union; or classified neurons of both together"),
     )
     runs: list[str] = schema.value("names of the run and its repetitions")
 
@@ -194,13 +190,11 @@ def compare_repeats(repeats: Sequence[Repeat]) -> Stability:
     rows = [row for repeat in repeats for row in _value_rows(repeat)]
     values = pd.DataFrame(rows, columns=[*_KEY_NAMES, "run", *MEAN])
     table = [{**own[_KEY_NAMES].iloc[0], **_compared(own)} for _, own in values.groupby(_KEY_NAMES, sort=False)]
-    choices = [row for between, one, other in _pairs(repeats) for row in _choice_rows(between, one, other)]
-    return Stability(
-        values,
-        pd.DataFrame(table),
-        pd.DataFrame(choices, columns=["operator", "choice", "between", "one", "other", "value", "n"]),
-        [repeat.name for repeat in repeats],
-    )
+    pairs = [(HALVES, *pair) for pair in pairwise(r for r in repeats if r.name.startswith(HALF))]
+    pairs += [(SEEDS, *pair) for pair in combinations([r for r in repeats if not r.name.startswith(HALF)], 2)]
+    rows = [row for pair in pairs for row in _choice_rows(*pair)]
+    choices = pd.DataFrame(rows, columns=["operator", "choice", "between", "one", "other", "value", "n"])
+    return Stability(values, pd.DataFrame(table), choices, [repeat.name for repeat in repeats])
 
 
 def _value_rows(repeat: Repeat) -> Iterator[dict[str, Any]]:
@@ -232,27 +226,11 @@ def _compared(rows: pd.DataFrame) -> dict[str, Any]:
     seeds = [value for value in seeds if not np.isnan(value)]
     low, high = (min(seeds), max(seeds)) if len(seeds) > 1 else (np.nan, np.nan)
     gaps = [difference(mean, whole) for mean in repeats.values()]
-    clear = sum(gap.low > 0 or gap.high < 0 for gap in gaps)
-    return {
-        **asdict(whole),
-        "half_1": halves[0],
-        "half_2": halves[1],
-        HALVES: abs(halves[0] - halves[1]),
-        "seeds_low": low,
-        "seeds_high": high,
-        SEEDS: high - low,
-        "largest": max((abs(mean.value - whole.value) for mean in repeats.values()), default=np.nan),
-        "clear": np.nan if np.isnan(whole.low) else clear,
-        "repeats": len(repeats),
-    }
-
-
-def _pairs(repeats: Sequence[Repeat]) -> Iterator[tuple[str, Repeat, Repeat]]:
-    """Runs to compare: one half with the other, and all seeds with each other."""
-    for one, other in pairwise(repeat for repeat in repeats if repeat.name.startswith(HALF)):
-        yield HALVES, one, other
-    for one, other in combinations([r for r in repeats if not r.name.startswith(HALF)], 2):
-        yield SEEDS, one, other
+    largest = max((abs(mean.value - whole.value) for mean in repeats.values()), default=np.nan)
+    clear = np.nan if np.isnan(whole.low) else sum(gap.low > 0 or gap.high < 0 for gap in gaps)
+    row = asdict(whole) | {"half_1": halves[0], "half_2": halves[1], HALVES: abs(halves[0] - halves[1])}
+    row |= {"seeds_low": low, "seeds_high": high, SEEDS: high - low}
+    return row | {"largest": largest, "clear": clear, "repeats": len(repeats)}
 
 
 def _choice_rows(between: str, one: Repeat, other: Repeat) -> Iterator[dict[str, Any]]:
@@ -261,12 +239,8 @@ def _choice_rows(between: str, one: Repeat, other: Repeat) -> Iterator[dict[str,
         ranks = pd.concat([a, b], axis=1, join="inner").rank()
         value = ranks.iloc[:, 0].corr(ranks.iloc[:, 1]) if len(ranks) > 1 else np.nan
         yield {"operator": operator, "choice": CORRELATION, **named, "value": value, "n": len(ranks)}
-    for choice, ours, theirs in (
-        (HEADS, one.heads, other.heads),
-        (SHARED_HEADS, one.shared_heads, other.shared_heads),
-        (NEURONS, one.neurons, other.neurons),
-    ):
-        for operator, a, b in _both(ours, theirs):
+    for choice, name in ((HEADS, "heads"), (SHARED_HEADS, "shared_heads"), (NEURONS, "neurons")):
+        for operator, a, b in _both(getattr(one, name), getattr(other, name)):
             [row] = overlaps({one.name: a, other.name: b})
             yield {"operator": operator, "choice": choice, **named, "value": row["iou"], "n": row["union"]}
     for criterion in CRITERIA:

@@ -17,17 +17,7 @@ import pandas as pd
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
-from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import (
-    CURVE,
-    FOUND,
-    RANDOM,
-    beside_random,
-    curve_means,
-    growth_curve,
-    nested_circuit_scores,
-    smallest_on_plateau,
-)
+from arithscope.experiments.common import ablation, schema
 from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.experiments.common.samples import splits
@@ -46,11 +36,9 @@ class TopK(Result):
     """The top neurons of each operator, and the curves that chose their number."""
 
     curve: pd.DataFrame = schema.table(
-        "Circuits that keep the top k neurons of each later MLP, or k random ones.", *CURVE
+        "Circuits with k top neurons of each later MLP, or k random ones.", *ablation.CURVE
     )
-    table: pd.DataFrame = schema.table(
-        "Measures at the chosen k, and under `random_…` with as many random neurons.", *schema.SUMMARY_TABLE
-    )
+    table: pd.DataFrame = schema.table("Measures at the chosen k, and under `random_…` with as many random neurons.")
     top: pd.DataFrame = schema.table(
         "The top k neurons of each layer.",
         schema.OPERATOR,
@@ -61,9 +49,7 @@ class TopK(Result):
     )
     k: dict[str, int] = schema.value("neurons kept per MLP, by operator")
     mlp_size: int = schema.value("neurons of an MLP")
-    excluded: dict[str, int] = schema.value(
-        "prompts without a faithfulness, because the empty circuit does as well as the model"
-    )
+    excluded: dict[str, int] = schema.value("prompts without a faithfulness: the empty circuit is as good as the model")
 
     @property
     def operators(self) -> list[str]:
@@ -118,13 +104,15 @@ def topk(ctx: Context) -> TopK:
 
     total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
     with ctx.progress.task("topk", total) as advance:
-        curve = growth_curve(ctx, "topk", nested_circuit_scores, samples, counts, arguments, sources, advance)
+        scores = ablation.nested_circuit_scores
+        curve = ablation.growth_curve(ctx, "topk", scores, samples, counts, arguments, sources, advance)
     tops, measured, ks, excluded = [], {}, {}, {}
     for operator, prompts in samples.items():
-        found, random = (curve_means(curve, operator, which) for which in (FOUND, RANDOM))
-        k = max(smallest_on_plateau(found), counts[1]) if fixed is None else fixed[operator]
-        tops.append(_top_neurons(rankings[operator], k))
-        measured[operator], ks[operator] = beside_random(found[k], random[k]), k
+        found, random = (ablation.curve_means(curve, operator, which) for which in (ablation.FOUND, ablation.RANDOM))
+        k = max(ablation.smallest_on_plateau(found), counts[1]) if fixed is None else fixed[operator]
+        ranked = rankings[operator].assign(rank=rankings[operator].groupby("layer").cumcount())
+        tops.append(ranked.loc[ranked["rank"] < k, ["operator", "layer", "rank", "neuron", "value"]])
+        measured[operator], ks[operator] = ablation.beside_random(found[k], random[k]), k
         excluded[operator] = len(prompts) - found[k]["faithfulness"].n
     return TopK(curve, summary_table(measured), pd.concat(tops, ignore_index=True), ks, s.neurons, excluded)
 
@@ -134,8 +122,3 @@ def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:
     decades = (10**power for power in range(len(str(total))))
     steps = {int(step * decade + 0.5) for decade in decades for step in SIZES_PER_DECADE}
     return sorted({0, total, *(n for n in steps if n < total), *fixed})
-
-
-def _top_neurons(ranking: pd.DataFrame, k: int) -> pd.DataFrame:
-    ranked = ranking.assign(rank=ranking.groupby("layer").cumcount())
-    return ranked.loc[ranked["rank"] < k, ["operator", "layer", "rank", "neuron", "value"]]

@@ -51,22 +51,19 @@ class Training(Result):
     """
 
     accuracy: pd.DataFrame = schema.table(
-        "Accuracy on all legal prompts.", _CHECKPOINT, schema.OPERATOR, *schema.MEAN_COLUMNS
+        "Accuracy on legal prompts.", _CHECKPOINT, schema.OPERATOR, *schema.MEAN_COLUMNS
     )
     present: pd.DataFrame = schema.table(
         "Share of the final pairs of neuron and heuristic that are matches already.", _CHECKPOINT, *PRESENT
     )
     faithfulness: pd.DataFrame = schema.table(
-        "Circuits reduced to heuristic neurons, as in the stage `bag`.", _CHECKPOINT, *CURVE
+        "Circuits reduced to heuristic neurons, as in `bag`.", _CHECKPOINT, *CURVE
     )
     knockout: pd.DataFrame = schema.table(
-        "Accuracy without 5, 10 and 25 neurons per layer, as in the stage `prompt_knockout`.",
-        _CHECKPOINT,
-        *KNOCKOUT_CURVE,
+        "Accuracy without 5, 10 and 25 neurons per layer, as in `prompt_knockout`.", _CHECKPOINT, *KNOCKOUT_CURVE
     )
     mutual_share: pd.DataFrame = schema.table(
-        "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints.",
-        *schema.SUMMARY_TABLE,
+        "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints."
     )
     checkpoints: list[str] = schema.value("names of the checkpoints")
     keys: list[str] = schema.value("keys of the earlier checkpoints' results")
@@ -90,15 +87,11 @@ def training(ctx: Context) -> Training:
     bags = {c.name: c.bag for c in checkpoints if c.bag is not None}
     faithful = _gathered({name: bag.curve for name, bag in bags.items()})
     ablated = _gathered({c.name: c.prompt_knockout.curve for c in checkpoints if c.prompt_knockout is not None})
-    return Training(
-        correct[(correct.measure == "accuracy") & (correct.operator != AVERAGE)].drop(columns="measure"),
-        _gathered({name: bag.present for name, bag in bags.items()}),
-        faithful,
-        ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")],
-        _mutual_shares(faithful, ctx.settings.seed),
-        [c.name for c in checkpoints],
-        list(earlier.keys),
-    )
+    accuracy = correct[(correct.measure == "accuracy") & (correct.operator != AVERAGE)].drop(columns="measure")
+    present = _gathered({name: bag.present for name, bag in bags.items()})
+    knockout = ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")]
+    shares, names = _mutual_shares(faithful, ctx.settings.seed), [c.name for c in checkpoints]
+    return Training(accuracy, present, faithful, knockout, shares, names, list(earlier.keys))
 
 
 def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -36,6 +36,7 @@ INDIRECT_DRAWS = 400  # random rankings, shared by all neurons of an operator
 N_CLASSES, N_SIGNS = 2, 2
 
 OnPrompts = Float[Tensor, "neurons prompts"]
+Shifts = Int[np.ndarray, "neurons draws"]
 Rolls = Sequence[tuple[int, int]]  # pairs of neuron and shift
 Floats = Float[np.ndarray, " values"]
 
@@ -78,7 +79,7 @@ class DirectOverlaps:
 
 
 def direct_overlaps(
-    activations: OnPrompts, logits: OnPrompts, catalogue: Catalogue, shifts: Int[np.ndarray, "neurons draws"], rows: int
+    activations: OnPrompts, logits: OnPrompts, catalogue: Catalogue, shifts: Shifts, rows: int
 ) -> DirectOverlaps:
     """Match neurons, unpermuted and permuted, with direct heuristics, `rows` rankings at a time.
 
@@ -133,9 +134,7 @@ def gathered_products(activations: OnPrompts, logits: OnPrompts, rolls: Rolls) -
     return twice[starts[:, None] + torch.arange(n, device=starts.device)].mul_(logits[neuron])
 
 
-def _expected(
-    overlap: Int[Tensor, "neurons rankings sets"], size: Int[Tensor, "*#neurons sets"], total: int
-) -> Float[Tensor, "neurons rankings sets"]:
+def _expected(overlap: Tensor, size: Tensor, total: int) -> Float[Tensor, "neurons rankings sets"]:
     """Mean overlap in the neuron's other rankings, permuted or not, and in one more that has half a prompt more than chance:
     an overlap is not next to impossible just because a few permutations did not show it."""
     x = overlap.double()

@@ -28,6 +28,8 @@ COVERED_PERCENT = 95
 MATCH_BONUS = 1e9  # exceeds any mutual information, in nats, of so few prompts
 GROWTH = 1.5  # from one T of the grid to the next
 
+Rankings = Int[Tensor, "rankings prompts"]
+
 
 class ResultSets(NamedTuple):
     """The multi-result heuristic of each ranking. Where `exists` is False there is none and the rest is meaningless."""
@@ -56,7 +58,7 @@ def top_sizes(total: int) -> list[int]:
     return sizes
 
 
-def ranks_by_result(ranked: Int[Tensor, "rankings prompts"], catalogue: Catalogue) -> Int[Tensor, "rankings prompts"]:
+def ranks_by_result(ranked: Rankings, catalogue: Catalogue) -> Rankings:
     """Ranks of the prompts, grouped by result and ascending within, as result index · N + rank."""
     total, device = ranked.shape[1], ranked.device
     dtype = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # int32 sorts faster
@@ -64,9 +66,7 @@ def ranks_by_result(ranked: Int[Tensor, "rankings prompts"], catalogue: Catalogu
     return sorted_rows(offset.view(ranked.shape).add_(torch.arange(total, dtype=dtype, device=device)))
 
 
-def find_result_sets(
-    ranked: Int[Tensor, "rankings prompts"], ranks: Int[Tensor, "rankings prompts"], catalogue: Catalogue
-) -> ResultSets:
+def find_result_sets(ranked: Rankings, ranks: Rankings, catalogue: Catalogue) -> ResultSets:
     """Choose the multi-result heuristic of each ranking, given with its `ranks_by_result`."""
     (rankings, total), results, device = ranked.shape, len(catalogue.results), ranked.device
     most = min(MAX_RESULTS, results)
@@ -89,12 +89,10 @@ def find_result_sets(
     return ResultSets(*(x[chosen] for x in (candidate, frequent, needed, k, overlap)))
 
 
-def set_overlaps(
-    ranks: Int[Tensor, "neurons rankings prompts"], sets: ResultSets, catalogue: Catalogue
-) -> Int[Tensor, "neurons rankings sets"]:
+def set_overlaps(ranks: Tensor, sets: ResultSets, catalogue: Catalogue) -> Int[Tensor, "neurons rankings sets"]:
     """Overlap of each of a neuron's sets, of size k, with the top k of each of its rankings, given by `ranks_by_result`.
 
-    `sets` holds the sets of all neurons, the same number for each.
+    `ranks` is [neurons, rankings, prompts]. `sets` holds the sets of all neurons, the same number for each.
     """
     neurons, rankings = ranks.shape[:2]
     used = torch.arange(sets.members.shape[1], device=ranks.device) < sets.length[:, None]

@@ -23,21 +23,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.calibration import (
-    FDR_LEVEL,
-    N_CLASSES,
-    N_SIGNS,
-    Overlaps,
-    direct_overlaps,
-    false_discovery_rate,
-    indirect_null,
-    p_values,
-)
+from arithscope.heuristics import calibration
+from arithscope.heuristics.calibration import N_SIGNS, OnPrompts, Overlaps, false_discovery_rate, indirect_null
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Rule
 from arithscope.heuristics.multi_result import result_set_count
 from arithscope.heuristics.overlaps import count_overlaps, is_match, rankings_at_a_time, take_columns, top_prompts
 from arithscope.prompts import random_source
+from arithscope.stats.intervals import Floats
 from arithscope.utils.threads import thread_pool
 
 Advance = Callable[[int], None]
@@ -54,15 +47,12 @@ class NeuronBatch:
     def __len__(self) -> int:
         return len(self.activations)
 
-    def on_prompts(
-        self, rows: range, catalogue: Catalogue
-    ) -> tuple[Float[Tensor, "rows prompts"], Float[Tensor, "rows prompts"]]:
+    def on_prompts(self, rows: range, catalogue: Catalogue) -> tuple[OnPrompts, OnPrompts]:
         """Activations, and logits of the answer, over the catalogue's prompts."""
         arrays = (np.array(x[rows.start : rows.stop]) for x in (self.activations, self.logits))
         activations, logits = (torch.from_numpy(x).to(catalogue.results.device) for x in arrays)
-        return take_columns(activations.flatten(1), catalogue.grid_index).float(), take_columns(
-            logits, catalogue.answers
-        )
+        on_prompts = take_columns(activations.flatten(1), catalogue.grid_index).float()
+        return on_prompts, take_columns(logits, catalogue.answers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,22 +100,21 @@ def tries(catalogue: Catalogue) -> tuple[int, int]:
     return N_SIGNS * len(catalogue.indirect.heuristics), direct
 
 
-def calibrate(
-    uncalibrated: UncalibratedMatches, of_indirect: Float[np.ndarray, " draws"], tried: tuple[int, int]
-) -> NeuronMatches:
+def calibrate(uncalibrated: UncalibratedMatches, of_indirect: Floats, tried: tuple[int, int]) -> NeuronMatches:
     """Add p and false-discovery rates to the matches of all neurons of an operator, given `indirect_null` and `tries`."""
     null, best = (of_indirect, uncalibrated.null.ravel()), uncalibrated.best
 
-    def p_of(frame: pd.DataFrame) -> NDArray[np.float64]:
-        by_class = [p_values(frame.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
-        return np.minimum(N_CLASSES * np.where(frame.direct, *by_class), 1.0)
+    def p_of(frame: pd.DataFrame) -> Floats:
+        by_class = [calibration.p_values(frame.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
+        return np.minimum(calibration.N_CLASSES * np.where(frame.direct, *by_class), 1.0)
 
     smallest = best.assign(p=p_of(best)).groupby("row").p.min().to_numpy()
 
     def calibrated(frame: pd.DataFrame) -> pd.DataFrame:
         p = p_of(frame)
         fdr = false_discovery_rate(p, smallest)
-        return frame.assign(p=p, fdr=fdr, calibrated=is_match(frame.overlap, frame["size"]) & (fdr <= FDR_LEVEL))
+        matched = is_match(frame.overlap, frame["size"])
+        return frame.assign(p=p, fdr=fdr, calibrated=matched & (fdr <= calibration.FDR_LEVEL))
 
     neurons = {"row": np.arange(len(smallest)), "p": smallest, "fdr": false_discovery_rate(smallest, smallest)}
     return NeuronMatches(calibrated(uncalibrated.matches), calibrated(best), pd.DataFrame(neurons))
@@ -143,7 +132,7 @@ def match_neurons(
     """Match neurons with every heuristic; arguments as in `calibrated_matches`, with threads from `pool` on a CPU."""
     size = max(1, rankings_at_a_time(catalogue) // (1 + draws))
 
-    def chunk(start: int) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
+    def chunk(start: int) -> tuple[list[Columns], list[Columns], Floats]:
         rows = range(start, min(start + size, len(neurons)))
         tables = _match_rows(neurons, rows, catalogue, draws, seed, names)
         advance(len(rows))
@@ -157,7 +146,7 @@ def match_neurons(
 
 def _match_rows(
     neurons: NeuronBatch, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
-) -> tuple[list[Columns], list[Columns], NDArray[np.float64]]:
+) -> tuple[list[Columns], list[Columns], Floats]:
     """Matches, best pairs and permutation null of a few neurons."""
     activations, logits = neurons.on_prompts(rows, catalogue)
     group = catalogue.indirect
@@ -167,7 +156,7 @@ def _match_rows(
     indirect = Overlaps(sign, group.sizes[None], overlap, tail, group.chance_overlap[None], tail)
     sources = [random_source(seed, "direct null", catalogue.operator, names[row]) for row in rows]
     shifts = np.stack([random.integers(1, len(catalogue), draws) for random in sources])
-    direct = direct_overlaps(activations, logits, catalogue, shifts, rankings_at_a_time(catalogue))
+    direct = calibration.direct_overlaps(activations, logits, catalogue, shifts, rankings_at_a_time(catalogue))
     matches: list[Columns] = []
     best: list[Columns] = []
     for group, sets in zip(catalogue.groups, (indirect, direct.catalogued), strict=True):
@@ -190,14 +179,10 @@ _DTYPES = {"row": torch.int64, "sign": torch.int8, "size": torch.int32, "overlap
 
 def _pairs(at: tuple[Tensor, ...], rows: range, heuristics: Sequence[Rule], sets: Overlaps) -> Columns:
     """Columns of pairs of neuron and heuristic, at the given rows and columns of `sets`."""
-    texts = {
-        "heuristic": [str(h) for h in heuristics],
-        "kind": [h.kind for h in heuristics],
-        "on": [h.on for h in heuristics],
-    }
+    texts = {"heuristic": map(str, heuristics), "kind": (h.kind for h in heuristics), "on": (h.on for h in heuristics)}
     numbers = {"row": at[0] + rows.start, **{name: x.expand_as(sets.overlap)[at] for name, x in vars(sets).items()}}
     return {
-        **{name: np.array(x, dtype=object) for name, x in texts.items()},
+        **{name: np.array(list(x), dtype=object) for name, x in texts.items()},
         "direct": np.array([h.direct for h in heuristics], dtype=np.bool_),
         **{name: x.to(_DTYPES.get(name, torch.float64)).cpu().numpy() for name, x in numbers.items()},
     }

@@ -26,8 +26,7 @@ MIN_NEG_LOG10_P = 3.0
 
 def one_operand_permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "2 draws prompts"]:
     """Permutations of the prompts that keep op2, and ones that keep op1; shared by all neurons."""
-    random = random_source(seed, "one operand", catalogue.operator)
-    n = len(catalogue)
+    random, n = random_source(seed, "one operand", catalogue.operator), len(catalogue)
     permutations = np.empty((2, DRAWS, n), dtype=np.int64)
     for i, kept in enumerate((catalogue.prompts.op2, catalogue.prompts.op1)):
         slots = np.argsort(kept, kind="stable")
@@ -66,8 +65,6 @@ def one_operand_overlaps(
 def needs_both_operands(
     overlap: Int[Tensor, " heuristics"], size: Int[Tensor, " heuristics"], remaining: Float[Tensor, "2 heuristics"]
 ) -> Bool[Tensor, " heuristics"]:
-    """Whether overlaps clearly exceed what remains with either operand alone.
-
-    Half a prompt is added to what remains over all draws together, since a few draws cannot show that nothing remains.
-    """
+    """Whether overlaps clearly exceed what remains with either operand alone."""
+    # Half a prompt is added to what remains over all draws together: a few draws cannot show that nothing remains.
     return (neg_log10_p(overlap, size, remaining + 0.5 / DRAWS) >= MIN_NEG_LOG10_P).all(0)

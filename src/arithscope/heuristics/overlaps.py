@@ -59,10 +59,7 @@ def is_match(overlap: Any, size: Any) -> Any:
 
 
 def count_overlaps(ranked: Int[Tensor, "rows prompts"], group: HeuristicGroup) -> Int[Tensor, "rows heuristics"]:
-    """Overlap of each heuristic of size k with the top k of each row.
-
-    Rows may hold only the top prompts; overlaps of heuristics larger than that are then meaningless.
-    """
+    """Overlap of each heuristic of size k with the top k of each row; meaningless if the row holds fewer than k prompts."""
     return torch.cat([_count(ranked, variable) for variable in group.variables], dim=1)
 
 

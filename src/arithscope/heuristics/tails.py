@@ -35,10 +35,8 @@ def neg_log10_p_hypergeom_table(total: int, k: int) -> Float[np.ndarray, " overl
 
 
 def neg_log10_p_hypergeom(total: int, k: Int[Tensor, " n"], x: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """−log₁₀ P(X ≥ x) of single overlaps, each with its own k.
-
-    Sums P(X = x), P(X = x + 1), …, each term from the previous one, up to twelve standard deviations beyond x and the mean.
-    """
+    """−log₁₀ P(X ≥ x) of single overlaps, each with its own k."""
+    # Sums P(X = x), P(X = x + 1), …, each term from the previous one, up to twelve standard deviations beyond x and the mean.
     if len(k) == 0:
         return torch.zeros(0, dtype=torch.float64, device=k.device)
     k, x, n = k.double(), torch.maximum(x, 2 * k - total).double(), float(total)

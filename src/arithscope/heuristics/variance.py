@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
+from jaxtyping import Float, Int
 from scipy.sparse import csr_array
 from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue
-from arithscope.heuristics.kinds import RESULT, MultiResult, Rule
+from arithscope.heuristics.kinds import RESULT, Bools, MultiResult, Rule
+from arithscope.stats.intervals import Floats
 
-Floats = NDArray[np.float64]
+Numbers = Int[Tensor, " prompts"]
 
 
 class Spread:
@@ -26,7 +26,7 @@ class Spread:
         self._x = x.sub_(x.mean(1, keepdim=True)) if x is not maps else x - x.mean(1, keepdim=True)
         self._total = torch.linalg.vector_norm(self._x, dim=1).square()
 
-    def variance_explained(self, number: Int[Tensor, " prompts"]) -> Float[Tensor, " rows"]:
+    def variance_explained(self, number: Numbers) -> Float[Tensor, " rows"]:
         """Share of each row's variance explained by a number of the prompt: 1 if the row is a function of it.
 
             ε² = 1 − (SS_within / (n − groups)) / (SS_total / (n − 1))
@@ -41,9 +41,7 @@ class Spread:
         explained = 1 - within * (n - 1) / max(n - groups, 1)
         return torch.where(self._total > 0, explained, torch.zeros_like(explained))
 
-    def correlation(
-        self, number: Int[Tensor, " prompts"], values: Float[Tensor, "rows numbers"]
-    ) -> Float[Tensor, " rows"]:
+    def correlation(self, number: Numbers, values: Float[Tensor, "rows numbers"]) -> Float[Tensor, " rows"]:
         """Pearson correlation of each row with a function of a number of the prompt, given by its values.
 
         In [−1, 1]; 0 where either is constant. The row's sums over prompts with the same number suffice.
@@ -53,7 +51,7 @@ class Spread:
         norm = (self._total * (y.square() @ sizes)).sqrt().clamp(min=1e-300)
         return (self._sums(number, values.shape[1]) * y).sum(1) / norm
 
-    def _sums(self, number: Int[Tensor, " prompts"], size: int) -> Float[Tensor, "rows numbers"]:
+    def _sums(self, number: Numbers, size: int) -> Float[Tensor, "rows numbers"]:
         sums = torch.zeros(len(self._x), size, dtype=self._x.dtype, device=self._x.device)
         return sums.scatter_add_(1, number.expand(len(sums), -1), self._x)
 
@@ -75,13 +73,8 @@ class Coverage:
         self._results = catalogue.results.cpu().numpy()
         self._tables: dict[tuple[str, str], Any] = {}
 
-    def __call__(
-        self,
-        activations: Float[np.ndarray, " prompts"],
-        heuristics: Sequence[Rule],
-        *subsets: Bool[np.ndarray, " heuristics"],
-    ) -> list[float]:
-        """Variance explained by each subset of the heuristics."""
+    def __call__(self, activations: Floats, heuristics: Sequence[Rule], *subsets: Bools) -> list[float]:
+        """Variance explained by each subset of the heuristics, given the activation on each prompt."""
         x = activations.astype(np.float64)
         x -= x.mean()
         variance = float(np.square(x).sum())  # x @ x would start BLAS threads

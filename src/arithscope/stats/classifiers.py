@@ -6,27 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 
-from arithscope.stats.intervals import QUANTILES, RESAMPLES, Mean
+from arithscope.stats.intervals import QUANTILES, RESAMPLES, Floats, Mean
 
 RIDGE = 1e-2  # keeps coefficients finite where a feature separates the outcomes
 NEWTON_STEPS = 50
 
 Features = Float[np.ndarray, "values features"]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Logistic:
-    """A model log P(1)/P(0) = intercept + Σ coefficient · standardised feature, with bootstrap intervals.
-
-    auc is the probability that a random positive scores higher than a random negative: ½ without information, 1 at best.
-    """
+    """A model log P(1)/P(0) = intercept + Σ coefficient · standardised feature, with bootstrap intervals."""
 
     intercept: Mean
     coefficients: list[Mean]
-    auc: Mean
+    auc: Mean  # probability that a random positive scores higher than a random negative: ½ without information
 
 
 def logistic(features: Features, outcome: Bool[np.ndarray, " values"], random: np.random.Generator) -> Logistic:

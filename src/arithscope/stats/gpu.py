@@ -9,10 +9,7 @@ import torch
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether Triton kernels compile and run on `device`; callers fall back to slower PyTorch code if not.
-
-    Triton comes with PyTorch for NVIDIA and AMD GPUs, but also needs a C compiler.
-    """
+    """Whether Triton kernels, which need a C compiler, run on `device`; if not, callers fall back to slower PyTorch code."""
     if device.type != "cuda":
         return False
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy.random import Generator
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 
 from arithscope.utils.threads import thread_pool
@@ -20,6 +20,8 @@ CONFIDENCE = 0.95
 QUANTILES = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
 Rows = Float[np.ndarray, "rows values"]
+Floats = NDArray[np.float64]
+Intervals = Float[np.ndarray, "3 rows"]  # value, low and high
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,11 @@ def bootstrap_ratios(numerator: Rows, denominator: Rows, random: Generator) -> l
     return _means(bootstrap_intervals(numerator, random, denominator), numerator.shape[1])
 
 
-def _means(intervals: Float[np.ndarray, "3 rows"], n: int) -> list[Mean]:
+def _means(intervals: Intervals, n: int) -> list[Mean]:
     return [Mean(value, low, high, n) for value, low, high in intervals.T.tolist()]
 
 
-def bootstrap_intervals(
-    numerator: Rows, random: Generator, denominator: Rows | None = None
-) -> Float[np.ndarray, "3 rows"]:
+def bootstrap_intervals(numerator: Rows, random: Generator, denominator: Rows | None = None) -> Intervals:
     """Value, low and high of `bootstrap_ratios` for millions of rows; of `bootstrap_means` without a denominator."""
     rows, n = numerator.shape
     if n == 0:

@@ -8,16 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from arithscope.stats.intervals import Floats
 
-def rank_agreement(
-    a: NDArray[np.float64], b: NDArray[np.float64], percents: Sequence[float]
-) -> tuple[float, list[float]]:
-    """How well two rankings of the neurons of some layers agree.
 
-    Args:
-        a: Values by which neurons are ranked, [layers, neurons].
-        b: Other values of the same neurons.
-        percents: Shares of each layer's neurons for which to compute the recall.
+def rank_agreement(a: Floats, b: Floats, percents: Sequence[float]) -> tuple[float, list[float]]:
+    """How well two rankings of neurons agree, each given by values [layers, neurons].
 
     Returns:
         Spearman's rank correlation over all neurons, and for each percentage the share of each layer's top neurons by `a`
@@ -31,10 +26,10 @@ def rank_agreement(
 
 
 def share_of(size: int, percent: float) -> int:
-    """So many per cent of a layer's neurons, at least one."""
+    """Number of neurons in a share of a layer, at least one."""
     return max(1, round(size * percent / 100))
 
 
-def best_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def best_first(values: Floats) -> NDArray[np.int64]:
     """Neurons of each layer of [layers, neurons] by falling value; ties in the order of neurons."""
     return np.argsort(-values, axis=1, kind="stable")

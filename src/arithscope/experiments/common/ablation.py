@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Int
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
 from arithscope.stats.effects import log_probability
 from arithscope.stats.faithfulness import SMALLEST_SPAN, faithfulness, normalized_logit
-from arithscope.stats.intervals import Mean, bootstrap_means
+from arithscope.stats.intervals import Floats, Mean, bootstrap_means
 from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
 
@@ -44,17 +45,16 @@ VERIFIED_SIZES = 4  # circuit sizes of each operator that `verify` evaluates aga
 # Columns of a curve over circuits of growing size.
 CURVE = (
     schema.OPERATOR,
-    schema.text(
-        "circuit",
-        "`found`: the best-ranked components; `random`: as many random ones (mean and interval over draws)",
-        key=True,
-    ),
+    schema.text("circuit", "`found`: the best-ranked components; `random`: as many random ones, over draws", key=True),
     schema.number("size", "number of components kept", key=True),
     schema.MEASURE,
     *schema.MEAN_COLUMNS,
 )
 
 Task = tuple[tuple[Any, ...], Prompts]  # arguments of a unit function, and the prompts to score with them
+HeadMasks = Bool[NDArray[Any], "variants layers heads"]
+NeuronMasks = Mapping[int, Bool[NDArray[Any], "variants neurons"]]  # by layer
+Orders = Mapping[int, Int[NDArray[Any], "orders neurons"]]  # by layer
 
 
 def mean_ablation(
@@ -87,14 +87,9 @@ def mean_ablation(
     return edits + [ablate(Site.NEURONS, i, keep, means.neurons, start) for i, keep in (neurons or {}).items()]
 
 
-def ablated_scores(
-    model: Model, prompts: Prompts, edits: Sequence[Edit], advance: Advance = lambda n: None
-) -> NDArray[np.float64]:
-    """Normalised logit, correctness and P(answer) of every prompt under every variant: [variants, prompts, scores].
-
-    Edits that are the same in all variants are made once, when the prompts are recorded; replay starts where variants first
-    differ.
-    """
+def ablated_scores(model: Model, prompts: Prompts, edits: Sequence[Edit], advance: Advance = lambda n: None) -> Floats:
+    """Normalised logit, correctness and P(answer) of every prompt under every variant: [variants, prompts, scores]."""
+    # Edits that are the same in all variants are made once, when the prompts are recorded.
     differing = [e for e in edits if e.variants > 1] or edits
     common = [e for e in edits if e not in differing]
     first, scores = min(min(e.positions) for e in differing), []
@@ -120,13 +115,13 @@ def score_reducer(model: Model, prompts: Prompts, advance: Callable[[int], None]
 def circuit_scores(
     model: Model,
     means: MeanActivations,
-    heads: Bool[NDArray[Any], "variants layers heads"],
-    neurons: Mapping[int, Bool[NDArray[Any], "variants neurons"]],
+    heads: HeadMasks,
+    neurons: NeuronMasks,
     neurons_from: int | None,
     prompts: Prompts,
     *,
     advance: Advance,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Unit of work: scores of some prompts in circuits that keep these heads and neurons."""
     masks = {layer: torch.from_numpy(keep) for layer, keep in neurons.items()}
     edits = mean_ablation(model, means.on(model.device), torch.from_numpy(heads), masks, neurons_from)
@@ -136,29 +131,24 @@ def circuit_scores(
 def nested_circuit_scores(
     model: Model,
     means: MeanActivations,
-    heads: Bool[NDArray[Any], "variants layers heads"],
-    orders: Mapping[int, Int[NDArray[Any], "orders neurons"]],
+    heads: HeadMasks,
+    orders: Orders,
     counts: Sequence[int],
     neurons_from: int | None,
     prompts: Prompts,
     *,
     advance: Advance,
-) -> NDArray[np.float64]:
-    """Unit of work: scores in circuits that keep the first n neurons of each order, for each n.
-
-    Orders are sent instead of the sets, which are many times as large.
-    """
+) -> Floats:
+    """Unit of work: scores in circuits that keep the first n neurons of each order (smaller to send than sets), for each n."""
     kept = {layer: nested_sets(list(layer_orders), counts).numpy() for layer, layer_orders in orders.items()}
     return circuit_scores(model, means, heads, kept, neurons_from, prompts, advance=advance)
 
 
-def scores_of_tasks(
-    ctx: Context, function: Function, tasks: Sequence[Task], advance: Advance = lambda n: None
-) -> list[NDArray[np.float64]]:
+def scores_of_tasks(ctx: Context, unit: Function, tasks: list[Task], advance: Advance = lambda n: None) -> list[Floats]:
     """Scores [variants, prompts, …] of each task; a unit of work has a few of a task's prompts."""
     chunks = [split_evenly(len(prompts), PROMPTS_IN_UNIT) for _, prompts in tasks]
     units = [(*arguments, prompts[c]) for (arguments, prompts), own in zip(tasks, chunks, strict=True) for c in own]
-    parts = iter(ctx.map(function, units, advance))
+    parts = iter(ctx.map(unit, units, advance))
     return [np.concatenate([next(parts) for _ in own], axis=1) for own in chunks]
 
 
@@ -166,8 +156,8 @@ def scores_of_tasks(
 class Baseline:
     """Normalised logits of the empty circuit and of the whole model on some prompts: the ends of the faithfulness scale."""
 
-    empty: NDArray[np.float64]
-    whole_model: NDArray[np.float64]
+    empty: Floats
+    whole_model: Floats
 
     @property
     def smallest_span(self) -> float:
@@ -175,20 +165,20 @@ class Baseline:
         span = np.abs(self.whole_model - self.empty)
         return max(float(np.min(span[span >= SMALLEST_SPAN], initial=1.0)), SMALLEST_SPAN)
 
-    def measure(self, scores: NDArray[np.float64], random: np.random.Generator) -> list[dict[str, Mean]]:
+    def measure(self, scores: Floats, random: Generator) -> list[dict[str, Mean]]:
         """Faithfulness, accuracy and mean probability of each circuit, from scores [circuits, prompts, scores]."""
         faithful = faithfulness(scores[..., 0], self.empty, self.whole_model, random)
         correct, probability = (bootstrap_means(scores[..., i], random) for i in (1, 2))
         return [dict(zip(MEASURES, row, strict=True)) for row in zip(faithful, correct, probability, strict=True)]
 
-    def measure_draws(self, scores: NDArray[np.float64], random: np.random.Generator) -> list[dict[str, Mean]]:
+    def measure_draws(self, scores: Floats, random: Generator) -> list[dict[str, Mean]]:
         """The same for scores [draws, circuits, prompts, scores] of random circuits: mean, interval and n over draws."""
         draws = [self.measure(draw, random) for draw in scores]
         values = [np.array([[circuit[m].value for circuit in draw] for draw in draws]).T for m in MEASURES]
         means = zip(*(bootstrap_means(x, random) for x in values), strict=True)
         return [dict(zip(MEASURES, row, strict=True)) for row in means]
 
-    def change(self, before: NDArray[np.float64], after: NDArray[np.float64], random: np.random.Generator) -> Mean:
+    def change(self, before: Floats, after: Floats, random: Generator) -> Mean:
         """Change of a circuit's faithfulness, prompt by prompt, between two sets of scores."""
         moved = self.empty + after[..., 0] - before[..., 0]
         return faithfulness(moved[None], self.empty, self.whole_model, random)[0]
@@ -205,6 +195,10 @@ def baselines(ctx: Context, samples: Mapping[str, Prompts]) -> dict[str, Baselin
     return {operator: Baseline(*ends[..., 0]) for operator, ends in zip(samples, scores, strict=True)}
 
 
+def smallest_spans(ends: Mapping[str, Baseline]) -> dict[str, float]:
+    return {operator: baseline.smallest_span for operator, baseline in ends.items()}
+
+
 def nested_sets(orders: Sequence[NDArray[np.int64]], counts: Sequence[int]) -> Bool[Tensor, "variants components"]:
     """For each order of the components, the set of its first n, for each n."""
     rank = torch.from_numpy(np.stack([np.argsort(order) for order in orders]))
@@ -218,55 +212,31 @@ def growth_curve(
     samples: Mapping[str, Prompts],
     counts: Sequence[int],
     arguments: Callable[[str, list[int]], tuple[Any, ...]],
-    sources: Mapping[str, np.random.Generator],
+    sources: Mapping[str, Generator],
     advance: Advance,
 ) -> pd.DataFrame:
     """Measures of each operator's circuits of growing size, beside random circuits, with the columns `CURVE`.
 
-    Args:
-        ctx: The stage's context.
-        stage: Name of the stage.
-        function: Unit function that scores circuits.
-        samples: By operator, the prompts to evaluate on.
-        counts: Sizes of circuits.
-        arguments: From an operator and sizes to the unit function's arguments; circuits first, then those of each draw.
-        sources: By operator, the source of bootstrap resamples.
-        advance: Progress.
+    `arguments` turns an operator and sizes into the arguments of the unit function: circuits first, then those of each draw.
     """
     sizes = {o: [counts[i] for i in ctx.sample(len(counts), VERIFIED_SIZES, stage, o)] for o in samples}
     tasks = [(arguments(operator, sizes[operator]), prompts) for operator, prompts in samples.items()]
     scores = scores_of_tasks(ctx, function, tasks, advance)
     ends = baselines(ctx, samples)
     curves = [measured_curve(o, sizes[o], x, ends[o], sources[o]) for o, x in zip(samples, scores, strict=True)]
-    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
-    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=spans)
+    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=smallest_spans(ends))
 
 
-def measured_curve(
-    operator: str,
-    sizes: Sequence[int],
-    scores: NDArray[np.float64],
-    baseline: Baseline,
-    random: np.random.Generator,
-) -> pd.DataFrame:
-    """Measures of circuits of growing size and of random ones as large, with the columns `CURVE`.
-
-    Args:
-        operator: Operator of the circuits.
-        sizes: Their sizes.
-        scores: [variants, prompts, scores]; the circuits in the order of their sizes, followed by those of each random draw.
-        baseline: Baseline on the same prompts.
-        random: Source of the bootstrap resamples.
-    """
+def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline, random: Generator) -> pd.DataFrame:
+    """Measures of an operator's circuits from scores [variants, prompts, scores]: by size, then those of each random draw."""
     by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
-    curves = ((FOUND, baseline.measure(by_draw[0], random)), (RANDOM, baseline.measure_draws(by_draw[1:], random)))
-    rows = [
+    curves = ((FOUND, ends.measure(by_draw[0], random)), (RANDOM, ends.measure_draws(by_draw[1:], random)))
+    return pd.DataFrame(
         {"operator": operator, "circuit": circuit, "size": size, "measure": m, **asdict(means[m])}
         for circuit, curve in curves
         for size, means in zip(sizes, curve, strict=True)
         for m in MEASURES
-    ]
-    return pd.DataFrame(rows)
+    )
 
 
 def curve_means(curve: pd.DataFrame, operator: str, circuit: str) -> dict[int, dict[str, Mean]]:
@@ -284,10 +254,7 @@ def beside_random(found: Mapping[str, Mean], random: Mapping[str, Mean]) -> dict
 
 
 def smallest_on_plateau(curve: Mapping[int, Mapping[str, Mean]]) -> int:
-    """Smallest size whose faithfulness is within TOLERANCE of the best.
-
-    Where no size has a faithfulness (the empty circuit does as well as the model), the smallest size.
-    """
+    """Smallest size whose faithfulness is within TOLERANCE of the best; the smallest size where none has a faithfulness."""
     sizes = list(curve)
     values = np.nan_to_num([curve[size]["faithfulness"].value for size in sizes], nan=-np.inf)
     return sizes[int(np.argmax(values >= values.max() - TOLERANCE))]

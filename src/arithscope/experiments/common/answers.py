@@ -14,15 +14,10 @@ from arithscope.stats.effects import log_probability
 
 
 class Answers:
-    """Answers to some prompts.
+    """Answers to some prompts."""
 
-    Attributes:
-        predicted: Number whose token is the most probable; −1 if that token is no number.
-        p_answer: Probability of the right answer; NaN for prompts that are not legal.
-    """
-
-    predicted: NDArray[np.int32]
-    p_answer: NDArray[np.float32]
+    predicted: NDArray[np.int32]  # number whose token is the most probable; −1 if that token is no number
+    p_answer: NDArray[np.float32]  # probability of the right answer; NaN for prompts that are not legal
 
     def __init__(self, model: Model, prompts: Prompts):
         self._legal = torch.from_numpy(prompts.legal(model.limit))

@@ -21,31 +21,22 @@ from arithscope.heuristics.kinds import Bools, Ints, Rule, parse
 from arithscope.models.hooks import Edit, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
+from arithscope.stats.intervals import Floats
 
 NO_RANK = np.iinfo(np.int32).max  # rank of a neuron that is no candidate
 
 
 @dataclass(frozen=True, eq=False)
 class Association:
-    """The top neurons of an operator and their matches with heuristics, as arrays.
-
-    Attributes:
-        operator: The operator.
-        layers: Layer of each top neuron; neurons of a layer are in order of falling effect.
-        neurons: Number of each top neuron in its layer.
-        heuristics: Heuristics that at least one neuron matches.
-        row: For each match, the index of its neuron. Matches are sorted by it.
-        heuristic: For each match, the index of its heuristic.
-        score: Score of each match.
-    """
+    """The top neurons of an operator and their matches with heuristics, as arrays."""
 
     operator: str
-    layers: Ints
-    neurons: Ints
-    heuristics: list[Rule]
-    row: Ints
-    heuristic: Ints
-    score: NDArray[np.float64]
+    layers: Ints  # of each top neuron; neurons of a layer are in order of falling effect
+    neurons: Ints  # number of each top neuron in its layer
+    heuristics: list[Rule]  # those that at least one neuron matches
+    row: Ints  # for each match, the index of its neuron; matches are sorted by it
+    heuristic: Ints  # for each match, the index of its heuristic
+    score: Floats  # of each match
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -89,10 +80,7 @@ class Association:
         return masks
 
     def ranks(self, preference: Float[NDArray[Any], "rows columns"]) -> Int[NDArray[Any], "rows columns"]:
-        """Rank neurons by falling preference, from 0, within each layer and column; ties by effect.
-
-        NaN marks neurons that are no candidates; their rank is NO_RANK.
-        """
+        """Rank neurons by falling preference, from 0, within each layer and column; ties by effect. NaN has NO_RANK."""
         ranks = np.full(preference.shape, NO_RANK, dtype=np.int64)
         for _, rows in self.rows_by_layer():
             order = np.argsort(-preference[rows], axis=0, kind="stable")  # NaN comes last
@@ -108,15 +96,10 @@ def association(classification: Classification, operator: str, criterion: str) -
     row = np.array([row_of[neuron] for neuron in zip(matches.layer, matches.neuron, strict=True)], dtype=np.int64)
     names, heuristic = np.unique(matches.heuristic.to_numpy(dtype=str), return_inverse=True)
     order = np.argsort(row, kind="stable")
-    return Association(
-        operator,
-        top.layer.to_numpy(dtype=np.int64),
-        top.neuron.to_numpy(dtype=np.int64),
-        [parse(str(name)) for name in names],
-        row[order],
-        heuristic[order],
-        matches.score.to_numpy(dtype=np.float64)[order],
-    )
+    layers, neurons = (x.to_numpy(dtype=np.int64) for x in (top.layer, top.neuron))
+    score = matches.score.to_numpy(dtype=np.float64)
+    heuristics = [parse(str(name)) for name in names]
+    return Association(operator, layers, neurons, heuristics, row[order], heuristic[order], score[order])
 
 
 def matched_random_neurons(bag: Association, members: Bools, candidates: Bools, random: np.random.Generator) -> Bools:
@@ -127,10 +110,8 @@ def matched_random_neurons(bag: Association, members: Bools, candidates: Bools, 
     return rank < counts[bag.layers]
 
 
-def zero_ablation_by_prompt(
-    model: Model, bag: Association, chosen: Bool[NDArray[Any], "variants prompts rows"]
-) -> list[Edit]:
-    """Edits that set the chosen top neurons of each variant and prompt to zero at the last position.
+def zero_ablation_by_prompt(model: Model, bag: Association, chosen: Bools) -> list[Edit]:
+    """Edits that set the chosen top neurons [variants, prompts, top neurons] to zero at the last position.
 
     Sizes of 1 broadcast. Layers without a chosen neuron have no edit.
     """

@@ -26,20 +26,17 @@ from arithscope.utils.progress import Advance
 
 STEPS = 8  # along the path of integrated gradients
 
+Layers = Sequence[int]
 Measures = Callable[[Float[Tensor, "batch vocabulary"]], Float[Tensor, "measures batch"]]
 Slopes = dict[int, Float[Tensor, "measures batch neurons"]]  # by layer, at the last position
 
 
-def attribution_patching(
-    model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Sequence[int]
-) -> Slopes:
+def attribution_patching(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
     """Slopes at the clean prompt."""
     return _slopes(model, ids, measures, layers)
 
 
-def integrated_gradients(
-    model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Sequence[int]
-) -> Slopes:
+def integrated_gradients(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
     """Mean slopes along the straight path from the clean prompt's embeddings to the counterfactual's."""
     start, end = model.embed(ids), model.embed(corrupted)
     totals: Slopes = {}
@@ -50,9 +47,7 @@ def integrated_gradients(
     return totals
 
 
-def relevance_patching(
-    model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Sequence[int]
-) -> Slopes:
+def relevance_patching(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
     """Slopes at the clean prompt, of the model made linear around it."""
     with linearized(model):
         return _slopes(model, ids, measures, layers)
@@ -66,14 +61,9 @@ BEST_METHOD = "atp"
 
 
 def attributed_effects(
-    model: Model,
-    prompts: Prompts,
-    counterfactuals: Prompts,
-    layers: Sequence[int],
-    method: str,
-    advance: Advance,
+    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, advance: Advance
 ) -> NDArray[np.float32]:
-    """Estimated effects of patching each neuron at the last position: [layers, neurons, prompts, measures]."""
+    """Unit of work: estimated effects of patching each neuron at the last position: [layers, neurons, prompts, measures]."""
     found = np.empty((len(layers), model.sizes.neurons, len(prompts), len(EFFECTS)), np.float32)
     for rows, batch in batches(model, prompts, 0, graph_bytes(model, measures=3)):
         ids, corrupted = model.encode(batch), model.encode(counterfactuals[rows])
@@ -96,10 +86,8 @@ def attributed_effects(
     return found
 
 
-def _slopes(
-    model: Model, ids: Tensor, measures: Measures, layers: Sequence[int], embeddings: Tensor | None = None
-) -> Slopes:
-    _, slopes = gradients(model, ids, measures, neurons=layers, embeddings=embeddings)
+def _slopes(model: Model, ids: Tensor, measures: Measures, layers: Layers, start: Tensor | None = None) -> Slopes:
+    _, slopes = gradients(model, ids, measures, neurons=layers, embeddings=start)
     return {layer: slope[:, :, -1] for layer, slope in slopes.neurons.items()}
 
 

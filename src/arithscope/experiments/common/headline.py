@@ -13,19 +13,12 @@ from arithscope.experiments.prompt_knockout import REPORTED
 
 @dataclass(frozen=True)
 class HeadlineNumber:
-    """A key number.
+    """A key number."""
 
-    Attributes:
-        name: Name in the table of key numbers, where it may continue the row above (`… calibrated`).
-        short: Name that stands by itself.
-        experiment: Stage whose summary has it.
-        measure: Its key in that summary.
-    """
-
-    name: str
-    short: str
-    experiment: str
-    measure: str
+    name: str  # in the table of key numbers, where it may continue the row above (`… calibrated`)
+    short: str  # name that stands by itself
+    experiment: str  # stage whose summary has it
+    measure: str  # its key in that summary
 
     @property
     def section(self) -> str:
@@ -43,6 +36,13 @@ _SECTIONS = {
     **dict.fromkeys(("knockout", "prompt_knockout", "bag"), "proof"),
 }
 _LOST = REPORTED[-1]  # neurons that each prompt loses per layer
+_KNOCKED_OUT = "Accuracy on a heuristic's prompts without its neurons, raw"
+_ON_OTHERS = "… calibrated: how much more is left on other prompts"
+_LOSS = f"Accuracy without {_LOST} random neurons per layer minus without {_LOST} of the prompt's own, calibrated"
+_SHORT_LOSS = f"{_LOST} of a prompt's neurons knocked out, calibrated: random minus own"
+_ALONE = "Faithfulness with calibrated heuristic neurons alone"
+_CONTRIBUTION = "Contribution to the right answer, correct minus incorrect prompts"
+_CARRIED = "Faithfulness over training carried by final pairs, raw"
 _NUMBERS = (
     ("Accuracy on legal prompts", "accuracy", "accuracy", "accuracy"),
     ("Heads in the circuit", "heads in the circuit", "circuit", "heads"),
@@ -55,43 +55,13 @@ _NUMBERS = (
     ("Top neurons classified, raw", "neurons classified, raw", "classify", "raw_share"),
     ("Top neurons classified, calibrated", "neurons classified, calibrated", "classify", "calibrated_share"),
     ("Overlap of operators' top neurons (IoU)", "overlap of operators' neurons (IoU)", "overlap", "mean_iou"),
-    (
-        "Accuracy on a heuristic's prompts without its neurons, raw",
-        "heuristic knocked out, raw: accuracy left",
-        "knockout",
-        "raw_associated",
-    ),
+    (_KNOCKED_OUT, "heuristic knocked out, raw: accuracy left", "knockout", "raw_associated"),
     ("… calibrated", "heuristic knocked out, calibrated: accuracy left", "knockout", "calibrated_associated"),
-    (
-        "… calibrated: how much more is left on other prompts",
-        "heuristic knocked out, calibrated: other minus own prompts",
-        "knockout",
-        "calibrated_difference",
-    ),
-    (
-        f"Accuracy without {_LOST} random neurons per layer minus without {_LOST} of the prompt's own, calibrated",
-        f"{_LOST} of a prompt's neurons knocked out, calibrated: random minus own",
-        "prompt_knockout",
-        f"calibrated_vs_random_{_LOST}",
-    ),
-    (
-        "Faithfulness with calibrated heuristic neurons alone",
-        "faithfulness with calibrated neurons alone",
-        "bag",
-        "calibrated_faithfulness",
-    ),
-    (
-        "Contribution to the right answer, correct minus incorrect prompts",
-        "contribution, correct minus incorrect prompts",
-        "failures",
-        "calibrated_contribution",
-    ),
-    (
-        "Faithfulness over training carried by final pairs, raw",
-        "faithfulness over training carried by final pairs, raw",
-        "training",
-        "raw_mutual_share",
-    ),
+    (_ON_OTHERS, "heuristic knocked out, calibrated: other minus own prompts", "knockout", "calibrated_difference"),
+    (_LOSS, _SHORT_LOSS, "prompt_knockout", f"calibrated_vs_random_{_LOST}"),
+    (_ALONE, "faithfulness with calibrated neurons alone", "bag", "calibrated_faithfulness"),
+    (_CONTRIBUTION, "contribution, correct minus incorrect prompts", "failures", "calibrated_contribution"),
+    (_CARRIED, _CARRIED.lower(), "training", "raw_mutual_share"),
 )
 HEADLINE_NUMBERS = tuple(HeadlineNumber(*names) for names in _NUMBERS)
 

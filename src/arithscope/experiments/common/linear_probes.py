@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.prompts import random_source
+from arithscope.utils.progress import Advance
 from arithscope.utils.threads import thread_pool
 
 LEARNING_RATE, BATCH, EPOCHS = 3e-4, 32, 20
 STEPS_PER_REPORT = 64
+
+States = Float[Tensor, "layers rows width"]
+Rows = Int[Tensor, " rows"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.answer)
 
-    def __getitem__(
-        self, rows: Int[Tensor, " rows"]
-    ) -> tuple[Float[Tensor, "layers rows width"], Int[Tensor, " rows"]]:
+    def __getitem__(self, rows: Rows) -> tuple[States, Rows]:
         return self.states[:, self.of_prompt[rows]].float(), self.answer[rows]
 
 
@@ -49,10 +51,10 @@ class Probes:
     matrix: Float[Tensor, "layers width answers"]
     bias: Float[Tensor, "layers 1 answers"]
 
-    def logits(self, states: Float[Tensor, "layers rows width"]) -> Float[Tensor, "layers rows answers"]:
+    def logits(self, states: States) -> Float[Tensor, "layers rows answers"]:
         return torch.baddbmm(self.bias, states, self.matrix)
 
-    def correct(self, examples: Examples, rows: Int[Tensor, " rows"]) -> Bool[Tensor, "layers rows"]:
+    def correct(self, examples: Examples, rows: Rows) -> Bool[Tensor, "layers rows"]:
         """Whether each probe classifies each of these examples correctly."""
         parts = []
         for chunk in rows.to(examples.answer.device).split(4096):
@@ -78,13 +80,8 @@ def training_steps(examples: int) -> int:
     return EPOCHS * -(-examples // BATCH)
 
 
-def train(
-    start: Probes, examples: Examples, training: int, seed: int, name: str, advance: Callable[[int], None]
-) -> Probes:
-    """Fit all probes to the first `training` examples with Adam on the cross-entropy.
-
-    The order of examples depends on the epoch only, not on which layers are trained together.
-    """
+def train(start: Probes, examples: Examples, training: int, seed: int, name: str, advance: Advance) -> Probes:
+    """Fit all probes to the first `training` examples with Adam; their order depends on the epoch only, not on the layers."""
     device = examples.states.device
     probes = Probes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
     on_gpu = device.type == "cuda"
@@ -122,7 +119,6 @@ def train(
 
 
 def _recorded(step: Callable[[], None], reset: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """A step as a CUDA graph."""
     step()  # allocates what cannot be allocated while a graph is recorded
     reset()
     graph = torch.cuda.CUDAGraph()

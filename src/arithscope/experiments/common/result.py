@@ -36,14 +36,16 @@ class Described:
 class Result(Described):
     """Base class of results: a frozen dataclass whose fields are declared with the functions of `schema`."""
 
+    table: pd.DataFrame  # a summary table, in most results
+
     @classmethod
     def schema(cls) -> dict[str, Table | Array | Value]:
         """What each field holds."""
         return {each.name: each.metadata["schema"] for each in fields(cls)}  # type: ignore[arg-type]
 
     def summary(self) -> dict[str, Any]:
-        """Headline numbers by operator: means as {value, low, high, n}, or plain values."""
-        raise NotImplementedError
+        """Headline numbers by operator, by default those of `table`: means as {value, low, high, n}, or plain values."""
+        return by_operator(self.table)
 
     def _repr_html_(self) -> str:
         means = pd.DataFrame(list(summary_numbers(self.summary())), columns=["operator", "measure", *MEAN])
@@ -133,8 +135,7 @@ def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """A summary table as {operator: {measure: {value, low, high, n}}}."""
     out: dict[str, dict[str, Any]] = {}
     for row in table.to_dict("records"):
-        operator, measure = str(row.pop("operator")), str(row.pop("measure"))
-        out.setdefault(operator, {})[measure] = row
+        out.setdefault(str(row.pop("operator")), {})[str(row.pop("measure"))] = row
     return out
 
 

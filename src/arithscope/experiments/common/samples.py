@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, counterfactuals, disjoint_samples, random_source, sample
 from arithscope.settings import SampleSizes
+from arithscope.utils.executor import split_evenly
 
 TRAINING_SHARE = 0.8  # of the probes' prompts; the rest are test prompts
 
@@ -68,12 +69,24 @@ def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str
 
 def probe_split(ctx: Context) -> tuple[Prompts, int]:
     """Correct prompts of all operators in random order, and how many of them, from the first on, are for training."""
-    prompts = ctx.results[Accuracy].correct()
-    prompts = sample(prompts, ctx.settings.sizes.probe, random_source(ctx.settings.seed, "probe prompts"))
+    sizes, random = ctx.settings.sizes, random_source(ctx.settings.seed, "probe prompts")
+    prompts = sample(ctx.results[Accuracy].correct(), sizes.probe, random)
     training = int(TRAINING_SHARE * len(prompts))
     if training == 0:
         raise TooFewCorrect
     return prompts, training
+
+
+Places = Sequence[tuple[str, Sequence[int]]]  # names of positions, with layers
+
+
+def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: str) -> Places:
+    """Position and layers of each unit of work that covers all of them; under `verify`, `verified` single layers."""
+    positions, layers = list(ctx.model.positions.named()), ctx.model.sizes.layers
+    chosen = ctx.sample(len(positions) * layers, verified, *names)
+    if len(chosen) < len(positions) * layers:
+        return [(positions[i // layers], [int(i % layers)]) for i in chosen]
+    return [(p, range(layers)[chunk]) for p in positions for chunk in split_evenly(layers, layers_in_unit)]
 
 
 class TooFewCorrect(UserError):
@@ -86,20 +99,11 @@ class TooFewCorrect(UserError):
         )
 
 
-def batches(
-    model: Model, prompts: Prompts, first: int, extra_bytes: int = 0
-) -> Iterator[tuple[NDArray[np.int64], Prompts]]:
-    """Split prompts into batches that fit in memory when run from position `first` on.
+Batch = tuple[NDArray[np.int64], Prompts]  # row numbers and prompts
 
-    Args:
-        model: The model that will run them.
-        prompts: The prompts.
-        first: First position that is computed; earlier ones are cached.
-        extra_bytes: Additional bytes that the pass keeps per prompt.
 
-    Yields:
-        Row numbers and prompts of each batch.
-    """
+def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[Batch]:
+    """Split prompts into batches that fit in memory when run from position `first` on, keeping `extra_bytes` per prompt."""
     length = model.encoder.length
     size = rows_that_fit(model, length - first, length, extra_bytes)
     for start in range(0, len(prompts), size):

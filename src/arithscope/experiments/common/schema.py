@@ -74,8 +74,8 @@ def listing(name: str, doc: str) -> Column:
 
 
 def table(doc: str, *columns: Column, unique: bool = False) -> Any:
-    """Declare a field that holds a dataframe with these columns."""
-    return field(metadata={"schema": Table(doc, columns, unique)})
+    """Declare a field that holds a dataframe with these columns; by default, with those of a summary table."""
+    return field(metadata={"schema": Table(doc, columns or SUMMARY_TABLE, unique)})
 
 
 def array(doc: str, dtype: str, axes: str) -> Any:
@@ -93,9 +93,12 @@ LAYER = integer("layer", "layer, from 0", key=True)
 HEAD = integer("head", "attention head, from 0", key=True)
 NEURON = integer("neuron", "neuron of the layer's MLP, from 0", key=True)
 POSITION = text("position", "token position: `op1`, `operator`, `op2` or `last`", key=True)
+HEAD_KEY, NEURON_KEY = (OPERATOR, LAYER, HEAD), (OPERATOR, LAYER, NEURON)
+PROMPT_KEY = (OPERATOR, integer("op1", "first operand", key=True), integer("op2", "second operand", key=True))
 MEASURE = text("measure", "what the mean is of", key=True)
 EFFECT_MEASURE = text("measure", "effect measure: `probability` (Eq. 1), `log_ratio` or `logit`", key=True)
 CRITERION = text("criterion", "`raw`: every match; `calibrated`: calibrated matches only", key=True)
+CRITERION_KEY = (OPERATOR, CRITERION)
 MEAN_COLUMNS = (
     number("value", "the mean"),
     number("low", "lower end of its 95 % interval"),
