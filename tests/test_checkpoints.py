@@ -111,7 +111,7 @@ def test_checkpoints_use_the_final_ones_choices(followed: Path) -> None:
     manifest = json.loads((followed / "checkpoints" / "step-10" / "manifest.json").read_text())
     final = json.loads((followed / "topk" / "stage.json").read_text())["values"]["k"]
     assert manifest["configuration"]["topk"] == final
-    stages = "means accuracy neurons topk patterns classify prompt_knockout bag"
+    stages = "means accuracy neurons topk patterns classify bag prompt_knockout"
     assert list(manifest["stages"]) == stages.split()
     assert {s["status"] for s in manifest["stages"].values()} == {"done"}
     assert not (followed / "checkpoints" / "step-2" / "neurons").exists()

@@ -108,9 +108,9 @@ def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixtu
     output = capsys.readouterr().out
     for expected in (
         "17+8= 25 with P = 0.9",
-        "(right)",
+        "(correct)",
         "The logit of 25",
-        "left over",
+        "remainder",
         "heuristics that hold",
         "Without these",
     ):
@@ -136,7 +136,7 @@ def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pyte
     ):
         assert expected in complaint(capsys, "explain", explained, prompt)
     assert "no run at" in complaint(capsys, "explain", tmp_path, "1+1=")
-    assert "not the subject of the run" in complaint(capsys, "explain", explained, "1+1=", "--model", "tiny-llama")
+    assert "not the model of the run" in complaint(capsys, "explain", explained, "1+1=", "--model", "tiny-llama")
     assert "no folder" in complaint(capsys, "explain", explained, "1+1=", "--model", str(tmp_path / "gone"))
     other = Path(shutil.copytree(explained, tmp_path / "run"))
     shutil.rmtree(other / "classify")
@@ -158,7 +158,7 @@ def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest
     assert "template" in complaint(capsys, *arguments, "--template", "{op1}")
     assert "does not know" in complaint(capsys, *arguments, "--template", "{op1} {operator} {op2} =")
     assert "no --effect 'huge'" in complaint(capsys, *arguments, "--effect", "huge")
-    assert "choose from exact, atp, ig, relp, screen" in complaint(capsys, *arguments, "--neurons", "quickly")
+    assert "choose from exact, atp, ig, relp, atp+exact" in complaint(capsys, *arguments, "--neurons", "quickly")
     assert "choose from mean, mean+std" in complaint(capsys, *arguments, "--rank", "median")
     assert "use at least 1" in complaint(capsys, *arguments, "--topk", "0")
     assert "the 48 neurons" in complaint(capsys, *arguments, "--max-operand", "5", "--topk", "49")
@@ -182,7 +182,7 @@ def test_run_refuses_the_folder_of_another_model(
     arguments = ("--max-operand", "5", "--out", tmp_path / "run")
     assert call("run", saved_model, *arguments, "--stages", "accuracy") == 0
     before = {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
-    assert "another subject" in complaint(capsys, "run", other, *arguments)
+    assert "another model" in complaint(capsys, "run", other, *arguments)
     assert before == {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
 
 

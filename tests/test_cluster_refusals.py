@@ -118,7 +118,7 @@ def test_another_model_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = model_spec(small("llama"))
     other = replace(spec, identity=replace(spec.identity, weight_hash="another"))
     cluster = waiting_for(Ready(versions(), "1", "node-1", other), monkeypatch)
-    cluster._hull = spec
+    cluster._spec = spec
     with pytest.raises(UserError, match="node-1 has another small llama than the others"):
         cluster._started(cluster._slots[0], None)
 

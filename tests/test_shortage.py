@@ -218,7 +218,7 @@ def with_little_memory(
                 much = run_stages(model, asked, tmp_path / "much", [stage.name], Silent())
             most = max(rows[0], default=0)
             with memory_for(max(2, most // 3), model, rows[1]):
-                little = run(
+                little = run_stages(
                     model, asked, tmp_path / "little", [stage.name], progress, executor=LocalExecutor(progress.note)
                 )
         if most > 2:

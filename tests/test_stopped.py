@@ -193,5 +193,5 @@ def test_a_clock_that_jumps_during_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     before = snapshot(tmp_path / "jumping")
     notes: list[str] = []
     run_stages(model, settings, tmp_path / "jumping", ["accuracy"], Lines(notes.append))
-    assert sum("nothing has changed" in note for note in notes) == 2
+    assert sum("unchanged, not run again" in note for note in notes) == 2
     assert snapshot(tmp_path / "jumping") == before

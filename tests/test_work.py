@@ -214,9 +214,9 @@ def test_parts_of_other_inputs_are_removed(tmp_path: Path) -> None:
     executor = Counting(LOCAL)
     caching_executor(executor, tmp_path, "one", "other key").map(product, None, UNITS[:1], lambda n: None)
     assert executor.units == 1
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(".parts/*/*")) == [
-        ".parts/one/other key",
-        ".parts/two/key",
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(".units/*/*")) == [
+        ".units/one/other key",
+        ".units/two/key",
     ]
     clear_cache(tmp_path, "one")
     assert (tmp_path / ".units" / "two").exists()

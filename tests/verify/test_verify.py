@@ -262,7 +262,10 @@ def test_mistakes_of_the_user(
         assert said in capsys.readouterr().err
     folder = shutil.copytree(two_stages, tmp_path / "run")
     manifest = json.loads((folder / "manifest.json").read_text())
-    for sizes, said in ("many", "says of samples"), ({"discovery": 5, "evaluation": 5, "lunch": 1}, "cannot be read"):
+    for sizes, said in (
+        ("many", "says about samples"),
+        ({"discovery": 5, "evaluation": 5, "lunch": 1}, "cannot be read"),
+    ):
         manifest["configuration"]["sizes"] = sizes
         (folder / "manifest.json").write_text(json.dumps(manifest))
         assert call("verify", folder) == 2
