@@ -84,7 +84,7 @@ LARGE = Plan(
 )
 
 
-def random_subject(shape: Shape, device: torch.device, dtype: torch.dtype) -> Model:
+def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Model:
     tokenizer = number_tokenizer(1000)
     config = dict(
         hidden_size=shape.width,
@@ -100,7 +100,7 @@ def random_subject(shape: Shape, device: torch.device, dtype: torch.dtype) -> Mo
 
 
 @dataclass(frozen=True)
-class Executor:
+class PatchingTask:
     """The three stages on one subject."""
 
     model: Model
@@ -157,12 +157,12 @@ class Executor:
         return sum(passes(rows, tail, layer) for tail in tails for layer in range(s.layers))
 
 
-def executor(model: Model, prompts: int) -> Executor:
+def patching_task(model: Model, prompts: int) -> PatchingTask:
     pool = legal_prompts("+", 300, model.limit)
     chosen = sample(pool, prompts, random_source(0, "growth"))
     others = counterfactuals(chosen, pool, random_source(0, "growth counterfactuals"))
     op1, op2 = (x.ravel() for x in np.indices((prompts, SECOND_OPERANDS)))
-    return Executor(model, chosen, others, Prompts(op1, np.zeros_like(op1), op2))
+    return PatchingTask(model, chosen, others, Prompts(op1, np.zeros_like(op1), op2))
 
 
 def seconds(function: Callable[[], None]) -> float:
@@ -179,7 +179,7 @@ def seconds(function: Callable[[], None]) -> float:
 def measure(plan: Plan, device: torch.device, dtype: torch.dtype) -> dict[str, Table]:
     rows: list[list[Any]] = []
     for side, shape in plan.shapes():
-        task = executor(random_subject(shape, device, dtype), shape.prompts)
+        task = patching_task(random_model(shape, device, dtype), shape.prompts)
         times = [seconds(getattr(task, stage)) for stage in STAGES]
         operations = [task.operations(stage) / 1e12 for stage in STAGES]
         rows.append([side, getattr(shape, side), *times, *operations])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import growth, record
-from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, executor, exponents, measure, random_subject
+from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, patching_task, exponents, measure, random_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.test_flops import matrix_flops
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("shape", [Shape(4, 64, 4, 128, 16), Shape(2, 32, 9, 256, 8), Shape(5, 64, 3, 64, 32)], ids=str)
 def test_operations_are_those_of_the_formulas(stage: str, shape: Shape) -> None:
     """Recording the passes that are replayed comes on top: a pass or two over each prompt, in localize for each position."""
-    task = executor(random_subject(shape, CPU, torch.float32), shape.prompts)
+    task = patching_task(random_model(shape, CPU, torch.float32), shape.prompts)
     with FlopCounterMode(display=False) as counter:
         getattr(task, stage)()
     counted, expected = matrix_flops(counter), task.operations(stage)

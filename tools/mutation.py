@@ -48,12 +48,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LISTED = ROOT / "tools" / "equivalent_mutants.toml"
 # By module, or folder of them: the test files that are about it.
 TESTS = {
-    "measures.py": ["tests/test_measures.py"],
+    "stats": [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "tests" / "stats").glob("test_*.py"))],
     "heuristics": [
         *(file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "tests" / "heuristics").glob("test_*.py"))),
         "tests/experiments/test_classify.py",
     ],
-    "model/replay.py": [f"tests/subject/test_{name}.py" for name in ("replay", "sweep", "devices")],
+    "models/engine/replay.py": [f"tests/models/test_{name}.py" for name in ("replay", "sweep", "devices")],
 }
 SAYS = 9  # the file descriptor at which a mutant says what killed it; pytest has its own use for the others
 OURS = ("arithscope", "tests")
@@ -139,11 +139,11 @@ def traced(file: str, paths: Sequence[Path], out: Path) -> int:
 class Session:
     """A pytest plugin that, once all tests are collected, does other work with them than to run them."""
 
-    def __init__(self, executor: Callable[[dict[str, Any]], None]):
-        self.executor = executor
+    def __init__(self, work: Callable[[dict[str, Any]], None]):
+        self.work = work
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        self.executor({item.nodeid: item for item in session.items})
+        self.work({item.nodeid: item for item in session.items})
         return True
 
 
@@ -187,7 +187,7 @@ def put_in_place(old: Any, new: Any) -> None:
             a.__code__, a.__defaults__, a.__kwdefaults__ = b.__code__, b.__defaults__, b.__kwdefaults__
 
 
-def forked(executor: Callable[[], int], log: Path) -> int:
+def forked(work: Callable[[], int], log: Path) -> int:
     """The id of a process that does this work, and says in a file what it says."""
     sys.stdout.flush()
     if pid := os.fork():
@@ -198,7 +198,7 @@ def forked(executor: Callable[[], int], log: Path) -> int:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             os.dup2(file.fileno(), SAYS)
-        code = executor()
+        code = work()
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -299,7 +299,7 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
             job = partial(mutated, m, within or quickest[:1], items if in_place else None, usual)
             yield m, job if chosen else lambda: 0
 
-    def executor(items: dict[str, Any]) -> None:
+    def work(items: dict[str, Any]) -> None:
         gc.freeze()
         with out.open("a") as file:
             for m, status, said in side_by_side(jobs(items), processes, folder):
@@ -311,7 +311,7 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
 
-    run_tests(sorted(files), Session(executor))
+    run_tests(sorted(files), Session(work))
 
 
 def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> None:

@@ -25,7 +25,7 @@ def test_every_mutant_is_another_program() -> None:
 
 
 def test_a_change_does_what_it_says() -> None:
-    [mutant] = [m for m in mutants(TAILS) if m.id == "heuristics/tails.py evidences: np.zeros(k + 1) → np.ones(k + 1)"]
+    [mutant] = [m for m in mutants(TAILS) if m.id == "heuristics/tails.py neg_log10_p_hypergeom_table: np.zeros(k + 1) → np.ones(k + 1)"]
     assert "out = np.zeros(k + 1)" in TAILS.read_text(encoding="utf-8").splitlines()[mutant.lines.start - 1]
     before, after = ModuleType("before"), ModuleType("after")
     exec(compile(mutant.tree, "tails.py", "exec"), vars(before))
@@ -36,7 +36,7 @@ def test_a_change_does_what_it_says() -> None:
 
 
 def test_what_is_left_alone() -> None:
-    texts = [m.id for m in mutants(PACKAGE / "model" / "replay.py")]
+    texts = [m.id for m in mutants(PACKAGE / "models" / "engine" / "replay.py")]
     for part in ("is outside the prompt", "Float", "no_grad", "strict=False", "The fast engine", "dataclass"):
         assert not [text for text in texts if part in text.split(" → ")[-1] and part not in text.split(" → ")[0]]
     assert any("raise ValueError" in text and text.endswith("→ pass") for text in texts)
