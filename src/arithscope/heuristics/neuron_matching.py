@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.heuristics import calibration
-from arithscope.heuristics.calibration import N_SIGNS, OnPrompts, Overlaps, false_discovery_rate, indirect_null
+from arithscope.heuristics.calibration import OnPrompts, Overlaps, direct_overlaps, false_discovery_rate, indirect_null
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Rule
 from arithscope.heuristics.multi_result import result_set_count
@@ -97,7 +97,7 @@ def calibrated_matches(
 def tries(catalogue: Catalogue) -> tuple[int, int]:
     """Number of indirect and of direct heuristics that each neuron is matched with."""
     direct = len(catalogue.direct.heuristics) + result_set_count(catalogue)
-    return N_SIGNS * len(catalogue.indirect.heuristics), direct
+    return calibration.N_SIGNS * len(catalogue.indirect.heuristics), direct
 
 
 def calibrate(uncalibrated: UncalibratedMatches, of_indirect: Floats, tried: tuple[int, int]) -> NeuronMatches:
@@ -156,7 +156,7 @@ def _match_rows(
     indirect = Overlaps(sign, group.sizes[None], overlap, tail, group.chance_overlap[None], tail)
     sources = [random_source(seed, "direct null", catalogue.operator, names[row]) for row in rows]
     shifts = np.stack([random.integers(1, len(catalogue), draws) for random in sources])
-    direct = calibration.direct_overlaps(activations, logits, catalogue, shifts, rankings_at_a_time(catalogue))
+    direct = direct_overlaps(activations, logits, catalogue, shifts, rankings_at_a_time(catalogue))
     matches: list[Columns] = []
     best: list[Columns] = []
     for group, sets in zip(catalogue.groups, (indirect, direct.catalogued), strict=True):
