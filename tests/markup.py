@@ -1,4 +1,4 @@
-"""Reading the HTML that objects show in a notebook."""
+"""Reads the HTML that objects display in a notebook."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 
 def parsed(shown: Any) -> ElementTree.Element:
-    """What an object shows, as a tree; a tag that is not closed, or a sign that is not escaped, is an error."""
+    """An object's HTML as a tree; fails on unclosed tags and unescaped characters."""
     return ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
 
 
 def words(shown: Any) -> str:
-    """Its text alone, as a person reads it."""
+    """The text of an object's HTML."""
     return " ".join(parsed(shown).itertext())
 
 

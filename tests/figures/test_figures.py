@@ -44,7 +44,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def big_localize(layers: int, heads: int) -> Localization:
-    """As of a large model: made-up effects, some of them negative or zero."""
+    """Made-up effects as of a large model, some of them negative or zero."""
     random = np.random.default_rng(0)
     keys = [
         (o, p, layer, head)
@@ -63,7 +63,7 @@ EFFECT_NAMES = ("probability", "log_ratio", "logit")
 
 
 def big_heads(n: int) -> Heads:
-    """As of circuits of n heads each, behind a few-shot prefix."""
+    """Made-up heads of circuits with n heads each, after a few-shot prefix."""
     random = np.random.default_rng(0)
     positions = ["<s>", "1", "+", "2", "=", "3", "op1", "operator", "op2", "last"]
     rows = [
@@ -199,10 +199,10 @@ def test_a_large_circuit_diagram(adder_results: dict[str, Any]) -> None:
 
 
 def test_a_circuit_without_heads(adder_results: dict[str, Any]) -> None:
-    """If the MLPs alone do, there are no roles to draw."""
+    """If the MLPs alone suffice, there are no roles to draw."""
     circuit, heads = adder_results["circuit"], adder_results["heads"]
     circuit = replace(circuit, heads=circuit.heads.assign(in_circuit=False))
-    heads = replace(heads, roles=heads.roles[:0], patterns=heads.patterns[:0], isolation=heads.isolation[:0])
+    heads = replace(heads, roles=heads.roles[:0], attention=heads.attention[:0], isolation=heads.isolation[:0])
     for figure in (
         circuit_table(circuit),
         faithfulness_by_heads(circuit),
@@ -214,7 +214,7 @@ def test_a_circuit_without_heads(adder_results: dict[str, Any]) -> None:
 
 
 def test_without_any_faithfulness(adder_results: dict[str, Any]) -> None:
-    """Where the empty circuit does as well as the model, faithfulness is nowhere defined."""
+    """If the empty circuit does as well as the model, faithfulness is undefined."""
     circuit, mlp0 = (
         replace(
             adder_results[name],

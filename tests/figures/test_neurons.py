@@ -17,7 +17,9 @@ from arithscope.figures.neurons import (
     neuron_effects,
     neuron_overlap,
 )
+from tests.contexts import context
 from tests.experiments.test_overlap import top_neurons
+from tests.families import small
 from tests.figures.test_figures import drawn, texts
 
 
@@ -65,7 +67,7 @@ def test_the_curve_shows_the_table_and_marks_the_choice(adder_results: dict[str,
 def test_attribution_methods_show_their_agreement(adder_results: dict[str, Any]) -> None:
     agreement = adder_results["neurons"].agreement
     figure = drawn(attribution_against_exact(adder_results["neurons"]))
-    rows = agreement[agreement.measure == "log_ratio"].set_index("screen")
+    rows = agreement[agreement.measure == "log_ratio"].set_index("method")
     correlations, recalls = figure.axes[2:4]
     assert [bar.get_height() for bar in correlations.patches] == pytest.approx(rows.rank_correlation.tolist())
     assert recalls.lines[1].get_ydata() == pytest.approx(rows.loc["ig", [f"recall_{p}" for p in RECALLED]].tolist())
@@ -76,13 +78,13 @@ def test_attribution_methods_show_their_agreement(adder_results: dict[str, Any])
 
 def test_the_map_shows_the_overlap() -> None:
     sets = {"+": {(2, 1), (2, 2)}, "-": {(2, 1), (3, 5)}, "*": {(2, 1), (2, 2)}}
-    figure = drawn(neuron_overlap(overlap(top_neurons(sets))))
+    figure = drawn(neuron_overlap(overlap(context(small("llama"), None, top_neurons(sets)))))
     image = figure.axes[0].images[0].get_array()
     assert np.asarray(image) == pytest.approx(np.array([[1, 1 / 3, 1], [1 / 3, 1, 1 / 3], [1, 1 / 3, 1]]))
     for line, want in zip(figure.axes[1].lines, ([0.5, 0.0], [1.0, np.nan], [0.5, 0.0]), strict=True):
         assert list(line.get_ydata()) == pytest.approx(want, nan_ok=True)
     for few in ({"+": {(2, 1)}}, {"+": set(), "-": set()}):
-        drawn(neuron_overlap(overlap(top_neurons(few))))
+        drawn(neuron_overlap(overlap(context(small("llama"), None, top_neurons(few)))))
 
 
 def test_without_any_faithfulness(adder_results: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Runs side by side: the numbers of their summaries, curves on shared axes, and a folder that is whole or not there."""
+"""Comparisons of runs: all numbers of their summaries, curves on common axes, and a folder that is complete or absent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.test_cli import call, complaint
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """One with every stage (but one that takes long), one with few, of another model."""
+    """A run with every stage except a slow one, and a run of another model with few stages."""
     folder = tmp_path_factory.mktemp("runs")
     stages = [stage.name for stage in all_stages() if stage.name != "mlp0" and not stage.on_request]
     run_stages(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder / "adder", stages, Silent())
@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_every_number_is_there(runs: list[Path]) -> None:
-    found = compare([Run(path) for path in runs])
+    found = compare(runs)
     assert found.runs == ["copy and add", "small llama"]
     rows = found.table.set_index(["run", "experiment", "operator", "measure"])
     for name, path in zip(found.runs, runs, strict=True):
@@ -58,7 +58,7 @@ def test_every_number_is_there(runs: list[Path]) -> None:
 
 
 def test_curves_lie_between_nothing_and_everything(runs: list[Path]) -> None:
-    found = compare([Run(path) for path in runs])
+    found = compare(runs)
     assert set(found.curves.curve) == set(CURVES) - {"final pairs present over training"}
     for curve, rows in found.curves.groupby("curve"):
         assert rows.x.min() >= 0
@@ -85,7 +85,7 @@ def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_bars_show_the_numbers(runs: list[Path]) -> None:
-    found = compare([Run(path) for path in runs])
+    found = compare(runs)
     figure = next(f for f in FIGURES if f.name == "accuracy").draw(found)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     rows = found.table[(found.table.experiment == "accuracy") & (found.table.measure == "accuracy")]
@@ -96,7 +96,7 @@ def test_bars_show_the_numbers(runs: list[Path]) -> None:
 
 
 def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
-    tables = {str(t.title): t for t in comparison_tables(compare([Run(path) for path in runs]))}
+    tables = {str(t.title): t for t in comparison_tables(compare(runs))}
     assert [c.header for c in tables["accuracy"].columns] == ["", "copy and add", "small llama"]
     assert "knockout" in tables
     console = Console(file=io.StringIO(), width=120, markup=False)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from arithscope.figures.registry import FigureSpec, all_figures
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.figures.accuracy import accuracy_table
+from arithscope.figures.registry import FigureSpec, all_figures, figure
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
@@ -55,6 +57,14 @@ def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch:
     (tmp_path / "figures" / "index.json").write_text("{")
     study(tmp_path, replace(SMALL, max_operand=4))
     assert len(drawn) == 4
+
+
+def test_figures_of_plug_ins_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arithscope.figures.registry._FIGURES", {spec.name: spec for spec in all_figures()})
+    register = figure("mine", Accuracy, title="Mine")
+    monkeypatch.setattr(figure_files, "load_plugins", lambda: register(accuracy_table))
+    study(tmp_path)
+    assert index(tmp_path).keys() == {"accuracy", "mine"}
 
 
 def test_the_index_does_not_depend_on_the_order_of_drawing(tmp_path: Path) -> None:

@@ -183,13 +183,13 @@ def test_knockouts() -> None:
     found = causal.knockout_by_heuristic(knocked_out(mean(0.2, 0.1, 0.3), mean(0.1, -0.1, 0.3)))
     assert "left at .700 [.600, .800] (n = 12) on prompts that satisfy the heuristic and at .900" in found.text
     assert "For + prompts that satisfy it clearly lose more." in found.text
-    assert "For + ablating as many other top neurons makes no clear difference to these prompts." in found.text
+    assert "For + ablating as many other top neurons costs them neither clearly more nor clearly less." in found.text
     assert "By raw matches, no heuristic has enough neurons" in found.text
     assert found.numbers["calibrated: heuristics whose prompts lose more, sign test"] == {"+": "11 of 12, p = .006"}
     other = causal.knockout_by_heuristic(knocked_out(mean(0.1, -0.1, 0.3), mean(-0.2, -0.3, -0.1))).text
     assert "lose more" not in other
     assert "For + there is no clear difference." in other
-    assert "For + ablating as many other top neurons clearly costs these prompts more." in other
+    assert "For + ablating as many other top neurons clearly costs them more." in other
     nothing = Knockout(NOWHERE, NOWHERE, summary_table({}), NOWHERE)
     assert causal.knockout_by_heuristic(nothing).text == "No heuristic has enough neurons to be tested."
 

@@ -1,4 +1,4 @@
-"""A neuron in the terminal, of runs that stopped halfway; `test_cli` has the whole report."""
+"""A neuron in the terminal, for runs that lack stages; `test_cli` covers the complete output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report.html: well-formed, alone, within its size, escaped, and with the numbers of the run."""
+"""report.html is well-formed, self-contained, small enough and escaped, and shows the numbers of the run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DRAWN = [spec for spec in all_figures() if not {stage_of(result).name for result
 
 
 class Document(HTMLParser):
-    """What a test wants to know of a page; end tags must fit."""
+    """A parsed page: its ids, links, images, tags and table rows; every tag must be closed in order."""
 
     EMPTY = frozenset({"meta", "img", "br"})
 
@@ -70,15 +70,15 @@ class Document(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
-        found = dict(attributes)
-        self.attributes |= found.keys()
-        assert len(found) == len(attributes)
-        if "id" in found:
-            self.ids.append(str(found["id"]))
+        values = dict(attributes)
+        self.attributes |= values.keys()
+        assert len(values) == len(attributes)
+        if "id" in values:
+            self.ids.append(str(values["id"]))
         if tag == "a":
-            self.links.append(str(found["href"]))
+            self.links.append(str(values["href"]))
         if tag == "img":
-            self.images.append(found)
+            self.images.append(values)
         if tag == "tr":
             self.rows.append([])
         if tag in ("th", "td"):
@@ -96,7 +96,7 @@ class Document(HTMLParser):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the hand-built model, with every stage but one that takes long, all its figures, and its report."""
+    """A run of the hand-built model with every stage except slow ones, its figures and its report."""
     folder = tmp_path_factory.mktemp("runs") / "adder"
     stages = [stage.name for stage in all_stages() if stage.name not in LEFT_OUT]
     finished = run_stages(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder, stages, Silent())
@@ -117,37 +117,37 @@ def report(folder: Path) -> Document:
 
 
 def test_a_whole_page(made: Path) -> None:
-    found = Document(made / "report.html")
-    assert (found.tags["h1"], found.tags["title"], found.tags["main"]) == (1, 1, 1)
-    assert max(Counter(found.ids).values()) == 1
-    for link in found.links:
-        assert link[1:] in found.ids if link.startswith("#") else (made / unquote(link)).is_file()
+    document = Document(made / "report.html")
+    assert (document.tags["h1"], document.tags["title"], document.tags["main"]) == (1, 1, 1)
+    assert max(Counter(document.ids).values()) == 1
+    for link in document.links:
+        assert link[1:] in document.ids if link.startswith("#") else (made / unquote(link)).is_file()
     for name in SECTIONS:
-        assert name in found.ids
-        question = found.text.split(f'<section id="{name}">')[1].split('<p class="question">')[1].split("</p>")[0]
+        assert name in document.ids
+        question = document.text.split(f'<section id="{name}">')[1].split('<p class="question">')[1].split("</p>")[0]
         assert len(question) > 50
-    assert MORE not in found.ids
-    assert found.text.startswith('<!doctype html>\n<html lang="en">')
+    assert MORE not in document.ids
+    assert document.text.startswith('<!doctype html>\n<html lang="en">')
     assert (made / "report.html").stat().st_size < MOST
-    assert found.tags["caption"] == found.tags["table"] > 5
-    assert found.tags["figcaption"] == found.tags["figure"] == found.tags["h3"]
+    assert document.tags["caption"] == document.tags["table"] > 5
+    assert document.tags["figcaption"] == document.tags["figure"] == document.tags["h3"]
 
 
 def test_it_needs_nothing_but_itself(made: Path) -> None:
-    found = Document(made / "report.html")
-    assert not {"script", "link", "iframe", "object", "form"} & found.tags.keys()
-    assert all(str(image["src"]).startswith("data:image/") for image in found.images)
-    assert not [name for name in found.attributes if name.startswith("on")]
-    assert not [link for link in found.links if "//" in link or ":" in link]
-    outside = re.sub(r"data:image/[a-z+]+;base64,[A-Za-z0-9+/=]*", "", found.text)
+    document = Document(made / "report.html")
+    assert not {"script", "link", "iframe", "object", "form"} & document.tags.keys()
+    assert all(str(image["src"]).startswith("data:image/") for image in document.images)
+    assert not [name for name in document.attributes if name.startswith("on")]
+    assert not [link for link in document.links if "//" in link or ":" in link]
+    outside = re.sub(r"data:image/[a-z+]+;base64,[A-Za-z0-9+/=]*", "", document.text)
     assert not re.search(r"https?://|url\(|@import", outside)
-    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in found.text
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in document.text
 
 
 def test_every_figure_is_there_with_what_it_shows(made: Path) -> None:
-    found = Document(made / "report.html")
-    assert sorted(str(image["alt"]) for image in found.images) == sorted(spec.title for spec in DRAWN)
-    by_alt = {image["alt"]: image for image in found.images}
+    document = Document(made / "report.html")
+    assert sorted(str(image["alt"]) for image in document.images) == sorted(spec.title for spec in DRAWN)
+    by_alt = {image["alt"]: image for image in document.images}
     for spec in DRAWN:
         kind, data = str(by_alt[spec.title]["src"]).split(";base64,")
         files = {"data:image/png": ".png", "data:image/svg+xml": ".svg"}
@@ -155,17 +155,17 @@ def test_every_figure_is_there_with_what_it_shows(made: Path) -> None:
         assert base64.b64decode(data) == file.read_bytes()
         other = file.with_suffix(".svg" if file.suffix == ".png" else ".png")
         assert file.stat().st_size <= other.stat().st_size
-        assert escape(spec.caption) in found.text
-    assert found.text.count("This model: ") == len(DRAWN)
+        assert escape(spec.caption) in document.text
+    assert document.text.count("This model: ") == len(DRAWN)
     for stage in ("training", "stability"):
-        assert found.text.count(f"no results of the stage {stage}") == 1
-    assert "nan" not in re.findall(r"[a-z]+", re.sub(r'src="[^"]*"', "", found.text).lower())
+        assert document.text.count(f"no results of the stage {stage}") == 1
+    assert "nan" not in re.findall(r"[a-z]+", re.sub(r'src="[^"]*"', "", document.text).lower())
 
 
 def test_the_figures_of_each_section_are_in_order(made: Path) -> None:
     assert {spec.section for spec in all_figures()} == set(SECTIONS)
-    found = Document(made / "report.html")
-    shown = [name.removeprefix("figure-") for name in found.ids if name.startswith("figure-")]
+    document = Document(made / "report.html")
+    shown = [name.removeprefix("figure-") for name in document.ids if name.startswith("figure-")]
     assert shown == [spec.name for section in SECTIONS for spec in DRAWN if spec.section == section]
     assert shown == [spec.name for spec in DRAWN]
 
@@ -175,10 +175,10 @@ def test_a_figure_from_outside_the_package(partial: Path, monkeypatch: pytest.Mo
     figure("mine", Accuracy, title="My & own")(accuracy_table)
     figure("also-mine", Accuracy, title="Also my own", section="accuracy")(accuracy_table)
     draw_figures(RunFolder(partial), Silent())
-    found = report(partial)
-    assert [image["alt"] for image in found.images] == ["Accuracy on arithmetic prompts", "Also my own", "My & own"]
-    assert "My &amp; own" in found.text.split(f'<section id="{MORE}">')[1].split("<section")[0]
-    assert found.text.count("This model: ") == 1  # the others have no finding
+    document = report(partial)
+    assert [image["alt"] for image in document.images] == ["Accuracy on arithmetic prompts", "Also my own", "My & own"]
+    assert "My &amp; own" in document.text.split(f'<section id="{MORE}">')[1].split("<section")[0]
+    assert document.text.count("This model: ") == 1  # the others have no finding
 
 
 def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
@@ -209,14 +209,14 @@ def test_the_papers_numbers_belong_to_rows() -> None:
 
 
 def test_the_appendix_names_every_file(made: Path) -> None:
-    found = Document(made / "report.html")
+    document = Document(made / "report.html")
     for record in made.glob("*/stage.json"):
         for name, digest in json.loads(record.read_text())["files"].items():
-            assert f"{record.parent.name}/{name}" in found.links
-            assert digest[:12] in found.text
+            assert f"{record.parent.name}/{name}" in document.links
+            assert digest[:12] in document.text
     manifest = json.loads((made / "manifest.json").read_text())
     for digest in ("weight_hash", "tokenizer_hash"):
-        assert manifest["model"][digest] in found.text
+        assert manifest["model"][digest] in document.text
 
 
 def test_a_run_with_accuracy_alone(partial: Path) -> None:
@@ -224,11 +224,11 @@ def test_a_run_with_accuracy_alone(partial: Path) -> None:
     assert bare.images == []
     assert "This figure has not been drawn yet" in bare.text  # nothing drew it
     draw_figures(RunFolder(partial), Silent())
-    found = report(partial)
-    assert [image["alt"] for image in found.images] == [all_figures()[0].title]
-    assert found.text.count("This run has no results of the stage") == len(SECTIONS) - 1
-    assert "no results of the stages localize, circuit, heads and mlp0." in found.text
-    assert set(found.ids) >= set(SECTIONS)
+    document = report(partial)
+    assert [image["alt"] for image in document.images] == [all_figures()[0].title]
+    assert document.text.count("This run has no results of the stage") == len(SECTIONS) - 1
+    assert "no results of the stages localize, circuit, heads and mlp0." in document.text
+    assert set(document.ids) >= set(SECTIONS)
 
 
 def test_a_run_without_any_number(tmp_path: Path) -> None:
@@ -241,9 +241,9 @@ def test_what_is_out_of_date_is_left_out(partial: Path) -> None:
     draw_figures(RunFolder(partial), Silent())
     run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent())
     assert "accuracy" not in drawn_figures(RunFolder(partial))
-    found = report(partial)  # accuracy is of other operands
-    assert found.images == []
-    assert "no results of the stage accuracy" in found.text
+    document = report(partial)  # accuracy is of other operands
+    assert document.images == []
+    assert "no results of the stage accuracy" in document.text
     run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["accuracy"], Silent())
     assert report(partial).images == []  # the figure still shows the old numbers
     draw_figures(RunFolder(partial), Silent())
@@ -266,12 +266,12 @@ def test_nothing_comes_through_unescaped(partial: Path) -> None:
     }
     manifest["version"] = HOSTILE
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    found = report(partial)
-    assert not {"script", "iframe"} & found.tags.keys()
-    assert found.images == []
-    assert "onerror" not in found.attributes
-    assert found.tags["style"] == 1
-    assert "&lt;script&gt;" in found.text
+    document = report(partial)
+    assert not {"script", "iframe"} & document.tags.keys()
+    assert document.images == []
+    assert "onerror" not in document.attributes
+    assert document.tags["style"] == 1
+    assert "&lt;script&gt;" in document.text
 
 
 def test_a_table() -> None:
@@ -310,7 +310,7 @@ def noise(path: Path, side: int) -> None:
 
 
 def drawn_as_they_are(folder: Path, name: str) -> None:
-    """Give a figure's files, whatever they are, the checksums that they have."""
+    """Update the checksums of a figure whose files were changed."""
     index = json.loads((folder / "figures" / "index.json").read_text())
     entry = {key: value for key, value in index[name].items() if key != "checksum"}
     entry["files"] = {file: checksum(folder / "figures" / file) for file in entry["files"]}
@@ -323,11 +323,11 @@ def test_large_figures_are_made_to_fit(made: Path, tmp_path: Path) -> None:
         noise(folder / "figures" / f"{name}.png", 2000)  # 12 MB each, and 16 MB as text
         (folder / "figures" / f"{name}.svg").write_text("<svg>" + "x" * 20_000_000)
         drawn_as_they_are(folder, name)
-    found = report(folder)
+    document = report(folder)
     assert (folder / "report.html").stat().st_size < MOST
-    assert len(found.images) == len(DRAWN)
+    assert len(document.images) == len(DRAWN)
     small_one = (folder / "figures" / "probe-accuracy.svg").read_bytes()
-    assert base64.b64encode(small_one).decode() in found.text  # small ones stay as they are
+    assert base64.b64encode(small_one).decode() in document.text  # small ones stay as they are
 
 
 def test_the_largest_picture_shrinks_first(tmp_path: Path) -> None:

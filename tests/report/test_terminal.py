@@ -1,4 +1,4 @@
-"""Tables of a summary: every interval whole, also where it is wide."""
+"""Tables of a summary show every interval completely, even wide ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings: each where its rule text, and not where it does not."""
+"""Each warning appears exactly when its condition holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mean(value: float | None, low: float | None = None, high: float | None = Non
 
 
 def warnings_of(summary: dict[str, Any], preset: str = "paper", **settings: Any) -> dict[str, tuple[str, str]]:
-    """By name the section and the sentence."""
+    """Section and text of each warning, by name."""
     run: Any = SimpleNamespace(
         manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | settings},
         summary=summary,

@@ -53,7 +53,7 @@ def neuron_figure(
     Classification,
     section="gallery",
     order=160,
-    title="Kinds of heuristics, as neurons implement them",
+    title="Kinds of heuristics in neurons",
 )
 def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each kind of heuristic, the neuron whose activation adds most to its calibrated match. Colour: activation
@@ -161,7 +161,7 @@ def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], **options: Any) 
     Classification,
     section="gallery",
     order=170,
-    title="How a neuron is matched with a heuristic",
+    title="Matching a neuron with a heuristic",
 )
 def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figure:
     """The activation map (a) times the value vector's logit of each prompt's answer (b, c) is the neuron's
@@ -244,7 +244,7 @@ def example_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     Classification,
     section="gallery",
     order=190,
-    title="The strongest unclassified neurons",
+    title="Strongest unclassified neurons",
 )
 def unclassified_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each operator, the neurons of largest effect without a calibrated match. Heuristics named here score at

@@ -47,13 +47,7 @@ def attention_patterns(heads: Heads) -> Figure:
     return figure
 
 
-@figure(
-    "head-roles",
-    Heads,
-    section="circuit",
-    order=80,
-    title="What the circuit's heads attend to, and whether that position stands alone",
-)
+@figure("head-roles", Heads, section="circuit", order=80, title="What the circuit's heads attend to")
 def head_roles(heads: Heads) -> Figure:
     """Left: attention of each circuit head from the last position (shares of at least .10 are written out); the
     most attended token, framed, is the head's role. Right: faithfulness of the circuit before and after that

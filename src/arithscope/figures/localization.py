@@ -15,13 +15,7 @@ from arithscope.figures.registry import figure
 from arithscope.figures.style import POSITION_COLOURS, SIGNS, log_limits, new_figure
 
 
-@figure(
-    "localization",
-    Localization,
-    section="circuit",
-    order=20,
-    title="Localization: which heads and MLPs matter, and where",
-)
+@figure("localization", Localization, section="circuit", order=20, title="Which heads and MLPs matter, and where")
 def localization(localize: Localization) -> Figure:
     """Activation patching: each attention head and each MLP is set, at one position, to its activation on a
     counterfactual prompt. {EFFECT} Averaged over operators. Top: mean over prompts; bottom: median, since single

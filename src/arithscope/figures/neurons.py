@@ -31,16 +31,10 @@ MOST_LAYERS_NAMED = 10
 SMALLEST = 1e-3  # lower end of the effect axis
 
 
-@figure(
-    "neuron-effects",
-    NeuronEffects,
-    section="neurons",
-    order=130,
-    title="Effects of single neurons at the last position",
-)
+@figure("neuron-effects", NeuronEffects, section="neurons", order=130, title="Effects of single neurons")
 def neuron_effects(neurons: NeuronEffects) -> Figure:
     """Each neuron from the first answer layer on is patched on its own at the last position (or its effect is
-    estimated, in a run with `--neurons`). {EFFECT} Within each layer, neurons are sorted by mean effect (solid) or
+    estimated, with the option --neurons). {EFFECT} Within each layer, neurons are sorted by mean effect (solid) or
     median effect (dotted); neurons with a negligible or negative effect lie at the bottom. (Paper: Section 3.1,
     effects of the neurons of layer 17.)"""
     operators = neurons.operators
@@ -67,7 +61,7 @@ def neuron_effects(neurons: NeuronEffects) -> Figure:
     NeuronEffects,
     section="neurons",
     order=140,
-    title="How well attribution methods recover the exact effects",
+    title="Attribution methods against exact effects",
 )
 def attribution_against_exact(neurons: NeuronEffects) -> Figure:
     """Gradient-based estimates against the exact effects of all neurons: attribution patching (atp), integrated

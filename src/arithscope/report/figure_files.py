@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import STYLE, finish
-from arithscope.pipeline.registry import stage_of
+from arithscope.pipeline.registry import load_plugins, stage_of
 from arithscope.pipeline.store import RunFolder
 from arithscope.utils.files import atomic_file, checksum, is_intact, with_checksum, write_json
 from arithscope.utils.progress import Progress
@@ -42,14 +42,18 @@ def draw_figures(run: RunFolder, progress: Progress) -> None:
 def figures_to_draw(run: RunFolder) -> list[FigureSpec]:
     """Figures whose stages are done and which have not been drawn from their present results."""
     index = _read_index(run.path)
-    return [spec for spec in all_figures() if has_results(run, spec.results) and not _is_drawn(run, index, spec)]
+    return [spec for spec in _drawable_figures(run) if not _is_drawn(run, index, spec)]
 
 
 def drawn_figures(run: RunFolder) -> dict[str, dict[str, Any]]:
     """Index entries of the figures that show the present results of the run."""
     index = _read_index(run.path)
-    specs = [spec for spec in all_figures() if has_results(run, spec.results) and _is_drawn(run, index, spec)]
-    return {spec.name: index[spec.name] for spec in specs}
+    return {spec.name: index[spec.name] for spec in _drawable_figures(run) if _is_drawn(run, index, spec)}
+
+
+def _drawable_figures(run: RunFolder) -> list[FigureSpec]:
+    load_plugins()
+    return [spec for spec in all_figures() if has_results(run, spec.results)]
 
 
 def has_results(run: RunFolder, results: tuple[type, ...]) -> bool:

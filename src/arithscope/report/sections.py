@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from arithscope.figures.registry import FigureSpec, all_figures
+from arithscope.pipeline.registry import load_plugins
 
 TITLES = {
     "accuracy": "Accuracy",
@@ -22,6 +23,7 @@ MORE = "more"  # for figures that name no section; left out if there are none
 
 def figures_by_section() -> dict[str, list[FigureSpec]]:
     """The figures of each section by its name."""
+    load_plugins()
     groups: dict[str, list[FigureSpec]] = {name: [] for name in TITLES}
     for spec in all_figures():
         groups[spec.section if spec.section in TITLES else MORE].append(spec)

@@ -38,9 +38,9 @@ def knockout_by_heuristic(result: Knockout) -> Finding:
             + verdict(gap, "prompts that satisfy it clearly lose more", "prompts that satisfy it clearly lose less")
             + verdict(
                 control,
-                "ablating as many other top neurons clearly costs these prompts less",
-                "ablating as many other top neurons clearly costs these prompts more",
-                "ablating as many other top neurons makes no clear difference to these prompts",
+                "ablating as many other top neurons clearly costs them less",
+                "ablating as many other top neurons clearly costs them more",
+                "ablating as many other top neurons costs them neither clearly more nor clearly less",
             )
         )
         numbers |= {
