@@ -46,7 +46,7 @@ def nodes() -> Iterator[Any]:
     """Two nodes with a CPU each."""
     utils = pytest.importorskip("ray.cluster_utils")
     head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-    cluster = utils.RayExecutor(initialize_head=True, head_node_args=head)
+    cluster = utils.Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1, object_store_memory=STORE)
     yield cluster
     cluster.shutdown()

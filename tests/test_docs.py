@@ -95,6 +95,7 @@ class ThisPython(KernelSpecManager):
         return KernelSpec(argv=command, display_name=kernel_name, language="python")
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
     nbformat.validate(notebook)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import growth, record
-from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, patching_task, exponents, measure, random_model
+from benchmarks.growth import LARGE, SMALL, STAGES, Plan, Shape, exponents, measure, patching_task, random_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.test_flops import matrix_flops

@@ -43,6 +43,7 @@ def summary(folder: Path) -> Any:
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_kill_at_random_moments(tmp_path: Path, saved_adder: Path) -> None:
     """Each time a little after another stage was stored: while its figures are drawn, or during the next stage."""
     asked = (saved_adder, "heads")

@@ -200,6 +200,7 @@ def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
+@pytest.mark.slow
 def test_some_stages_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = [s for s in all_stages() if s.name in ("means", "localize", "probe")]
     assert with_little_memory(some, tmp_path, monkeypatch, threads=1) == ["means", "localize", "probe"]

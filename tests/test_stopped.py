@@ -152,7 +152,7 @@ def test_a_lock_that_a_killed_run_left_does_not_block(tmp_path: Path) -> None:
 def test_a_lock_is_not_inherited(tmp_path: Path) -> None:
     """A process that was started under the lock, and outlives the run, does not hold it."""
     code = "import subprocess, sys; from arithscope.utils.files import locked\nfrom pathlib import Path\n"
-    code += "with locked(Path(sys.argv[1])): print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
+    code += "with locked(Path(sys.argv[1])): print(subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3).pid)"
     child = int(subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True).stdout)
     assert psutil.pid_exists(child)
     with locked(tmp_path):

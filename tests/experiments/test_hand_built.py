@@ -143,6 +143,7 @@ def test_every_operator_has_a_summary(results: dict[str, Any]) -> None:
         assert "+" in results[name].summary()
 
 
+@pytest.mark.slow
 def test_the_same_numbers_in_small_batches(
     tmp_path: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,7 +186,7 @@ def test_maps_of_a_neuron_show_values_and_outline_heuristics(page: Page, run: Ru
     assert own_map is not None
     point(page, 12, 30, 41)
     readouts = page.locator(".readout")
-    for i, values in enumerate((own_map.activations[12, 30], own_map.logits[42], own_map.push[12, 30])):
+    for i, values in enumerate((own_map.activations[12, 30], own_map.logits[42], own_map.attribution[12, 30])):
         expect(readouts.nth(i)).to_contain_text("12 + 30 = 42: ")
         text = readouts.nth(i).inner_text().split(": ")[1].replace("−", "-").replace(",", "")
         assert float(text) == pytest.approx(float(values), rel=6e-3, abs=1e-4)

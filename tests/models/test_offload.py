@@ -160,6 +160,7 @@ def test_weights_are_read_once_for_many_uses(monkeypatch: pytest.MonkeyPatch) ->
     assert weight_of(model.unembedding, "bias") is None
 
 
+@pytest.mark.slow
 @needs_whole_models
 def test_a_whole_study(small_run: Path, tmp_path: Path) -> None:
     """Every stage has the same key and the same results with all weights on disk."""

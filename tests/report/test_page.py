@@ -317,6 +317,7 @@ def drawn_as_they_are(folder: Path, name: str) -> None:
     (folder / "figures" / "index.json").write_text(json.dumps(index | {name: with_checksum(entry)}))
 
 
+@pytest.mark.slow
 def test_large_figures_are_made_to_fit(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     for name in ("accuracy", "localization"):

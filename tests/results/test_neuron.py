@@ -13,6 +13,7 @@ import pytest
 
 import arithscope
 from arithscope.errors import UserError
+from arithscope.experiments.common.attribution import BEST_METHOD
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.results.neuron import NeuronFinder
@@ -59,8 +60,9 @@ def activation_map(operator: str, max_operand: int, limit: int, seed: int = 0) -
     random = np.random.default_rng(seed)
     known = effects(random.random((2, len(EFFECTS), len(LAYERS), SIZE)), np.ones((len(LAYERS), SIZE), bool))
     table = pd.DataFrame(
-        {"operator": operator, "layer": [2, 3, 3], "neuron": [5, 1, 7], "rank": [0, 0, 1], "effect": 0.5, "op1": 0.1,
-         "op2": 0.2, "result": 0.3, "alignment": 0.4, "direct": [True, False, True], "tokens": [[1], [2], [3]]}
+        {"operator": operator, "layer": [2, 3, 3], "neuron": [5, 1, 7], "rank": [0, 0, 1], "effect": 0.5,
+         "variance_explained_op1": 0.1, "variance_explained_op2": 0.2, "variance_explained_result": 0.3,
+         "alignment": 0.4, "direct": [True, False, True], "tokens": [[1], [2], [3]]}
     )  # fmt: skip
     activations = random.normal(size=(3, max_operand + 1, max_operand + 1)).astype(np.float16)
     return known, ActivationMaps(table, activations, random.normal(size=(3, limit)).astype(np.float32))
@@ -70,7 +72,7 @@ def activation_map(operator: str, max_operand: int, limit: int, seed: int = 0) -
 def test_push_is_activation_times_logit_of_the_answer(operator: str) -> None:
     known, patterns = activation_map(operator, 9, 12)
     for place, (layer, neuron) in enumerate([(2, 5), (3, 1), (3, 7)]):
-        pattern = NeuronFinder(known, patterns, None).find(operator, layer, neuron).pattern
+        pattern = NeuronFinder(known, patterns, None).find(operator, layer, neuron).activation_map
         assert pattern is not None
         legal = 0
         for a in range(10):
@@ -78,10 +80,10 @@ def test_push_is_activation_times_logit_of_the_answer(operator: str) -> None:
                 right = answer(operator, a, b)
                 if 0 <= right < 12:
                     want = float(patterns.activations[place, a, b]) * float(patterns.logits[place, right])
-                    assert pattern.push[a, b] == pytest.approx(want, rel=1e-6)
+                    assert pattern.attribution[a, b] == pytest.approx(want, rel=1e-6)
                     legal += 1
                 else:
-                    assert math.isnan(pattern.push[a, b])
+                    assert math.isnan(pattern.attribution[a, b])
         assert 0 < legal < 100
         np.testing.assert_array_equal(pattern.activations, patterns.activations[place].astype(np.float32))
         np.testing.assert_array_equal(pattern.logits, patterns.logits[place])
@@ -90,7 +92,7 @@ def test_push_is_activation_times_logit_of_the_answer(operator: str) -> None:
 
 def test_push_where_divisions_by_zero_are_no_prompts() -> None:
     _, patterns = activation_map("/", 5, 6)
-    push = patterns.push(0)
+    push = patterns.attribution_map(0)
     assert np.isnan(push[:, 0]).all()
     assert not np.isnan(push[:, 1:]).any()
     assert push[5, 2] == pytest.approx(float(patterns.activations[0, 5, 2]) * float(patterns.logits[0, 2]))
@@ -115,9 +117,9 @@ def test_all_that_the_stages_say_of_a_neuron(small_run: Path) -> None:
         assert found.heuristics.neg_log10_p.is_monotonic_decreasing
         assert set(found.best.heuristic) == set(own["classify/best"].heuristic)
         assert found.coverage == {c: own["classify/neurons"][f"coverage_{c}"].item() for c in ("raw", "calibrated")}
-        assert found.pattern is not None
-        assert found.pattern.tokens == row.tokens.tolist()
-        assert found.pattern.rank == row["rank"] + 1
+        assert found.activation_map is not None
+        assert found.activation_map.tokens == row.tokens.tolist()
+        assert found.activation_map.rank == row["rank"] + 1
         assert len(found.plot().axes) >= 3
         assert found.plot()._repr_png_()[:4] == b"\x89PNG"  # type: ignore[attr-defined]  # what a notebook shows
         assert len(repr(found)) < 500
@@ -131,7 +133,7 @@ def test_numbers_of_a_dataframe_will_do(small_run: Path) -> None:
     layer, neuron = top.layer.to_numpy()[-1], top.neuron.to_numpy()[-1]  # numpy's own integers, of 32 bits
     found = run.neuron(layer, neuron, top.operator.iloc[-1])
     assert found.name == f"L{layer}N{neuron}"
-    assert found.pattern is not None
+    assert found.activation_map is not None
 
 
 def test_a_neuron_that_is_not_among_the_top_ones(small_run: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_neuron_that_is_not_among_the_top_ones(small_run: Path) -> None:
     layer = run.neurons.first_layer
     top = set(run.topk.top[(run.topk.top.operator == "+") & (run.topk.top.layer == layer)].neuron)
     found = run.neuron(layer, min(set(range(512)) - top), "+")
-    assert found.pattern is None
+    assert found.activation_map is None
     assert (len(found.heuristics), len(found.best), found.coverage) == (0, 0, {})
     assert (found.effects["rank"] > len(top)).any()
     assert "no pattern" in repr(found)
@@ -163,7 +165,7 @@ def test_neurons_that_are_not_there(small_run: Path, place: tuple[int, int, str]
     run = arithscope.open(small_run)
     with pytest.raises(UserError, match=said):
         run.neuron(*place)
-    assert run.place(*place) is None
+    assert run.map_row(*place) is None
 
 
 def test_without_a_classification_there_are_patterns_alone(small_run: Path, tmp_path: Path) -> None:
@@ -174,15 +176,15 @@ def test_without_a_classification_there_are_patterns_alone(small_run: Path, tmp_
     assert "not classified" in repr(found)
     assert "table" not in tags(found)
     assert len(found.plot().axes) >= 3
-    assert run.place(row.layer, row.neuron, row.operator) == 0
+    assert run.map_row(row.layer, row.neuron, row.operator) == 0
 
 
 def test_without_patterns_there_are_effects_alone(small_run: Path, tmp_path: Path) -> None:
     run = arithscope.open(lacking(small_run, tmp_path, "patterns", "classify"))
     row = run.topk.top.iloc[0]
     found = run.neuron(row.layer, row.neuron, row.operator)
-    assert found.pattern is None
-    assert run.place(row.layer, row.neuron, row.operator) is None
+    assert found.activation_map is None
+    assert run.map_row(row.layer, row.neuron, row.operator) is None
     assert found.effects["rank"].min() == 1
     with pytest.raises(UserError, match="stage patterns"):
         found.plot()
