@@ -101,11 +101,11 @@ def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Mode
 
 @dataclass(frozen=True)
 class PatchingTask:
-    """The three stages on one subject."""
+    """The three stages on one model."""
 
     model: Model
     prompts: Prompts
-    others: Prompts
+    counterfactuals: Prompts
     operand_grid: Prompts
 
     @property
@@ -127,7 +127,7 @@ class PatchingTask:
         )
 
     def sweep(self) -> None:
-        for block in sweep(self.model, self.square):
+        for block in sweep(self.model, self.operand_grid):
             block.logits.argmax(-1).cpu()
 
     def localize(self) -> None:
@@ -150,8 +150,8 @@ class PatchingTask:
             return sum(passes(rows, 1, first_replayed_layer(self.model, layer)) for layer in self.upper)
         first = self.model.positions.op2
         if stage == "sweep":
-            beginnings = len(np.unique(self.square.op1)) * first * (flops_per_position(self.model) - unembedding)
-            return beginnings + passes(len(self.square), length - first, 0)
+            beginnings = len(np.unique(self.operand_grid.op1)) * first * (flops_per_position(self.model) - unembedding)
+            return beginnings + passes(len(self.operand_grid), length - first, 0)
         rows = (s.heads + 2) * len(self.prompts)  # every head, the MLP, and the unedited variant
         tails = [length - position for position in self.model.positions.named().values()]
         return sum(passes(rows, tail, layer) for tail in tails for layer in range(s.layers))

@@ -144,7 +144,7 @@ def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pyte
     manifest = json.loads((other / "manifest.json").read_text())
     del manifest["model"]["limit"]
     (other / "manifest.json").write_text(json.dumps(manifest))
-    assert "earlier version" in complaint(capsys, "explain", other, "1+1=")
+    assert "what manifest.json says about limit cannot be right" in complaint(capsys, "explain", other, "1+1=")
 
 
 def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,13 +179,13 @@ DYING = """
 import os, signal, sys
 import arithscope
 from arithscope.pipeline import unit_cache
-left, write = [2], unit_cache.write_part
+left, write = [2], unit_cache.write_unit
 def dying(path, *others):
     write(path, *others)
     left[0] -= "localize" in str(path)
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-unit_cache.write_part = dying
+unit_cache.write_unit = dying
 arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operators="+", max_operand=12)
 """
 
@@ -231,7 +231,7 @@ def test_a_subject_that_workers_load_themselves(
     cluster: RayExecutor, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is spread over devices is: this process knows all of it but its weights."""
-    monkeypatch.setattr(cluster, "_apart", True)
+    monkeypatch.setattr(cluster, "_workers_load", True)
     monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
     hollow, whole = cluster.load(str(saved_adder), Template()), arithscope.load(str(saved_adder))
     assert hollow.device.type == "meta"
@@ -252,7 +252,7 @@ def test_every_stage_is_done_by_workers(
     cluster: RayExecutor, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them needs the weights here; and several operators and many units make no difference."""
-    monkeypatch.setattr(cluster, "_apart", True)
+    monkeypatch.setattr(cluster, "_workers_load", True)
     monkeypatch.setattr(cluster, "options", LoadOptions(device="cpu", dtype="float32"))
     asked = smaller(("+", "-"), 40, topk=16, neurons="screen")
     run(cluster.load("tiny-llama", Template()), asked, tmp_path / "hollow", None, Silent(), executor=cluster)

@@ -70,7 +70,6 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
         "py.typed",
         "report/templates/report.css",
         "explorer/static/index.html",
-        "experiments/probe_steps.cu",
     ):
         assert f"arithscope/{needed}" in package
     assert "arithscope/pretrained/tiny-pythia/checkpoints/step-00500/model.safetensors" in package

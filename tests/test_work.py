@@ -146,7 +146,7 @@ def test_different_arguments_have_different_digests() -> None:
     found = digests(product, [(value,) for value in alike] + [(1, 1), ((1, 1), 1), (1, (1, 1))])
     assert len(set(found)) == len(found)
     assert digests(product, [(1,)]) != digests(fails, [(1,)])
-    with pytest.raises(TypeError, match="no plain data"):
+    with pytest.raises(TypeError, match="plain data"):
         digests(product, [(object(),)])
 
 

@@ -79,7 +79,7 @@ def test_another_port_is_taken_if_the_first_is_in_use(
 
 def test_errors(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no run at" in complaint(capsys, "explore", tmp_path / "nowhere")
-    assert "name one run only" in complaint(capsys, "explore", small_run, small_run, "--model", "tiny-llama")
+    assert "name only one run" in complaint(capsys, "explore", small_run, small_run, "--model", "tiny-llama")
     assert "choose another --port" in complaint(capsys, "explore", small_run, "--no-browser", "--port", "99999")
     assert "choose another --port or --host" in complaint(
         capsys, "explore", small_run, "--host", "no.such.host.invalid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -76,15 +77,14 @@ def test_results_of_a_stage_that_the_explorer_does_not_know(small_run: Path, tmp
         layers: int
 
     class RunWithPlugin(Run):
-        path = tmp_path
         stages: ClassVar = ["entropy"]
 
         def result(self, stage: str) -> Any:
             return Entropy(pd.DataFrame({"layer": [0, 1], "value": [0.5, 0.25]}), 2)
 
-    run = RunWithPlugin(small_run)
-    (tmp_path / "entropy").mkdir()
-    run.result("entropy").by_layer.to_parquet(tmp_path / "entropy" / "by_layer.parquet")
+    run = RunWithPlugin(shutil.copytree(small_run, tmp_path / "run"))
+    (run.path / "entropy").mkdir()
+    run.result("entropy").by_layer.to_parquet(run.path / "entropy" / "by_layer.parquet")
     served = ServedRun("mine", run)
     assert views.results(served) == [{"stage": "entropy", "summary": {}, "tables": ["by_layer"]}]
     assert views.result_table(served, "entropy", "by_layer").value.tolist() == [0.5, 0.25]

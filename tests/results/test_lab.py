@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import arithscope
 from arithscope import Lab
 from arithscope.errors import UserError
+from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.common.stage import Stage
 from arithscope.models.load import load
 from arithscope.pipeline import runner
 from arithscope.pipeline.registry import all_stages
+from arithscope.pipeline.runner import compute_stage
 from arithscope.prompts import OPERATORS, Prompts
 from arithscope.results import lab as lab_module
 from arithscope.results.explanation import explain_prompt
@@ -44,8 +48,8 @@ def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     own = run.topk.top[run.topk.top.layer == ADDING_LAYER].neuron.iloc[0]
     found, want = (x.neuron(ADDING_LAYER, own, "+") for x in (lab, run))
     assert repr(found) == repr(want)
-    assert found.pattern is not None
-    assert found.pattern.tokens[0] == sum(divmod(own, OPERANDS))
+    assert found.activation_map is not None
+    assert found.activation_map.tokens[0] == sum(divmod(own, OPERANDS))
 
 
 def test_samples_lie_within_ones_own_prompts() -> None:
@@ -85,11 +89,11 @@ def test_a_prompt_counts_once() -> None:
 def test_nothing_is_computed_twice_or_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
 
-    def counted(name: str, compute: Any) -> Any:
-        return lambda *arguments: (computed.append(name), compute(*arguments))[1]
+    def counted(stage: Stage, *arguments: Any) -> Any:
+        computed.append(stage.name)
+        return compute_stage(stage, *arguments)
 
-    watched = {n: replace(s, compute=counted(n, s.compute)) for n, s in lab_module._STAGES.items()}
-    monkeypatch.setattr(lab_module, "_STAGES", watched)
+    monkeypatch.setattr(lab_module, "compute_stage", counted)
     lab = Lab(copy_and_add(), sizes=FEW, **ASKED)
     assert lab.circuit is lab.circuit
     assert computed == ["means", "accuracy", "localize", "circuit"]
@@ -101,13 +105,15 @@ def test_nothing_is_computed_twice_or_without_need(monkeypatch: pytest.MonkeyPat
     assert other.circuit is lab.circuit
     assert_same(other.heads, lab.heads)
     assert computed == ["heads", "heads"]
-    assert "training" not in known | lab_module._STAGES
 
 
 def test_other_sizes_other_samples() -> None:
     some, more = (Lab(copy_and_add(), sizes=replace(FEW, discovery=n), **ASKED) for n in (5, 8))
     assert (len(some.localize.prompts), len(more.localize.prompts)) == (5, 8)
-    assert (some.sizes.discovery, Lab(copy_and_add(), **ASKED).sizes.discovery) == (5, 32)
+    assert (some.settings.sizes.discovery, Lab(copy_and_add(), **ASKED).settings.sizes.discovery) == (5, 32)
+
+
+KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_other_sizes_other_samples() -> None:
         ({"prompts": Prompts(*np.array([[7], [0], [2]])), "operators": "-"}, "beyond operators -"),
         ({"known": {"lunch": 1}}, "no stage 'lunch'; choose from means"),
         ({"known": {"training": 1}}, "no stage 'training'"),
-        ({"prompts": Prompts(*np.array([[7], [0], [2]])), "known": {"accuracy": 1}}, "exclude each other"),
+        ({"prompts": Prompts(*np.array([[7], [0], [2]])), "known": {"accuracy": KNOWN}}, "exclude each other"),
         ({"max_operand": 40}, "use --max-operand 39"),
         ({"max_operand": 5, "topk": 49}, "the 48 neurons"),
         ({"operators": "%", "max_operand": 5}, "not an operator"),
@@ -136,7 +142,7 @@ def test_stages_that_are_not_there() -> None:
     lab = Lab(small("llama", "sdpa"), max_operand=5)
     with pytest.raises(UserError, match="no stage 'lunch'; choose from means, accuracy"):
         lab.result("lunch")
-    with pytest.raises(UserError, match="no stage 'training'"):
+    with pytest.raises(UserError, match="'training' needs a run folder"):
         _ = lab.training
 
 

@@ -144,9 +144,9 @@ def test_a_neuron_that_is_not_among_the_top_ones(small_run: Path) -> None:
     assert found.activation_map is None
     assert (len(found.heuristics), len(found.best), found.coverage) == (0, 0, {})
     assert (found.effects["rank"] > len(top)).any()
-    assert "no pattern" in repr(found)
+    assert "no activation map" in repr(found)
     assert found.name in words(found)
-    with pytest.raises(UserError, match=r"no pattern for \+ to plot"):
+    with pytest.raises(UserError, match=r"no activation map for \+ to plot"):
         found.plot()
 
 
