@@ -122,7 +122,7 @@ class PatchingTask:
             self.counterfactuals,
             self.upper,
             everything,
-            position=last,
+            last,
             advance=lambda units: None,
         )
 

@@ -32,7 +32,7 @@ from arithscope import __version__
 from arithscope.errors import UserError
 
 TESTS = [
-    *(f"tests/models/test_{name}.py" for name in ("load", "encoding", "edits", "replay", "offload")),
+    *(f"tests/models/test_{name}.py" for name in ("load", "tokenization", "hooks", "replay", "offload")),
     "tests/test_store.py",
     "tests/test_study.py",
     "tests/test_examples.py",

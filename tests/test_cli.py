@@ -42,8 +42,10 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     output = capsys.readouterr()
     assert str(out) in output.out.replace("\n", "")
     summary = json.loads((out / "summary.json").read_text())
-    stages = "accuracy localize circuit probe heads mlp0 neurons topk patterns classify overlap"
-    stages += " knockout prompt_knockout bag"  # no failures stage: it never fails on prompts it can do
+    # No failures: it never fails on prompts it can do.
+    stages = (
+        "accuracy localize circuit probe neurons topk patterns classify bag heads knockout mlp0 overlap prompt_knockout"
+    )
     assert list(summary) == stages.split()
     for experiment in summary:
         assert experiment in output.out
@@ -111,7 +113,7 @@ def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixtu
         "(correct)",
         "The logit of 25",
         "remainder",
-        "heuristics that hold",
+        "heuristics hold for this prompt",
         "Without these",
     ):
         assert expected in output
