@@ -11,8 +11,6 @@ All methods must give the same logits before they are timed. Each is timed on as
 time. If those are few, replay is underrated, because each of its chunks also contains an unedited variant.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

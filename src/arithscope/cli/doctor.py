@@ -1,7 +1,5 @@
 """`arithscope doctor`: what a model is, how it tokenizes prompts, whether its results can be trusted, and what it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

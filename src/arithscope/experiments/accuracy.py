@@ -1,7 +1,5 @@
 """Accuracy on all legal prompts, and with it the correct prompts that every later experiment draws from (Appendix I)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

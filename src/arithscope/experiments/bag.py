@@ -6,8 +6,6 @@
    already, and the circuit that keeps only the neurons of such pairs (mutual neurons).
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

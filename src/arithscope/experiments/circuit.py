@@ -5,8 +5,6 @@
 3. Choose the smallest n whose faithfulness is within 0.02 of the best (Section 2.1, Appendix A).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@
 3. Compare correct with incorrect prompts in both, and fit a logistic regression of correctness on both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,8 +6,6 @@
    circuit's faithfulness again. If it stays, the head copies what the token itself holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@
 3. Controls on the same prompts: as many top neurons of each layer that do not match the heuristic, and as many random ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -7,8 +7,6 @@
 Steps 2 and 3 are done for every head and MLP of every layer at op1, operator, op2 and last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Mean activations over the operand grid, which mean ablation sets components to, and the model's answers (Section 2.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@
 3. Read each neuron's activation at op1 for every number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

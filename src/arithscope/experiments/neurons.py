@@ -8,8 +8,6 @@
    on two halves of the prompts (split-half), are reported beside the effects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Overlap: do operators share their top neurons? (Appendix D)"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations

@@ -6,8 +6,6 @@
    with the value vector's logit of the answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

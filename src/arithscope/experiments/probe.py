@@ -4,8 +4,6 @@ A linear classifier from the residual stream to the answer is trained for every 
 the first layer whose accuracy at the last position reaches half of the best layer's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

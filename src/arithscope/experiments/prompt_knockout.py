@@ -5,8 +5,6 @@
 2. Controls, as many neurons of each layer: top neurons not associated with the prompt, and any top neurons.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,8 +6,6 @@
 3. Choose the smallest k whose faithfulness is within 0.02 of the best, at least one; or a fixed k.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

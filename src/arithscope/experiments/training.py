@@ -1,7 +1,5 @@
 """How the bag of heuristics grows over training: how much of the final one is there at earlier checkpoints (Section 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Replies that need a forward pass of the model: explanations, ablations, and activation maps that were not stored."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import asdict
 from typing import Any

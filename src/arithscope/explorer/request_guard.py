@@ -1,7 +1,5 @@
 """Middleware that checks host names and body sizes and sets strict response headers."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import FastAPI, Request

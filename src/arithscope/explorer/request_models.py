@@ -1,7 +1,5 @@
 """Types and bounds of everything a request may contain, and of error replies."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import Path, Query

@@ -1,7 +1,5 @@
 """The served runs by name, and their models: at most two in memory, used by one request at a time."""
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Starts the explorer: binds a port and opens a browser."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import webbrowser

@@ -3,8 +3,6 @@
 Requests name runs, stages, operators, layers and neurons; none of these becomes a path. Static files are read once, at start.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

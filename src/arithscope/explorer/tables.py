@@ -1,7 +1,5 @@
 """Tables to filter, sort and page: neurons and heuristics of a run, and any table of a stage's result."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Contents of each view of the explorer, as plain values and arrays, from a run's results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Accuracy on legal prompts."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from arithscope.experiments.accuracy import Accuracy

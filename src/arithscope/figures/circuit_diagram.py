@@ -1,7 +1,5 @@
 """The circuit as a diagram: which heads move information between which positions, and where MLPs matter."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shares of classified neurons: raw and calibrated, by operator, layer and kind of heuristic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

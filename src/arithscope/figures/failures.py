@@ -1,7 +1,5 @@
 """Correct against incorrect prompts: what heuristic neurons contribute, and what pushed the wrong answers."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any
 

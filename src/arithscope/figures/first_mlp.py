@@ -1,7 +1,5 @@
 """The first MLP: effects of its neurons, how many the circuit needs, and their tuning to numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """Attention of the circuit's heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

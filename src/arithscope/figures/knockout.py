@@ -1,7 +1,5 @@
 """Ablation of heuristic neurons: knockout by heuristic, knockout by prompt, and the bag of heuristics alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

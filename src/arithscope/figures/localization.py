@@ -1,7 +1,5 @@
 """Activation patching: effects of heads and MLPs by layer and position."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Single neurons: effects, attribution methods against exact effects, how many are needed, and overlap between operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

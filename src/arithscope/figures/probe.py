@@ -1,7 +1,5 @@
 """Linear probes for the answer in the residual stream."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from arithscope.experiments.probe import ALL, Probe

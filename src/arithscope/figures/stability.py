@@ -1,7 +1,5 @@
 """Key numbers of a run and of its repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Common style of all figures: colours, operator signs, captions, and figures that are tables."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Heuristic neurons over training checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -15,8 +15,6 @@ The hypergeometric tail does not serve for direct heuristics: real value vectors
 activations reach a statistic in the hundreds there, and a perfect match of a small set (100 for 30 prompts) drowns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@
 4. For each variable, lay out the histogram from which overlaps.py reads the overlaps of all its heuristics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

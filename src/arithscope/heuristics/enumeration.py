@@ -1,7 +1,5 @@
 """Every heuristic that is tried on the neurons of an operator, with the parameters of the paper's App. E."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

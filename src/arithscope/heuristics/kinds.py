@@ -16,8 +16,6 @@ Range and modulo may also constrain both operands: `op1, op2 in [0, 10]`, `op1, 
 Heuristics about the result are *direct*, all others *indirect*.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -10,8 +10,6 @@ many prompts those are. So, for each ranking of the prompts:
    mutual information with being in the top k. Ties go to the smaller T.
 """
 
-from __future__ import annotations
-
 from math import comb
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ With A the activations over the N legal prompts and L the value vector's logit o
 3. Compute p and false-discovery rates against permuted activations (calibration.py). A calibrated match also has fdr ≤ 0.05.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 3. A heuristic about the result or both operands needs both if its overlap exceeds what remains in either case, at p < 0.001.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ A heuristic of k prompts scores |H ∩ top-k| / k. There is no loop over pairs o
 3. The overlap of every heuristic is a sum of differences between entries of that table (`count_overlaps`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ The overlap X is hypergeometric: P(X = x) = C(k, x) · C(N−k, k−x) / C(N, k)
 in a thousand. It reaches the ten thousands, so everything is computed from logarithms.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shares of an activation map's variance over prompts: explained by a number of the prompt, or by heuristics together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

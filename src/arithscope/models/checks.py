@@ -3,8 +3,6 @@
 If a check fails, results would be wrong without looking wrong. So a run refuses such a model.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

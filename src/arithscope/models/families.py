@@ -1,7 +1,5 @@
 """Module names of each supported family: one row per family; nothing else in the package knows them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 

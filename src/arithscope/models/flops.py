@@ -1,7 +1,5 @@
 """Floating-point operations of a pass, counted from the shapes of the model's matrices."""
 
-from __future__ import annotations
-
 from math import prod
 
 from transformers.pytorch_utils import Conv1D

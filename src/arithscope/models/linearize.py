@@ -5,8 +5,6 @@ Inside `linearized` gradients ignore that: the factor by which a norm or an acti
 a constant. Forward passes stay the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Load a model from an embedded name, a folder, a GGUF file or a hub id, each optionally with `@` and a revision."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import io

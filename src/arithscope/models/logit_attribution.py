@@ -10,8 +10,6 @@ At the last position, with the final norm's scale held constant, a logit is the 
 each mapped to a logit by the linear part of the final norm and by the unembedding.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """How many rows fit into one pass: an estimate per row, and a budget that depends on the device's free memory."""
 
-from __future__ import annotations
-
 import psutil
 import torch
 

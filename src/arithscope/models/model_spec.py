@@ -3,8 +3,6 @@
 Processes that find these bytes in shared memory build their models around them without a copy.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from dataclasses import dataclass

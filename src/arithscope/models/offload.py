@@ -5,8 +5,6 @@ model runs on a GPU) are fetched only while their module runs; otherwise they ar
 that reads a weight gets it from `weight_of`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

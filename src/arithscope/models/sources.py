@@ -3,8 +3,6 @@
 torch, transformers and huggingface_hub are imported only when needed, since every command line imports this module.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -10,8 +10,6 @@ Nothing is assumed about a tokenizer:
 Encoding the operand grid is then a table look-up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, count, cycle

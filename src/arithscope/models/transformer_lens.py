@@ -1,7 +1,5 @@
 """The same model in TransformerLens, if that is installed: to compare with, never to compute with."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -1,7 +1,5 @@
 """New, untrained models: a model of any supported family with random weights, and a tokenizer of whole numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

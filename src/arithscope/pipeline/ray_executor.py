@@ -7,8 +7,6 @@ brings its own code is loaded by each worker itself.
 A worker that dies, or whose node is lost, is replaced as soon as the cluster has room, and its unit is run by another one.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """All stages there are: those of the experiments folder, and those of installed plug-ins."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Sequence
 from functools import cache

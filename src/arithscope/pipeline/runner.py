@@ -1,7 +1,5 @@
 """Runs stages in order into a run folder, each only if it must be: the one orchestrator behind command line and library."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Sequence

@@ -6,10 +6,10 @@ declared on its class (experiments/common/schema.py).
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,6 @@ from arithscope.prompts import OPERATORS, Template
 
 SIZES = ("layers", "heads", "neurons", "parameters", "width", "vocabulary")
 _DTYPES = {"text": "OUT", "integer": "iu", "number": "iuf", "truth": "b", "list": "O"}  # numpy's kinds of dtypes
-_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
@@ -108,7 +107,7 @@ def _is_entry(entry: Any) -> bool:
 def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
     """The first field that is not as its result class declares it, in words; None if all are."""
     declared = kind.schema()
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    types = get_type_hints(kind)
     if different := sorted(declared.keys() ^ values.keys()):
         return f"{different[0]} is missing or unknown"
     for name, schema in declared.items():
@@ -124,7 +123,7 @@ def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
             if not isinstance(value, np.ndarray) or value.dtype != schema.dtype:
                 return f"{name} is no array of {schema.dtype}"
         elif not _has_type(value, types[name]):
-            return f"{name} is not of type {types[name]}"
+            return f"{name} is not of type {inspect.formatannotation(types[name])}"
     return None
 
 
@@ -152,10 +151,11 @@ def _only_text(column: pd.Series[Any]) -> bool:
         return False
 
 
-def _has_type(value: Any, declared: str) -> bool:
-    if declared in _PLAIN:
-        return type(value) in _PLAIN[declared]
-    if (match := re.fullmatch(r"(list\[|dict\[str, )(\w+)\]", declared)) is None:
-        return True
-    values = value.values() if isinstance(value, dict) else value
-    return type(value).__name__ == match[1].split("[")[0] and all(type(v) in _PLAIN[match[2]] for v in values)
+def _has_type(value: Any, declared: Any) -> bool:
+    """Whether a plain value, list or dict is of the declared type. A whole number will do for a float."""
+    kind, inner = get_origin(declared) or declared, get_args(declared)
+    if not inner:
+        return kind not in (int, float, str) or type(value) is kind or (kind, type(value)) == (float, int)
+    return type(value) is kind and all(
+        _has_type(each, inner[-1]) for each in (value.values() if isinstance(value, dict) else value)
+    )

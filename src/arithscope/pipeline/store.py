@@ -10,8 +10,6 @@ A stage folder appears complete or not at all, and records what it was computed 
 stage folders, so a kill at any moment loses at most the stage in progress.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -8,8 +8,6 @@ unchanged stages are not computed again.
    depends on nothing that the study itself does not depend on: once `stability` is done, repetitions are not looked at again.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ A file holds the arrays that a unit returned and, in its metadata, the structure
 everything. The same function with the same arguments returns the same result, so the digest identifies it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

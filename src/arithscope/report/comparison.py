@@ -5,8 +5,6 @@ table.parquet, curves.parquet       all headline numbers, and the curves
 NAME.png, NAME.svg                  figures
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several runs in one figure: bars of headline numbers by operator, and curves on common axes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The explanation of one prompt in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ figures/index.json       for each figure: title, caption, the keys of the stages
                          and where its body lies between title and caption (shares of the height, from the top)
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Workers have low priority, so that they use only the processor time that the run
 run, and end with it, also if it is killed.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Numbers in sentences: means with intervals, operators side by side, and what an interval allows to be claimed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One neuron in the terminal: effect and rank, activation map, tokens, heuristics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

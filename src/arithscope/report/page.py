@@ -1,7 +1,5 @@
 """report.html: a run on one self-contained page, without scripts."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

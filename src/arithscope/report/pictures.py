@@ -1,7 +1,5 @@
 """Figures as embedded images: the smaller of SVG and PNG, and all of them together within a budget of bytes."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct

@@ -1,7 +1,5 @@
 """The sections of the report, in the paper's order. The question that each answers is in templates/questions.html."""
 
-from __future__ import annotations
-
 from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.pipeline.registry import load_plugins
 

@@ -1,7 +1,5 @@
 """Tables of the report: key numbers beside the paper's, numbers of a finding, and how the run was made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables of a run's summary in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reasons to doubt a run's results, shown in the report beside the numbers concerned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

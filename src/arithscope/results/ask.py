@@ -1,7 +1,5 @@
 """Asks a model some prompts, as it is or with neurons zero-ablated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Compares runs: every headline number, and the curves behind the headline figures on axes that models share (Appendix J)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Explains one prompt: the answer, the heuristics that hold, the direct logit attribution of their neurons, and the answer
 without them."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable
 from dataclasses import dataclass

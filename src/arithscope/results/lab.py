@@ -1,7 +1,5 @@
 """Experiments in memory: what is asked for is computed, with all that it needs, and kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any

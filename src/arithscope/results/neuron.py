@@ -1,7 +1,5 @@
 """One neuron of a run: everything that the stages found out about it."""
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Results of a study, wherever they come from: the base of `Run` (a folder) and `Lab` (in memory)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar

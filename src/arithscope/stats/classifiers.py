@@ -1,7 +1,5 @@
 """Logistic regression with bootstrap intervals."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

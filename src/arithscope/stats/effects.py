@@ -1,7 +1,5 @@
 """Effect of an intervention on a model's answer (Eq. 1 of the paper, and two variants), from logits alone."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor

@@ -1,7 +1,5 @@
 """How much of a model's behaviour a circuit keeps: normalised logits and faithfulness (Eq. 2 of the paper)."""
 
-from __future__ import annotations
-
 import numpy as np
 from jaxtyping import Float
 

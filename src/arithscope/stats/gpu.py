@@ -1,7 +1,5 @@
 """Whether the package's own Triton kernels can run on a device."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -1,7 +1,5 @@
 """Means with bootstrap intervals, how to combine them, and the sign test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

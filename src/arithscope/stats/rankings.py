@@ -1,7 +1,5 @@
 """Rankings of neurons, and how well two of them agree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

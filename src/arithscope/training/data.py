@@ -1,7 +1,5 @@
 """Training data of a recipe: which pairs of operands are seen, and batches that depend only on seed and step."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Int
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Training a model from scratch: seeded and resumable, with checkpoints that are complete Hugging Face folders."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,14 +1,12 @@
 """Training recipes: TOML files read into frozen dataclasses. Unknown and missing settings are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from arithscope.errors import UserError
 from arithscope.models.families import FAMILIES
@@ -74,10 +72,6 @@ def read_recipe(path: Path) -> Recipe:
     return recipe
 
 
-_PLAIN: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
-_NESTED = {"ModelRecipe": ModelRecipe, "DataRecipe": DataRecipe, "ScheduleRecipe": ScheduleRecipe}
-
-
 def _build(kind: Any, raw: Any, where: str) -> Any:
     """A recipe dataclass from a TOML table, with names and types checked."""
     if not isinstance(raw, dict):
@@ -90,14 +84,14 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
         raise UserError(f"{where} {problem}; it takes {', '.join(fields)}.")
     values: dict[str, Any] = {}
     for name, value in raw.items():
-        declared = str(fields[name].type)
-        if declared in _NESTED:
-            value = _build(_NESTED[declared], value, f"{where}, [{name}],")
-        elif declared.startswith("dict"):
+        declared: Any = fields[name].type
+        if dataclasses.is_dataclass(declared):
+            value = _build(declared, value, f"{where}, [{name}],")
+        elif get_origin(declared) is dict:
             if not isinstance(value, dict):
                 raise UserError(f"{where}: {name} must be a table.")
-        elif not isinstance(value, _PLAIN[declared]) or isinstance(value, bool):
-            raise UserError(f"{where}: {name} must be of type {declared}, not {value!r}.")
+        elif type(value) is not declared and (declared, type(value)) != (float, int):
+            raise UserError(f"{where}: {name} must be of type {declared.__name__}, not {value!r}.")
         values[name] = value
     return kind(**values)
 

@@ -6,8 +6,6 @@ must not depend on the executor, so that the numbers do not either. Pass an argu
 it is then sent and hashed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

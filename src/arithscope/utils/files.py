@@ -1,7 +1,5 @@
 """Crash-safe files and folders: a kill at any moment leaves the old version or the new one, never half of one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Code that splits work into chunks asks `rows_within` for their size. Each time m
 the rest of the process.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Iterator

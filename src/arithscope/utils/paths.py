@@ -1,7 +1,5 @@
 """Paths as a user writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from arithscope.errors import UserError

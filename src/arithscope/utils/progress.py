@@ -1,7 +1,5 @@
 """Progress of long tasks: bars with an estimate on a terminal, plain lines elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

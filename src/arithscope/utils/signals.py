@@ -1,7 +1,5 @@
 """A clean stop on Ctrl-C and SIGTERM: both raise KeyboardInterrupt, so that everything is cleaned up."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

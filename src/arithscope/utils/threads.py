@@ -1,7 +1,5 @@
 """Thread pools for work that spends its time outside Python."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

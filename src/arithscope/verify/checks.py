@@ -5,8 +5,6 @@ def in_range(ctx: VerifyContext, stored: Commutes) -> None:
     ctx.tally.same("shares outside [0, 1]", int(((stored.table.value < 0) | (stored.table.value > 1)).sum()), 0)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar

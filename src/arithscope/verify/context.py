@@ -1,7 +1,5 @@
 """The context in which `verify` runs a stage again: a sample of its pieces, with full passes, compared on the way."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeVar
 

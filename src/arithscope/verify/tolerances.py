@@ -3,8 +3,6 @@
 A field that is not listed here may differ by that noise. `hints` are what a stage passes to `ctx.confirmed`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

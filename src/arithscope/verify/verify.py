@@ -5,8 +5,6 @@ full passes instead of replay, only a sample of the independent pieces is comput
 is stored. What follows from it is computed from the stored whole, and must be the same to the last digits.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path

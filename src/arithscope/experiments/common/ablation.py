@@ -6,8 +6,6 @@
 4. `growth_curve` evaluates nested circuits of growing size beside random ones; `smallest_on_plateau` chooses among them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The model's answers to many prompts, collected batch by batch during a sweep."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from jaxtyping import Float

@@ -3,8 +3,6 @@
 A prompt is associated with the heuristics that hold for it, and with the neurons that match at least one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ moves a measure of the output by (a′ − a) × slope. The three measures that 
 this way, and the effect formulas are applied to the estimates, prompt by prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The key numbers of a run: those the report shows first, and those that `stability` compares between repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

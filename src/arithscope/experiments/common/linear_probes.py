@@ -5,8 +5,6 @@ trained alone. On a GPU a training step is recorded as a CUDA graph: launching i
 one by one takes longer than they run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Estimates of the memory that stages need beside the model's weights, in bytes."""
 
-from __future__ import annotations
-
 from arithscope.models.engine.replicas import num_parallel_passes
 from arithscope.models.memory import budget, cache_bytes, component_bytes, row_bytes
 from arithscope.models.model import Model, Site

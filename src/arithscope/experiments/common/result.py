@@ -1,7 +1,5 @@
 """What every experiment returns: a frozen dataclass of tables, arrays and plain values, with a summary."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields

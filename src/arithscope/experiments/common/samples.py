@@ -1,7 +1,5 @@
 """Which prompts each experiment uses. Discovery, evaluation and held-out prompts are disjoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ This is the only declaration: stored files are checked against it, `verify` matc
 tables of columns are generated from it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

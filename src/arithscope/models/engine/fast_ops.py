@@ -1,7 +1,5 @@
 """The arithmetic of the library's modules with fewer passes over memory, or with fewer roundings."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ No caches, no shared prefixes, no replicas: nothing here is clever, so that `ver
 against it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine that a model's experiments run on: fast by default, or the slow one that `verify` checks it with."""
 
-from __future__ import annotations
-
 from arithscope.models.engine import replay as replaying
 from arithscope.models.engine import sweep as sweeping
 

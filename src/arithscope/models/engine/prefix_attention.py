@@ -5,8 +5,6 @@ copied to all of them, and its fused kernels are made for long sequences, not fo
 model they took a third of the time. Here each prefix is multiplied with the queries of all its variants at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

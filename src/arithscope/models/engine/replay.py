@@ -10,8 +10,6 @@ All prompts have the same length, so a layer is called with the same mask and po
 recorded from a batch of one and broadcast to any number of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field

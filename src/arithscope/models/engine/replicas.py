@@ -4,8 +4,6 @@ Hooks belong to modules, so passes that capture different things cannot share mo
 shares the weights.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Findings on ablations of heuristic neurons, failures, and training checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

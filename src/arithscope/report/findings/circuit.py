@@ -1,7 +1,5 @@
 """Findings on accuracy, localization, circuits, their heads, and probes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

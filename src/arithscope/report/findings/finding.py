@@ -4,8 +4,6 @@
 def probe_accuracy(probe: Probe) -> Finding: ...
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

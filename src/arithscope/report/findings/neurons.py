@@ -1,7 +1,5 @@
 """Findings on single neurons: the first MLP, effects, top-k, heuristics, and overlap between operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

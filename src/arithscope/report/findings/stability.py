@@ -1,7 +1,5 @@
 """Finding on repetitions of a study."""
 
-from __future__ import annotations
-
 import math
 
 from arithscope.experiments.common.headline import HeadlineNumber
