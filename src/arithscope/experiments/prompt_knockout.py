@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
@@ -82,7 +81,7 @@ class AblationScores:
 
 
 Scores = Mapping[str, Sequence[AblationScores]]  # of every draw, by ablated neurons
-Chosen = Bool[NDArray[Any], "sizes prompts rows"]
+Chosen = Bool[np.ndarray, "sizes prompts rows"]
 
 
 def _prompt_knockout_memory(model: Model, settings: Settings) -> int:
