@@ -109,7 +109,8 @@ def localize(ctx: Context) -> Localization:
     for operator, places in patched.items():
         values = np.concatenate([next(parts) for _ in places])  # layers of all places, heads + 1, prompts, measures
         columns = _component_columns(operator, places, model.sizes.heads)
-        tables += effect_tables(columns, values, random_source(ctx.settings.seed, "localize", operator))
+        random = random_source(ctx.settings.seed, "localize", operator)
+        tables += effect_tables(columns, values, random, ctx.model.device)
     prompts = [_prompt_table(operator, split) for operator, split in samples.items()]
     whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
     return Localization(whole, pd.concat(prompts, ignore_index=True))
@@ -150,7 +151,11 @@ def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, adv
 
 
 def effect_tables(
-    columns: Mapping[str, Any], effects: NDArray[np.floating[Any]], random: np.random.Generator, std: bool = False
+    columns: Mapping[str, Any],
+    effects: NDArray[np.floating[Any]],
+    random: np.random.Generator,
+    device: torch.device,
+    std: bool = False,
 ) -> Iterator[pd.DataFrame]:
     """By measure, statistics over prompts of effects [*components, prompts, measures], beside columns about the components.
 
@@ -158,7 +163,7 @@ def effect_tables(
     """
     for i, measure in enumerate(EFFECTS):
         values = effects[..., i].reshape(-1, effects.shape[-2])
-        value, low, high = bootstrap_intervals(values, random)
+        value, low, high = bootstrap_intervals(values, random, device=device)
         statistics = {
             "value": value,
             "low": low,

@@ -133,7 +133,7 @@ def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generat
         )  # positions and mean, neurons, prompts, measures
         position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
         columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
-        tables += effect_tables(columns, values, sources[o])
+        tables += effect_tables(columns, values, sources[o], ctx.model.device)
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
 
 

@@ -159,7 +159,7 @@ def neurons(ctx: Context) -> NeuronEffects:
         if method == EXACT:
             tasks = [_sampled(ctx, task) for task in tasks]
             for task, effects in zip(tasks, _exact_effects(ctx, tasks, advance), strict=True):
-                tables.append(_effect_table(task, EXACT, effects, sources[task.operator]))
+                tables.append(_effect_table(ctx, task, EXACT, effects, sources[task.operator]))
                 split_half += _split_half(ctx, task.operator, [effects])
         else:
             attribution = BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else method
@@ -169,10 +169,10 @@ def neurons(ctx: Context) -> NeuronEffects:
             exact = _exact_effects(ctx, [_sampled(ctx, top) for top, _ in groups if top is not None], advance)
             for i, (top, rest) in enumerate(groups):
                 if top is not None:
-                    tables.append(_effect_table(_sampled(ctx, top), EXACT, exact[i], sources[top.operator]))
+                    tables.append(_effect_table(ctx, _sampled(ctx, top), EXACT, exact[i], sources[top.operator]))
                 rest = _sampled(ctx, rest)
                 estimated = estimates[i][np.arange(len(rest.layers))[:, None], rest.neurons]
-                tables.append(_effect_table(rest, attribution, estimated, sources[rest.operator]))
+                tables.append(_effect_table(ctx, rest, attribution, estimated, sources[rest.operator]))
                 split_half += _split_half(ctx, rest.operator, [*exact[i : i + 1], estimated])
         whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
         agreement = _agreement_table(ctx, tasks, whole, first, advance) if method == EXACT else []
@@ -249,14 +249,16 @@ def attributed_sums(
     return attributed_effects(model, prompts, counterfactuals, layers, method, advance).sum(2, dtype=np.float64)
 
 
-def _effect_table(task: _Task, method: str, effects: Effects, random: np.random.Generator) -> pd.DataFrame:
+def _effect_table(
+    ctx: Context, task: _Task, method: str, effects: Effects, random: np.random.Generator
+) -> pd.DataFrame:
     """Statistics of effects [layers, neurons, prompts, measures]."""
     columns = {
         "operator": task.operator,
         "layer": np.repeat(np.asarray(task.layers, dtype=np.int32), task.neurons.shape[1]),
         "neuron": task.neurons.ravel().astype(np.int32),
     }
-    table = pd.concat(effect_tables(columns, effects, random, std=True))
+    table = pd.concat(effect_tables(columns, effects, random, ctx.model.device, std=True))
     table.insert(list(table).index("value"), "method", method)
     return table
 
