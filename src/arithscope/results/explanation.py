@@ -1,8 +1,8 @@
-"""Explains one prompt: the answer, the heuristics that hold, the direct logit attribution of their neurons, and the answer
-without them."""
+"""Asks a model prompts, and explains one: the answer, the heuristics that hold, the direct logit attribution of their neurons,
+and the answer without them."""
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +10,17 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from arithscope.errors import UserError
 from arithscope.experiments.classify import Classification
+from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.association import Association, association, matched_random_neurons
 from arithscope.experiments.common.result import Described
+from arithscope.experiments.common.samples import batches
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts, concatenate_prompts, parse_prompt, random_source
 
 HEURISTIC_NEURONS = "associated neurons"
 MOST_PROBABLE = 5  # tokens listed with an answer
@@ -95,6 +98,58 @@ class Explanation(Described):
 
 
 @torch.no_grad()
+def ask(
+    model: Model, prompts: str | Sequence[str] | Prompts, without: Iterable[tuple[int, int]] | pd.DataFrame = ()
+) -> pd.DataFrame:
+    """Ask a model some prompts.
+
+    Args:
+        model: The model.
+        prompts: Texts such as `226-68=`, or prompts.
+        without: Neurons to zero-ablate at the last position: pairs (layer, neuron), or a table with these columns.
+
+    Returns:
+        One row per prompt: prompt, answer (the right one), predicted (−1 if the model's token is no number), correct, and
+        p_answer (probability of the right answer).
+
+    Raises:
+        UserError: If a text is no prompt, or there is none.
+
+    Example:
+        >>> arithscope.ask(arithscope.load("tiny-llama"), ["226-68=", "23+14="])
+    """
+    if not isinstance(prompts, Prompts):
+        texts, operators, limit = (
+            [prompts] if isinstance(prompts, str) else prompts,
+            model.encoder.operators,
+            model.limit,
+        )
+        if not (parsed := [parse_prompt(text, operators, limit - 1, limit) for text in texts]):
+            raise UserError("There is no prompt to ask; write one as in 226-68=.")
+        prompts = concatenate_prompts(parsed)
+    ablated = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
+    edits, answers = zero_ablation_edits(model, ablated), Answers(model, prompts)
+    for rows, batch in batches(model, prompts, 0):
+        with editing(model, edits, len(batch)):
+            answers.observe(rows, model.logits(model.encode(batch)))
+    return pd.DataFrame(
+        {
+            "prompt": _texts(model, prompts),
+            "answer": prompts.answer,
+            "predicted": answers.predicted,
+            "correct": answers.predicted == prompts.answer,
+            "p_answer": answers.p_answer,
+        }
+    )
+
+
+def _texts(model: Model, prompts: Prompts) -> list[str]:
+    """Prompts as text, without the template's prefix."""
+    template = model.encoder.template
+    return [text.removeprefix(template.prefix) for text in prompts.text(template)]
+
+
+@torch.no_grad()
 def explain_prompt(
     model: Model, classification: Classification, prompt: Prompts, criterion: str, seed: int
 ) -> Explanation:
@@ -105,30 +160,19 @@ def explain_prompt(
     parts = direct_logit_attribution(model, ids, token)
     score = bag.best_scores(prompt)[:, 0]
     associated = score > 0
-    contribution, activation, value_logit = (
-        x[0].cpu().double().numpy()[bag.layers, bag.neurons]
-        for x in (parts.neurons, parts.activations, parts.value_logits)
-    )
+    measured = {"activation": parts.activations, "value_logit": parts.value_logits, "contribution": parts.neurons}
+    columns = {name: x[0].cpu().double().numpy()[bag.layers, bag.neurons] for name, x in measured.items()}
+    contribution = columns["contribution"]
     best_match = bag.holds(prompt)[bag.heuristic, 0] & (bag.score == score[bag.row])
     best = dict(zip(bag.row[best_match][::-1], bag.heuristic[best_match][::-1], strict=True))  # the first of equal ones
     rows = np.flatnonzero(associated)
     rows = rows[np.argsort(-np.abs(contribution[rows]), kind="stable")]
-    heuristics = [bag.heuristics[best[row]] for row in rows]
-    neurons = pd.DataFrame(
-        {
-            "layer": bag.layers[rows],
-            "neuron": bag.neurons[rows],
-            "activation": activation[rows],
-            "value_logit": value_logit[rows],
-            "contribution": contribution[rows],
-            "heuristic": [str(heuristic) for heuristic in heuristics],
-            "kind": [heuristic.kind for heuristic in heuristics],
-            "on": [heuristic.on for heuristic in heuristics],
-            "score": score[rows],
-        }
-    )
+    own = [bag.heuristics[best[row]] for row in rows]
+    neurons = pd.DataFrame({"layer": bag.layers, "neuron": bag.neurons, **columns}).iloc[rows].reset_index(drop=True)
+    names, kinds, on = [str(h) for h in own], [h.kind for h in own], [h.on for h in own]
+    neurons = neurons.assign(heuristic=names, kind=kinds, on=on, score=score[rows])
     return Explanation(
-        prompt=prompt.text(model.encoder.template)[0].removeprefix(model.encoder.template.prefix),
+        prompt=_texts(model, prompt)[0],
         operator=operator,
         op1=int(prompt.op1[0]),
         op2=int(prompt.op2[0]),

@@ -119,10 +119,8 @@ class Run(StudyResults):
             if stage not in self.stages:  # it may have been computed since the folder was opened
                 self._read_folder()
             if stage not in self.stages:
-                status = self.manifest["stages"].get(stage, {}).get("status", "not there")
-                raise UserError(
-                    f"The run in {self.path} has no complete stage {stage!r} (it is {status}); run it again to compute it."
-                )
+                missing = f"{stage!r} (it is {self.manifest['stages'].get(stage, {}).get('status', 'not there')})"
+                raise UserError(f"The run in {self.path} has no complete stage {missing}; run it again to compute it.")
             self._results.add(self.folder.read(kind))
         return self._results[kind]
 
@@ -166,10 +164,9 @@ class Run(StudyResults):
         return f"Run({self.name}, {studied}, {len(self.stages)} stages, in {self.path})"
 
     def _repr_html_(self) -> str:
-        timed = [(name, self.manifest["stages"].get(name, {}).get("seconds", "")) for name in self.stages]
-        rows = "".join(f"<tr><td>{name}</td><td>{seconds}</td></tr>" for name, seconds in timed)
-        head = "<tr><th>stage</th><th>seconds</th></tr>"
-        return f"<b>{html.escape(repr(self))}</b><table>{head}{rows}</table>"
+        seconds = {name: self.manifest["stages"].get(name, {}).get("seconds", "") for name in self.stages}
+        rows = "".join(f"<tr><td>{name}</td><td>{time}</td></tr>" for name, time in seconds.items())
+        return f"<b>{html.escape(repr(self))}</b><table><tr><th>stage</th><th>seconds</th></tr>{rows}</table>"
 
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:

@@ -6,7 +6,6 @@ def in_range(ctx: VerifyContext, stored: Commutes) -> None:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,33 +19,29 @@ from arithscope.experiments.means import MeanActivations
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid
-from arithscope.results.ask import ask
+from arithscope.results.explanation import ask
 from arithscope.verify.compare import Noise
 from arithscope.verify.context import VerifyContext
 
-R = TypeVar("R", bound=Result)
 F = TypeVar("F", bound=Callable[[VerifyContext, Any], None])
 PROMPTS = 200  # whose answers are computed again
 WHOLE_GRID = 4000  # prompts: means over no more are computed again over all of them
 STANDARD_ERRORS = 5.0  # that the mean over a sample may be away, over all components of a layer at a position
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check of a result class. `recompute`: whether the stage is recomputed on a sample as well."""
-
-    function: Callable[[VerifyContext, Any], None]
-    recompute: bool
+CHECKS: dict[type[Result], tuple[Callable[[VerifyContext, Any], None], bool]] = {}  # with `recompute`
 
 
-CHECKS: dict[type[Result], Check] = {}
+def check(kind: type[Result], recompute: bool = True) -> Callable[[F], F]:
+    """Register a check of a result class; it compares by means of `ctx.tally`.
 
-
-def check(kind: type[R], recompute: bool = True) -> Callable[[F], F]:
-    """Register a check of a result class; it compares by means of `ctx.tally`."""
+    Args:
+        kind: The result class.
+        recompute: Whether the stage is recomputed on a sample as well.
+    """
 
     def register(function: F) -> F:
-        CHECKS[kind] = Check(function, recompute)
+        CHECKS[kind] = function, recompute
         return function
 
     return register
