@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from arithscope.results.comparison import compare as compare
     from arithscope.results.explanation import ask as ask
     from arithscope.results.neuron import Neuron as Neuron
+    from arithscope.results.run import Lab as Lab
     from arithscope.results.run import Run as Run
     from arithscope.results.run import open as open
     from arithscope.results.run import run as run
-    from arithscope.results.study_results import Lab as Lab
     from arithscope.settings import SampleSizes as SampleSizes
     from arithscope.settings import Settings as Settings
 
@@ -45,8 +45,7 @@ _NAMES = {
     "results.comparison": ["compare"],
     "results.explanation": ["ask"],
     "results.neuron": ["Neuron"],
-    "results.run": ["Run", "open", "run"],
-    "results.study_results": ["Lab"],
+    "results.run": ["Lab", "Run", "open", "run"],
     "settings": ["SampleSizes", "Settings"],
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}

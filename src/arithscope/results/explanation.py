@@ -3,7 +3,7 @@ and the answer without them."""
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -119,11 +119,8 @@ def ask(
         >>> arithscope.ask(arithscope.load("tiny-llama"), ["226-68=", "23+14="])
     """
     if not isinstance(prompts, Prompts):
-        texts, operators, limit = (
-            [prompts] if isinstance(prompts, str) else prompts,
-            model.encoder.operators,
-            model.limit,
-        )
+        operators, limit = model.encoder.operators, model.limit
+        texts = [prompts] if isinstance(prompts, str) else prompts
         if not (parsed := [parse_prompt(text, operators, limit - 1, limit) for text in texts]):
             raise UserError("There is no prompt to ask; write one as in 226-68=.")
         prompts = concatenate_prompts(parsed)
@@ -134,19 +131,13 @@ def ask(
             answers.observe(rows, model.logits(model.encode(batch)))
     return pd.DataFrame(
         {
-            "prompt": _texts(model, prompts),
+            "prompt": prompts.text(replace(model.encoder.template, prefix="")),
             "answer": prompts.answer,
             "predicted": answers.predicted,
             "correct": answers.predicted == prompts.answer,
             "p_answer": answers.p_answer,
         }
     )
-
-
-def _texts(model: Model, prompts: Prompts) -> list[str]:
-    """Prompts as text, without the template's prefix."""
-    template = model.encoder.template
-    return [text.removeprefix(template.prefix) for text in prompts.text(template)]
 
 
 @torch.no_grad()
@@ -172,7 +163,7 @@ def explain_prompt(
     names, kinds, on = [str(h) for h in own], [h.kind for h in own], [h.on for h in own]
     neurons = neurons.assign(heuristic=names, kind=kinds, on=on, score=score[rows])
     return Explanation(
-        prompt=_texts(model, prompt)[0],
+        prompt=prompt.text(replace(model.encoder.template, prefix=""))[0],
         operator=operator,
         op1=int(prompt.op1[0]),
         op2=int(prompt.op2[0]),

@@ -6,6 +6,7 @@ def in_range(ctx: VerifyContext, stored: Commutes) -> None:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,13 +14,13 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.means import MeanActivations
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid
-from arithscope.results.explanation import ask
 from arithscope.verify.compare import Noise
 from arithscope.verify.context import VerifyContext
 
@@ -48,6 +49,7 @@ def check(kind: type[Result], recompute: bool = True) -> Callable[[F], F]:
 
 
 @check(MeanActivations, recompute=False)
+@torch.no_grad()
 def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     """Answers to some prompts, and means: over all prompts where those are few, and at op1 and operator, where few different
     texts can have been read; elsewhere a sample's mean must be as near as its standard error allows."""
@@ -56,13 +58,17 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     tally.same("operators", stored.operators, list(model.encoder.operators))
     tally.same("max_operand", stored.max_operand, ctx.settings.max_operand)
     rows = ctx.sample(len(prompts), PROMPTS, "means")
-    answers = ask(model, prompts[rows])
+    answers, sure = Answers(model, prompts[rows]), np.empty(len(rows), dtype=np.bool_)
+    for some, batch in batches(model, prompts[rows], 0):
+        logits = model.logits(model.encode(batch))
+        answers.observe(some, logits)
+        first, second = logits.topk(2, dim=-1).values.T  # another computation may swap two that are close
+        sure[some] = ~(first - second < noise.tie * (first - logits.mean(-1))).cpu().numpy()
     tally.recomputed.append(f"the answers to {len(rows)} prompts")
-    p_answer = np.where(prompts[rows].legal(model.limit), answers.p_answer, np.nan)
-    tally.close("p_answer", stored.p_answer[rows], p_answer, noise, lambda i: str(answers.prompt[i]))
-    sure = ~_close_calls(model, prompts[rows], noise.tie)
-    predicted = pd.DataFrame({"predicted": stored.predicted[rows][sure]})
-    tally.table("answers", predicted, answers[["predicted"]][sure].astype(np.int32))
+    texts = prompts[rows].text(replace(model.encoder.template, prefix=""))
+    tally.close("p_answer", stored.p_answer[rows], answers.p_answer, noise, lambda i: texts[i])
+    before, now = (pd.DataFrame({"predicted": x[sure]}) for x in (stored.predicted[rows], answers.predicted))
+    tally.table("answers", before, now)
     at, length = model.positions, model.encoder.length
     if len(prompts) <= WHOLE_GRID:
         tally.recomputed.append("the mean activations at all positions")
@@ -84,7 +90,6 @@ def _same_means(ctx: VerifyContext, stored: MeanActivations, prompts: Prompts, a
             ctx.tally.close(f"mean {name} of layer {layer}", a, b, ctx.tally.noise, extra=scale)
 
 
-@torch.no_grad()
 def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
     """Mean and variance of heads and neurons at some positions, [layers, positions, …] each, by plain passes."""
     layers = range(model.sizes.layers)
@@ -102,14 +107,3 @@ def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArr
             totals[name] = totals[name] + stacked if name in totals else stacked
     means = {name: total / len(prompts) for name, total in totals.items()}
     return [(name, mean.numpy(), (of_squares - mean**2).numpy()) for name, (mean, of_squares) in means.items()]
-
-
-@torch.no_grad()
-def _close_calls(model: Model, prompts: Prompts, tie: float) -> NDArray[np.bool_]:
-    """Prompts whose two most probable tokens are so close that another computation may swap them."""
-    close = np.empty(len(prompts), dtype=np.bool_)
-    for rows, batch in batches(model, prompts, 0):
-        logits = model.logits(model.encode(batch))
-        first, second = logits.topk(2, dim=-1).values.T
-        close[rows] = (first - second < tie * (first - logits.mean(-1))).cpu().numpy()
-    return close

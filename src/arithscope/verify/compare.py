@@ -67,13 +67,7 @@ class Tally:
             self._differs(what, stored, now)
 
     def close(
-        self,
-        what: str,
-        stored: ArrayLike,
-        now: ArrayLike,
-        noise: Noise,
-        name: Name | None = None,
-        extra: ArrayLike = 0.0,
+        self, what: str, stored: ArrayLike, now: ArrayLike, noise: Noise, name: Name | None = None, extra: ArrayLike = 0
     ) -> None:
         """Compare arrays of numbers, which may be apart by `noise` and `extra`."""
         a, b = (np.asarray(x, dtype=np.float64) for x in (stored, now))
@@ -96,16 +90,10 @@ class Tally:
             self._differs(what + (f" of {name(i)}" if name else ""), a[i], b[i], int((ratio > 1).sum()) - 1)
 
     def rows(
-        self,
-        what: str,
-        stored: pd.DataFrame,
-        now: pd.DataFrame,
-        keys: Sequence[str],
-        noise: Noise,
-        extra: ArrayLike = 0.0,
+        self, what: str, stored: pd.DataFrame, now: pd.DataFrame, by: Sequence[str], noise: Noise, extra: ArrayLike = 0
     ) -> None:
-        """Compare recomputed rows with the stored ones that have the same keys."""
-        keys, now = list(keys), now.reset_index(drop=True)
+        """Compare recomputed rows with the stored ones that have the same keys, the columns `by`."""
+        keys, now = list(by), now.reset_index(drop=True)
 
         def name(row: int) -> str:
             return ", ".join(f"{key} {now[key].iloc[row]}" for key in keys)
