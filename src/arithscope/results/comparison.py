@@ -18,15 +18,10 @@ from arithscope.results.run import Run, distinct_names
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Described):
-    """Numbers and curves of several runs.
+    """Every number of several runs' summaries (low, high and n are missing for plain ones), and the curves of `CURVES`, where x
+    is a share of heads, layers (depth), neurons or training, or a number of neurons."""
 
-    Attributes:
-        runs: Names of the runs.
-        table: Every number of the runs' summaries; low, high and n are missing for plain ones.
-        curves: The curves of `CURVES`; x is a share of heads, layers (depth), neurons or training, or a number of neurons.
-    """
-
-    runs: list[str]
+    runs: list[str]  # names
     table: pd.DataFrame  # run, experiment, operator, measure, value, low, high, n
     curves: pd.DataFrame  # run, curve, operator, x, value, low, high, n
 

@@ -52,11 +52,6 @@ class Explanation(Described):
     """The explanation of a prompt. Its *associated* neurons are the top neurons that match a heuristic which holds for it.
 
     Attributes:
-        right: The right answer.
-        criterion: Whether raw or calibrated matches were used.
-        answer: The model's answer.
-        logit: Logit of the right answer, before soft-capping: the sum of `parts`.
-        scale: Scale of the final norm.
         parts: Direct logit attribution: associated neurons, other top neurons, all other neurons, attention, embeddings,
             biases, and the remainder (rounding; in some families norms after MLPs and attention).
         heuristics: Heuristics that hold, with the number of neurons that match each and their contribution; a neuron may
@@ -64,24 +59,22 @@ class Explanation(Described):
         neurons: The associated neurons by the size of their contribution, activation × value_logit (of the right answer,
             through the logit lens) ÷ scale, each with its best-scoring heuristic that holds. Columns: layer, neuron,
             activation, value_logit, contribution, heuristic, kind, on, score.
-        kinds: Contribution by kind of that heuristic, each neuron once, and the running sum.
-        ablated: The answer without the associated neurons.
     """
 
     prompt: str
     operator: str
     op1: int
     op2: int
-    right: int
-    criterion: str
-    answer: Answer
-    logit: float
-    scale: float
+    right: int  # the right answer
+    criterion: str  # whether raw or calibrated matches were used
+    answer: Answer  # of the model
+    logit: float  # of the right answer, before soft-capping: the sum of `parts`
+    scale: float  # of the final norm
     parts: dict[str, float]
     heuristics: pd.DataFrame
     neurons: pd.DataFrame
-    kinds: pd.DataFrame
-    ablated: AblatedAnswer
+    kinds: pd.DataFrame  # contribution by kind of that heuristic, each neuron once, and the running sum
+    ablated: AblatedAnswer  # without the associated neurons
 
     def __repr__(self) -> str:
         answer = self.answer.token if self.answer.number is None else self.answer.number
