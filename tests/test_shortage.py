@@ -1,4 +1,4 @@
-"""Out of memory: passes become smaller until they fit, the numbers stay the same, and what never fits is explained in a sentence."""
+"""Out of memory: passes become smaller until they fit, the numbers stay the same, and what never fits is explained."""
 
 from __future__ import annotations
 
