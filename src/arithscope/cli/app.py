@@ -127,7 +127,7 @@ def explore(
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
     if options.model is not None and len(runs) > 1:
         raise UserError("--model says where the model of one run is; name only one run.")
-    from arithscope.explorer.serve import serve
+    from arithscope.explorer.server import serve
 
     serve([options.open(path) for path in runs], host, port, not no_browser)
 

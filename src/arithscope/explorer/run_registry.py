@@ -4,13 +4,15 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arithscope.explorer.request_models import NotFound
+from arithscope.errors import UserError
+from arithscope.experiments.patterns import activation_map
 from arithscope.explorer.tables import HeuristicTable, NeuronTable
 from arithscope.models.model import Model
 from arithscope.pipeline.study import CHECKPOINTS
@@ -19,7 +21,11 @@ from arithscope.results.comparison import Comparison, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.utils.out_of_memory import explain_out_of_memory
 
-MAX_MODELS = 2  # in memory
+MAX_MODELS, MAX_MAPS = 2, 32  # kept in memory: models, and activation maps computed here
+
+
+class NotFound(UserError):
+    """The request names something that does not exist."""
 
 
 class ServedRun:
@@ -71,6 +77,7 @@ class RunRegistry:
         self.runs = {name: ServedRun(name, run) for name, run in zip(names, runs, strict=True)}
         self._loaded: OrderedDict[str, Run] = OrderedDict()
         self._lock = Lock()
+        self.computed_map = lru_cache(MAX_MAPS)(self._computed_map)
 
     def __getitem__(self, name: str) -> ServedRun:
         if name not in self.runs:
@@ -87,6 +94,10 @@ class RunRegistry:
                 self._loaded.popitem(last=False)[1].release()
             with explain_out_of_memory(f"the model of {run.path}, or for a pass of it"):
                 yield run.model
+
+    def _computed_map(self, run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any]:
+        with self.model(run) as model:
+            return activation_map(model, operator, layer, neuron, run.max_operand)
 
     @cached_property
     def comparison(self) -> Comparison:
