@@ -11,6 +11,7 @@ which divides by what may be next to nothing, by ten times that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def test_another_number_of_workers(workers: int, usual: Path, tmp_path: Path) ->
     try:
         for _ in range(workers - 1):
             nodes.add_node(**node)
-        with RayExecutor(nodes.address, LoadOptions(), Silent()) as cluster:
+        with closing(RayExecutor(nodes.address, LoadOptions(), Silent())) as cluster:
             assert (cluster.where or "").startswith("one worker" if workers == 1 else f"{workers} workers")
             compare(usual, study(tmp_path / "run", executor=cluster))
     finally:

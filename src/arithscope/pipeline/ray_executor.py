@@ -15,7 +15,7 @@ import platform
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -125,11 +125,11 @@ def open_executor(
     if address is None:
         yield LocalExecutor(progress.note), lambda name: load(name, template, options)
     else:
-        with RayExecutor(address, options, progress) as cluster:
+        with closing(RayExecutor(address, options, progress)) as cluster:
             yield cluster, lambda name: cluster.load(name, template)
 
 
-class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
+class RayExecutor(Executor):
     """Runs units on the Ray cluster at an address, or (`local`) on one that lives on this machine as long as this object."""
 
     def __init__(self, address: str, options: LoadOptions, progress: Progress):
@@ -155,9 +155,6 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
             self.close()
             raise
         self.where = f"{_counted(len(shares), 'worker')} with {shares[0]} each"
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop all workers and disconnect."""
@@ -231,9 +228,8 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
         ready, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=PATIENCE)
         if not ready:
             if not running:
-                self.progress.note(
-                    f"No worker has started yet: waiting for the cluster to offer {self._slots[0].share}."
-                )
+                share = self._slots[0].share
+                self.progress.note(f"No worker has started yet: waiting for the cluster to offer {share}.")
             return None
         [reference] = ready
         if reference not in self._starting:
@@ -255,12 +251,10 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
                 ) from error
             self._replace(slot)
             return
-        other = [f"{name} {theirs}" for name, theirs in ready.versions.items() if versions()[name] != theirs]
-        if other:
-            raise UserError(
-                f"The node {ready.host} has {other[0]}, but here it is {versions()[other[0].split()[0]]}; install the same "
-                "version on every node."
-            )
+        for name, here in versions().items():
+            if (there := ready.versions.get(name)) != here:
+                problem = f"The node {ready.host} has {name} {there}, but here it is {here}"
+                raise UserError(f"{problem}; install the same version on every node.")
         if ready.spec is not None:
             self._spec = self._spec or ready.spec
             if ready.spec.identity != self._spec.identity:
@@ -322,17 +316,10 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
 
     def _sent(self, units: Sequence[Unit]) -> list[Unit]:
         """The units' arguments; those that several units share are put into shared memory once."""
-        uses = Counter(id(argument) for unit in units for argument in unit)
-        put: dict[int, Any] = {}
-
-        def shared(argument: Any) -> Any:
-            if uses[id(argument)] == 1 or argument is None or isinstance(argument, bool | int | float | str):
-                return argument
-            if id(argument) not in put:
-                put[id(argument)] = self._ray.put(argument)
-            return put[id(argument)]
-
-        return [tuple(map(shared, unit)) for unit in units]
+        arguments = {id(x): x for unit in units for x in unit if not isinstance(x, int | float | str | None)}
+        uses = Counter(id(x) for unit in units for x in unit)
+        put = {key: self._ray.put(x) for key, x in arguments.items() if uses[key] > 1}
+        return [tuple(put.get(id(x), x) for x in unit) for unit in units]
 
 
 def _connected(address: str) -> tuple[Any, bool]:
@@ -345,9 +332,8 @@ def _connected(address: str) -> tuple[Any, bool]:
     if ray.is_initialized():
         known = ray.get_runtime_context().gcs_address
         if address not in ("auto", known):
-            raise UserError(
-                f"This process is connected to the Ray cluster at {known}; use that, or call ray.shutdown() first."
-            )
+            problem = f"This process is connected to the Ray cluster at {known}"
+            raise UserError(f"{problem}; use that, or call ray.shutdown() first.")
         return ray, True
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     try:

@@ -178,14 +178,9 @@ def keys_of(model: Model, settings: Settings, stages: Sequence[Stage], given: Se
     """Key of each stage: a hash of the model, the version, the settings it reads, and the keys of the results it reads."""
     keys: dict[str, str] = {}
     by_result = {type(each.result): each.key for each in given}
+    about = dict(version=__version__, model=describe_model(model), template=_template(model))
     for stage in stages:
         earlier = {kind.__name__: by_result[kind] for kind in (*stage.needs, *stage.given) if by_result.get(kind)}
-        keys[stage.name] = by_result[stage.result] = stage_key(
-            stage=stage.name,
-            version=__version__,
-            model=describe_model(model),
-            template=_template(model),
-            settings={name: getattr(settings, name) for name in stage.reads},
-            needs=earlier,
-        )
+        read = {name: getattr(settings, name) for name in stage.reads}
+        keys[stage.name] = by_result[stage.result] = stage_key(stage=stage.name, settings=read, needs=earlier, **about)
     return keys
