@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import json
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from arithscope import __version__
@@ -134,8 +137,6 @@ def explain(
     options: opt.RunOptions,
 ) -> None:
     """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
-    import json
-
     from arithscope.experiments.classify import CALIBRATED, RAW
     from arithscope.report.explanation import explanation_report
     from arithscope.results.run import explanation_as_json
@@ -169,9 +170,7 @@ def explore(
     options: opt.RunOptions,
 ) -> None:
     """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and comparisons of runs."""
-    from importlib.util import find_spec
-
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+    if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
     if options.model is not None and len(runs) > 1:
         raise UserError("--model says where the model of one run is; name only one run.")
@@ -182,10 +181,6 @@ def explore(
 
 def models() -> None:
     """List the models that come with arithscope."""
-    import json
-
-    from rich.table import Table
-
     from arithscope.models.sources import FOLDER, embedded_names, local_checkpoints
 
     table = Table("model", "family", "MB", "earlier checkpoints (MODEL@CHECKPOINT)")

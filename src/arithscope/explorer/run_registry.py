@@ -4,7 +4,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from threading import Lock
 from typing import Any
 
@@ -33,6 +33,7 @@ class ServedRun:
 
     def __init__(self, name: str, run: Run):
         self.name, self.run = name, run
+        self.predictions = cache(self._predictions)
 
     def require(self, *stages: str) -> None:
         """Raise NotFound if one of the stages is not done."""
@@ -50,15 +51,13 @@ class ServedRun:
         self.require("patterns", "classify")
         return HeuristicTable(self.run.classify, self.run.knockout if "knockout" in self.run.stages else None)
 
-    @cached_property
-    def predictions(self) -> dict[str, tuple[NDArray[np.int32], NDArray[np.float32]]]:
-        """Per operator, over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
+    def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
         self.require("accuracy")
-        predictions = {}
-        for operator in self.run.accuracy.operators:
-            rows = self.run.accuracy.rows(operand_grid(operator, self.run.max_operand))
-            predictions[operator] = rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
-        return predictions
+        if operator not in self.run.accuracy.operators:
+            raise NotFound(f"The run {self.name} has no prompts with {operator}.")
+        rows = self.run.accuracy.rows(operand_grid(operator, self.run.max_operand))
+        return rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
 
     @cached_property
     def checkpoints(self) -> dict[str, Run]:

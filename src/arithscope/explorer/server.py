@@ -157,7 +157,7 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
 
     @app.get("/api/runs/{run}/predictions", **_BINARY)
     def predictions(run: Name, operator: Operator) -> Any:
-        return _binary(*views.predictions(registry[run], operator))
+        return _binary(*registry[run].predictions(operator))
 
     @app.get("/api/runs/{run}/neurons")
     def neurons(run: Name, query: Annotated[NeuronQuery, Query()]) -> Any:

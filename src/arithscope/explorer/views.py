@@ -37,9 +37,7 @@ def run_info(served: ServedRun) -> dict[str, Any]:
     classified = {"patterns", "classify"} <= set(stages)
     return {
         "name": served.name,
-        "model": run.manifest["model"],
-        "version": run.manifest["version"],
-        "created": run.manifest["created"],
+        **{name: run.manifest[name] for name in ("model", "version", "created")},
         "operators": run.accuracy.operators if "accuracy" in stages else [],
         "max_operand": run.max_operand,
         "limit": run.limit,
@@ -54,15 +52,9 @@ def run_info(served: ServedRun) -> dict[str, Any]:
 
 def results(served: ServedRun) -> list[dict[str, Any]]:
     """Every finished stage with its summary and the names of its tables."""
-    summary = served.run.folder.summary
-    return [
-        {
-            "stage": stage,
-            "summary": summary.get(stage, {}),
-            "tables": sorted(file.stem for file in (served.run.path / stage).glob("*.parquet")),
-        }
-        for stage in served.run.stages
-    ]
+    path, stages, summary = served.run.path, served.run.stages, served.run.folder.summary
+    tables = {stage: sorted(file.stem for file in (path / stage).glob("*.parquet")) for stage in stages}
+    return [{"stage": stage, "summary": summary.get(stage, {}), "tables": tables[stage]} for stage in stages]
 
 
 def result_table(served: ServedRun, stage: str, name: str) -> pd.DataFrame:
@@ -77,12 +69,6 @@ def _tables(result: Any) -> dict[str, pd.DataFrame]:
     """The tables of a stage's result, by the names of its fields."""
     contents = {field.name: getattr(result, field.name) for field in fields(result)}
     return {name: value for name, value in contents.items() if isinstance(value, pd.DataFrame)}
-
-
-def predictions(served: ServedRun, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    if operator not in served.predictions:
-        raise NotFound(f"The run {served.name} has no prompts with {operator}.")
-    return served.predictions[operator]
 
 
 def neuron_page(served: ServedRun, operator: str, layer: int, index: int) -> dict[str, Any]:
@@ -152,13 +138,11 @@ def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
 def _effect_maps(rows: pd.DataFrame) -> dict[str, Any]:
     """Mean and median effects at one position: of heads as [layers][heads], of MLPs as [layers]."""
     heads, mlps = rows[rows["head"] != MLP], rows[rows["head"] == MLP].sort_values("layer")
-    return {
-        statistic: {
-            "heads": heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist(),
-            "mlps": mlps[column].tolist(),
-        }
-        for statistic, column in (("mean", "value"), ("median", "median"))
-    }
+    maps = {}
+    for statistic, column in (("mean", "value"), ("median", "median")):
+        by_layer = heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist()
+        maps[statistic] = {"heads": by_layer, "mlps": mlps[column].tolist()}
+    return maps
 
 
 def training(served: ServedRun) -> dict[str, Any]:
@@ -174,11 +158,8 @@ def comparison(registry: RunRegistry) -> dict[str, Any]:
     names = dict(zip(compared.runs, registry.runs, strict=True))
     table, curves = (rows.assign(run=rows.run.map(names)) for rows in (compared.table, compared.curves))
     by_name = {name: curves[curves.curve == name].drop(columns="curve").to_dict("records") for name in CURVES}
-    return {
-        "runs": list(registry.runs),
-        "table": table.to_dict("records"),
-        "curves": {name: rows for name, rows in by_name.items() if rows},
-    }
+    shown = {name: rows for name, rows in by_name.items() if rows}
+    return {"runs": list(registry.runs), "table": table.to_dict("records"), "curves": shown}
 
 
 def explanation(registry: RunRegistry, served: ServedRun, prompt: str, criterion: str) -> dict[str, Any]:
