@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,13 +39,8 @@ TRIES = 3  # for a unit whose worker dies, and for starting a worker
 PATIENCE = 30.0  # seconds without news after which the user is told what the run is waiting for
 
 
-@dataclass(frozen=True)
-class NamedModel:
-    """A model that each worker loads itself."""
-
-    name: str
-    template: Template
-    options: LoadOptions
+# What workers make their model of: a spec and shared weights, or a function with which each loads it itself.
+Source = ModelSpec | Callable[[], Model]
 
 
 @dataclass(frozen=True)
@@ -75,17 +71,17 @@ class Worker:
         self.device = torch.device(device)
         self.model: Model | None = None
 
-    def take(self, source: ModelSpec | NamedModel, weights: Weights | None) -> Ready:
+    def take(self, source: Source, weights: Weights | None) -> Ready:
         """Load a model, or build it from shared weights, in place of an earlier one."""
-        self.model, spec = None, None
-        gc.collect()  # models contain reference cycles, and the next one needs the memory
-        if isinstance(source, NamedModel):
-            self.model = load(source.name, source.template, source.options)
-            spec = model_spec(self.model)
-        elif weights is not None:
-            self.model = source.filled(weights, self.device)
         import ray
 
+        self.model, spec = None, None
+        gc.collect()  # models contain reference cycles, and the next one needs the memory
+        if weights is not None and isinstance(source, ModelSpec):
+            self.model = source.filled(weights, self.device)
+        elif callable(source):
+            self.model = source()
+            spec = model_spec(self.model)
         return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), spec)
 
     def run(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:
@@ -141,9 +137,9 @@ class RayExecutor(Executor):
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._starting: dict[Any, _Slot] = {}  # by Ray object reference
-        self._named: WeakKeyDictionary[Model, NamedModel] = WeakKeyDictionary()
+        self._loaders: WeakKeyDictionary[Model, Callable[[], Model]] = WeakKeyDictionary()
         self._model: Model | None = None
-        self._source: ModelSpec | NamedModel | None = None
+        self._source: Source | None = None
         self._weights: Any = None  # reference to them in shared memory
         self._spec: ModelSpec | None = None  # as the first worker loaded it
         try:
@@ -171,20 +167,20 @@ class RayExecutor(Executor):
         device = "cuda" if any(share.gpus for share in self._shares()) else "cpu"
         spread = self.options.device_map  # a file is read here, as other nodes may not have it
         placed = None if spread is None else read_device_map(spread)
-        named = NamedModel(name, template, replace(self.options, device=device, device_map=placed))
+        loader = partial(load, name, template, replace(self.options, device=device, device_map=placed))
         self._spec = None
-        self._give(named)
+        self._give(loader)
         while self._spec is None:
             self._news([])
         self._model = self._spec.empty()
-        self._named[self._model] = named
+        self._loaders[self._model] = loader
         return self._model
 
     def stream(
         self, function: Function, model: Model, units: Sequence[Unit], advance: Advance
     ) -> Iterator[FinishedUnit]:
         if model is not self._model:
-            self._give(self._named.get(model) or model_spec(model), model)
+            self._give(self._loaders.get(model) or model_spec(model), model)
         self._grow()
         sent = self._sent(units)
         waiting, deaths = deque(range(len(units))), Counter[int]()
@@ -265,7 +261,7 @@ class RayExecutor(Executor):
         slot.node, slot.host, slot.failures = ready.node, ready.host, 0
         self._idle.append(slot)
 
-    def _give(self, source: ModelSpec | NamedModel, model: Model | None = None) -> None:
+    def _give(self, source: Source, model: Model | None = None) -> None:
         """Give all workers another model."""
         self._weights = None  # frees the previous model's
         if isinstance(source, ModelSpec) and model is not None:
