@@ -48,8 +48,9 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
         "seed": _is_int(configuration.get("seed"), 0),
     }
     wrong = _mistyped(model, **dict.fromkeys(texts, str)) + [name for name, is_right in right.items() if not is_right]
-    wrong += _mistyped(configuration, preset=str, template=str, prefix=str)
-    wrong += _mistyped(manifest, version=str, created=str)
+    wrong += _mistyped(configuration, preset=str, template=str, prefix=str) + _mistyped(
+        manifest, version=str, created=str
+    )
     wrong += ["seconds" for e in manifest["stages"].values() if not isinstance(e.get("seconds", 0.0), int | float)]
     _refuse(wrong, path)
     try:
@@ -118,9 +119,7 @@ def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
 
 def _wrong_column(table: pd.DataFrame, schema: Table) -> str | None:
     """A column that is missing or of another kind; a table without rows may lack columns."""
-    if len(table) == 0 and len(table.columns) == 0:
-        return None
-    for column in schema.columns:
+    for column in schema.columns if len(table) or len(table.columns) else ():
         if column.name not in table.columns:
             return column.name
         values, held = table[column.name], _HELD.get(column.kind)
@@ -135,6 +134,5 @@ def _has_type(value: Any, declared: Any) -> bool:
     kind, inner = get_origin(declared) or declared, get_args(declared)
     if not inner:
         return kind not in (int, float, str) or type(value) is kind or (kind, type(value)) == (float, int)
-    return type(value) is kind and all(
-        _has_type(each, inner[-1]) for each in (value.values() if isinstance(value, dict) else value)
-    )
+    items = value.values() if isinstance(value, dict) else value
+    return type(value) is kind and all(_has_type(item, inner[-1]) for item in items)

@@ -48,10 +48,8 @@ class RunFolder:
         self.manifest = _read_json(path / "manifest.json", "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
-            raise UserError(
-                f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}; "
-                "choose another --out."
-            )
+            problem = f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}"
+            raise UserError(f"{problem}; choose another --out.")
         check_manifest(self.manifest, path)
 
     def has(self, stage: str, key: str | None = None) -> bool:
@@ -93,8 +91,6 @@ class RunFolder:
                     values[file.stem] = pd.read_parquet(folder / file)
                 elif file.suffix == ".npy":  # mapped into memory: only parts in use are read, and changes stay there
                     values[file.stem] = np.load(folder / file, mmap_mode="c", allow_pickle=False)
-                    if not isinstance(values[file.stem], np.ndarray):
-                        raise ValueError(f"{file.name} is no array")
         except Exception as error:  # whatever the libraries raise for files of another kind
             problem: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
         else:
@@ -201,9 +197,8 @@ def open_for_writing(
         earlier = check_writable(path, model)
         created = _now() if earlier is None else earlier["created"]
         about = {"schema": SCHEMA, "version": __version__, "created": created, "model": model}
-        manifest = {**about, "configuration": configuration, "stages": {}}
         with files.explain_write_errors(path):
-            files.write_json(path / "manifest.json", manifest)
+            files.write_json(path / "manifest.json", {**about, "configuration": configuration, "stages": {}})
             yield RunWriter(path, keys)
 
 
