@@ -47,7 +47,6 @@ ModelName = Annotated[str, argument("MODEL", MODEL)]
 STAGES = "Only these stages, and those they need; separate with commas."
 CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
 EFFECT = "Effect that ranks components: probability (the paper's), log_ratio or logit."
-TOPK = "Neurons kept per MLP (paper: 200); default: as few as suffice."
 BOTH_OPERANDS = "Also try heuristics about both operands at once."
 CLUSTER = "Use a Ray cluster: its address, or local; needs the extra `cluster`."
 LAYERS = "Layers, separated by commas; default: a few, middle to last."
@@ -111,7 +110,7 @@ class SettingsOptions:
     effect: Annotated[str, measures("NAME", EFFECT)] = "probability"
     neurons: Annotated[str, measures("METHOD", NEURONS)] = "exact"
     rank: Annotated[str, measures("NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
-    topk: Annotated[int | None, measures("K", TOPK)] = None
+    topk: Annotated[int | None, measures("K", "Neurons kept per MLP (paper: 200); default: as few as suffice.")] = None
     both_operands: Annotated[bool, flag("--both-operands", BOTH_OPERANDS, panel="Measures")] = False
 
 

@@ -241,10 +241,8 @@ class RayExecutor(Executor):
         except self._ray.exceptions.RayError as error:
             slot.failures += 1
             if slot.failures == TRIES:
-                raise UserError(
-                    f"A worker could not be started ({_in_short(error)}); arithscope must be installed on every node, and each "
-                    "worker needs memory for the model."
-                ) from error
+                advice = "arithscope must be installed on every node, and each worker needs memory for the model"
+                raise UserError(f"A worker could not be started ({_in_short(error)}); {advice}.") from error
             self._replace(slot)
             return
         for name, here in versions().items():
@@ -254,9 +252,9 @@ class RayExecutor(Executor):
         if ready.spec is not None:
             self._spec = self._spec or ready.spec
             if ready.spec.identity != self._spec.identity:
+                problem = f"The node {ready.host} has another {ready.spec.identity.name} than the others"
                 raise UserError(
-                    f"The node {ready.host} has another {ready.spec.identity.name} than the others, as its weights or its "
-                    "tokenizer differ; copy the same files to every node."
+                    f"{problem}, as its weights or its tokenizer differ; copy the same files to every node."
                 )
         slot.node, slot.host, slot.failures = ready.node, ready.host, 0
         self._idle.append(slot)
@@ -338,10 +336,8 @@ def _connected(address: str) -> tuple[Any, bool]:
         own = dict(include_dashboard=False) if address == LOCAL else {}
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
-        raise UserError(
-            f"There is no Ray cluster at {address!r} ({_in_short(error)}); give the address that `ray start --head` prints "
-            f"(such as 10.0.0.1:6379), or {LOCAL}."
-        ) from None
+        advice = f"give the address that `ray start --head` prints (such as 10.0.0.1:6379), or {LOCAL}"
+        raise UserError(f"There is no Ray cluster at {address!r} ({_in_short(error)}); {advice}.") from None
     return ray, False
 
 

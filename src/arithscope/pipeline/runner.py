@@ -137,10 +137,8 @@ def check_model(model: Model, settings: Settings, progress: Progress, executor: 
 def failed_checks(model: Model, failed: Sequence[tuple[str, str]]) -> UserError:
     """The error for a model that failed checks, given as (name, reason)."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in failed)
-    return UserError(
-        f"Results about {model.identity.name} could not be trusted, so it is not studied ({reasons}). "
-        "`arithscope doctor` shows all checks."
-    )
+    problem = f"Results about {model.identity.name} could not be trusted, so it is not studied ({reasons})"
+    return UserError(f"{problem}. `arithscope doctor` shows all checks.")
 
 
 def compute_stage(

@@ -61,10 +61,8 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
 
 def _refuse(wrong: list[str], path: Path) -> None:
     if wrong:
-        raise UserError(
-            f"The run at {path} is damaged: what manifest.json says about {wrong[0]} cannot be right; run it again into "
-            "another --out."
-        )
+        problem = f"The run at {path} is damaged: what manifest.json says about {wrong[0]} cannot be right"
+        raise UserError(f"{problem}; run it again into another --out.")
 
 
 def _mistyped(record: dict[str, Any], **types: Any) -> list[str]:

@@ -96,10 +96,8 @@ class RunFolder:
         else:
             problem = schema_problem(kind, values)
         if problem is not None:  # although its checksums are right
-            raise SchemaMismatch(
-                f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope, or changed: "
-                f"{problem}; run it again to compute it."
-            )
+            written = f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope"
+            raise SchemaMismatch(f"{written}, or changed: {problem}; run it again to compute it.")
         return kind(**values)
 
     @property
@@ -258,10 +256,8 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"There is no {what} at {path.parent}: {path.name} is missing.") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-    raise UserError(
-        f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}); remove that file and run the same "
-        "command again, which keeps what is whole."
-    )
+    problem = f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason})"
+    raise UserError(f"{problem}; remove that file and run the same command again, which keeps what is whole.")
 
 
 def _now() -> str:
