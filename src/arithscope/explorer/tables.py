@@ -99,9 +99,9 @@ class NeuronTable:
 
     def _with_matches(self, neurons: pd.DataFrame, criterion: str) -> pd.DataFrame:
         matches = self._matches[criterion]
-        counts = matches.groupby(NEURON).size().rename("heuristics").reset_index()
-        best = matches.drop_duplicates(NEURON)[[*NEURON, "heuristic", "kind", "score"]]
-        table = neurons.merge(counts, on=NEURON, how="left").merge(best, on=NEURON, how="left")
+        counted = matches.assign(heuristics=matches.groupby(NEURON).layer.transform("size"))
+        best = counted.drop_duplicates(NEURON)[[*NEURON, "heuristics", "heuristic", "kind", "score"]]
+        table = neurons.merge(best, on=NEURON, how="left")
         return table.assign(
             name=[neuron_name(*neuron) for neuron in zip(table.layer, table.neuron, strict=True)],
             heuristics=table.heuristics.fillna(0).astype(int),

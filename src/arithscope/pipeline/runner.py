@@ -44,15 +44,14 @@ class DeclaredSettings(Settings):
     """Settings that can be read only as far as a stage declared: its key would not cover any others."""
 
     def __init__(self, settings: Settings, names: Sequence[str]):
-        object.__setattr__(self, "__dict__", {"__settings__": settings, "__names__": frozenset(names)})
+        object.__setattr__(self, "__dict__", {name: getattr(settings, name) for name in names})
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        inside = object.__getattribute__(self, "__dict__")
-        if name not in inside["__names__"]:
+        if name not in self.__dict__:
             raise AttributeError(f"the stage reads the setting {name!r} without declaring it")
-        return getattr(inside["__settings__"], name)
+        return self.__dict__[name]
 
 
 def run_stages(

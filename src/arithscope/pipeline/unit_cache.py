@@ -89,17 +89,16 @@ def read_unit(path: Path) -> tuple[Any, int] | None:
 
 def digests(function: Function, units: Sequence[Unit]) -> list[str]:
     """A hash of the function's name and all arguments for each unit. Arguments that units share are hashed once."""
-    known: dict[int, bytes] = {}
+    name = f"{function.__module__}.{function.__qualname__}".encode()
+    arguments = {id(argument): argument for unit in units for argument in unit}
+    known = {key: _digest(argument).digest() for key, argument in arguments.items()}
+    return [hashlib.sha256(b"".join([name, *(known[id(x)] for x in unit)])).hexdigest()[:32] for unit in units]
 
-    def digest_of(argument: Any) -> bytes:
-        if id(argument) not in known:
-            digest = hashlib.sha256()
-            _add(digest, argument)
-            known[id(argument)] = digest.digest()
-        return known[id(argument)]
 
-    name = f"{function.__module__}.{function.__qualname__}"
-    return [hashlib.sha256(b"".join([name.encode(), *map(digest_of, unit)])).hexdigest()[:32] for unit in units]
+def _digest(value: Any) -> Any:
+    digest = hashlib.sha256()
+    _add(digest, value)
+    return digest
 
 
 def _add(digest: Any, value: Any) -> None:
@@ -149,6 +148,4 @@ def _decode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
 
 
 def _checksum(value: str, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
-    digest = hashlib.sha256()
-    _add(digest, (value, *arrays))
-    return digest.hexdigest()
+    return _digest((value, *arrays)).hexdigest()
