@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def option(metavar: str, text: str, *, panel: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
-    """An option with a value."""
     return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, parser=parser)
 
 

@@ -67,7 +67,6 @@ class Json(Response):
 
 
 def _binary(*arrays: np.ndarray[Any, Any]) -> Response:
-    """Arrays as bytes, one after the other."""
     return Response(b"".join(array.tobytes() for array in arrays), media_type="application/octet-stream")
 
 
@@ -133,15 +132,13 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
         response.headers.update(HEADERS)
         return response
 
-    @app.get("/", include_in_schema=False)
-    def index() -> Response:
-        return static_file("index.html")
-
     @app.get("/static/{name:path}", include_in_schema=False)
     def static_file(name: str) -> Response:
         if name not in static:
             raise NotFound("There is no such page.")
         return Response(static[name], media_type=TYPES[Path(name).suffix])
+
+    app.get("/", include_in_schema=False)(lambda: static_file("index.html"))
 
     @app.get("/api/runs")
     def all_runs() -> Any:

@@ -153,7 +153,6 @@ class RayExecutor(Executor):
         self.where = f"{_counted(len(shares), 'worker')} with {shares[0]} each"
 
     def close(self) -> None:
-        """Stop all workers and disconnect."""
         for slot in self._slots:
             self._ray.kill(slot.actor)
         self._slots, self._idle, self._starting, self._weights = [], [], {}, None
@@ -252,15 +251,12 @@ class RayExecutor(Executor):
         if ready.spec is not None:
             self._spec = self._spec or ready.spec
             if ready.spec.identity != self._spec.identity:
-                problem = f"The node {ready.host} has another {ready.spec.identity.name} than the others"
-                raise UserError(
-                    f"{problem}, as its weights or its tokenizer differ; copy the same files to every node."
-                )
+                other = f"another {ready.spec.identity.name} than the others, as its weights or its tokenizer differ"
+                raise UserError(f"The node {ready.host} has {other}; copy the same files to every node.")
         slot.node, slot.host, slot.failures = ready.node, ready.host, 0
         self._idle.append(slot)
 
     def _give(self, source: Source, model: Model | None = None) -> None:
-        """Give all workers another model."""
         self._weights = None  # frees the previous model's
         if isinstance(source, ModelSpec) and model is not None:
             self._weights = self._ray.put(weights_of(model))
