@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from new_stage import Symmetry
 
 import arithscope
-from arithscope.cli.run import write_report_of
+from arithscope.cli.app import write_report_of
 from arithscope.figures.registry import figure
 from arithscope.report.findings.finding import Finding, finding
 from arithscope.utils.progress import Silent

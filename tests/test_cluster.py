@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def nodes() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def cluster(nodes: Any) -> Iterator[RayExecutor]:
-    with RayExecutor(nodes.address, LoadOptions(), Silent()) as connected:
+    with closing(RayExecutor(nodes.address, LoadOptions(), Silent())) as connected:
         yield connected
 
 

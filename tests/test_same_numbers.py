@@ -11,6 +11,7 @@ which divides by what may be next to nothing, by ten times that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -151,11 +152,11 @@ def test_another_number_of_workers(workers: int, usual: Path, tmp_path: Path) ->
     """Processes of a Ray cluster, one a node."""
     utils = pytest.importorskip("ray.cluster_utils")
     node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    nodes = utils.RayExecutor(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    nodes = utils.Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         for _ in range(workers - 1):
             nodes.add_node(**node)
-        with RayExecutor(nodes.address, LoadOptions(), Silent()) as cluster:
+        with closing(RayExecutor(nodes.address, LoadOptions(), Silent())) as cluster:
             assert (cluster.where or "").startswith("one worker" if workers == 1 else f"{workers} workers")
             compare(usual, study(tmp_path / "run", executor=cluster))
     finally:

@@ -13,8 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import uvicorn
 
-from arithscope.explorer.serve import LOOPBACK, bound_socket
-from arithscope.explorer.server import make_app
+from arithscope.explorer.server import LOOPBACK, bound_socket, make_app
 from arithscope.results.run import Run
 
 

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from arithscope.explorer.request_guard import MAX_BODY_BYTES
-from arithscope.explorer.server import static_files
+from arithscope.explorer.server import MAX_BODY_BYTES, static_files
 from tests.explorer.client import post_ablation, send
 
 BAD_PATHS = {

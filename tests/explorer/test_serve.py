@@ -18,8 +18,8 @@ import pytest
 import uvicorn
 
 from arithscope.errors import UserError
-from arithscope.explorer import serve as serving_module
-from arithscope.explorer.serve import serve
+from arithscope.explorer import server as serving_module
+from arithscope.explorer.server import serve
 from arithscope.results.run import Run
 from tests.test_cli import complaint
 

@@ -13,8 +13,7 @@ import pytest
 
 import arithscope
 from arithscope.explorer import views
-from arithscope.explorer.request_models import NotFound
-from arithscope.explorer.run_registry import ServedRun
+from arithscope.explorer.run_registry import NotFound, ServedRun
 from arithscope.heuristics.kinds import parse
 from arithscope.pipeline.store import plain
 from arithscope.prompts import operand_grid

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import strategies as st
 
 from arithscope.cli.app import main
-from arithscope.explorer import serve as serve_module
+from arithscope.explorer import server as server_module
 from arithscope.models import load as load_module
 from arithscope.pipeline import ray_executor
 from arithscope.pipeline.registry import all_stages
@@ -301,8 +301,8 @@ def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(files, "locked", begin)
     monkeypatch.setattr(comparison, "explain_write_errors", begin)
     monkeypatch.setattr(loop, "train", lambda recipe, *_: begin(read_recipe(recipe)))
-    monkeypatch.setattr(serve_module.uvicorn, "Server", begin)
-    monkeypatch.setattr(serve_module.threading, "Timer", begin)
+    monkeypatch.setattr(server_module.uvicorn, "Server", begin)
+    monkeypatch.setattr(server_module.threading, "Timer", begin)
     return tmp_path
 
 

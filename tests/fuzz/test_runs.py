@@ -81,8 +81,8 @@ def look(folder: Path) -> None:
     run_registry = RunRegistry([run])
     for served in run_registry.runs.values():
         views.run_info(served)
-        if "accuracy" in run.stages:
-            dict(served.predictions)
+        for operator in run.accuracy.operators if "accuracy" in run.stages else ():
+            served.predictions(operator)
 
 
 def looked_at(folder: Path) -> bool:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import json
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from arithscope import __version__
 from arithscope.cli import options as opt
-from arithscope.cli.run import run, write_report_of
 from arithscope.errors import UserError
 from arithscope.models.sources import DEFAULT
 from arithscope.utils.files import user_path
 from arithscope.utils.signals import INTERRUPTED, stop_on_signals
 
 if TYPE_CHECKING:
+    from arithscope.pipeline.store import RunFolder
     from arithscope.utils.progress import Progress
+
+
+COMPARISON = Path("runs/comparison")
 
 
 class _PlainHelp:
@@ -45,13 +53,58 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+
+
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
+def _root(version: Annotated[bool, VERSION] = False) -> None:
     """A microscope for arithmetic in language models."""
+
+
+@opt.expand_options
+def run(
+    model: opt.ModelName = DEFAULT,
+    out: Annotated[Path | None, opt.study("PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
+    stages: Annotated[str | None, opt.study("NAMES", opt.STAGES)] = None,
+    checkpoints: Annotated[str | None, opt.study("NAMES", opt.CHECKPOINTS)] = None,
+    *,
+    settings: opt.SettingsOptions,
+    options: opt.ModelOptions,
+    cluster: Annotated[str | None, opt.machine("ADDRESS", opt.CLUSTER)] = None,
+) -> None:
+    """Study a model: run all stages, or some, and write a run folder. A stopped run continues where it was."""
+    from arithscope.pipeline.study import study as run_study
+    from arithscope.report.figure_workers import drawing
+    from arithscope.report.terminal import summary_tables
+    from arithscope.report.warnings import result_warnings
+    from arithscope.settings import Settings
+
+    progress, (template, load_options) = _progress(), options.load_arguments()
+    with ExitStack() as figures:
+
+        def write_early_report(folder: RunFolder) -> None:
+            figures.close()  # all figures are drawn now
+            write_report_of(folder, progress)  # repetitions take longest: whoever stops them has a report already
+
+        folder = run_study(
+            model,
+            Settings(**vars(settings)),
+            out or _default_out(model),
+            stages=None if stages is None else [name.strip() for name in stages.split(",") if name.strip()],
+            checkpoints=checkpoints,
+            template=template,
+            options=load_options,
+            cluster=cluster,
+            progress=progress,
+            on_load=lambda m, executor: print(m if executor.where is None else f"{m}, studied by {executor.where}"),
+            after_stage=figures.enter_context(drawing(progress)),
+            before_repeats=write_early_report,
+        )
+    for table in summary_tables(folder.summary):
+        Console().print(table)
+    for warning in result_warnings(folder):
+        print(f"Warning, explained in the report: {warning.name}")
+    print(f"Results are in {folder.path}; to read them, open {write_report_of(folder, progress)}")
 
 
 def report(run: opt.RunPath) -> None:
@@ -84,8 +137,6 @@ def explain(
     options: opt.RunOptions,
 ) -> None:
     """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
-    import json
-
     from arithscope.experiments.classify import CALIBRATED, RAW
     from arithscope.report.explanation import explanation_report
     from arithscope.results.run import explanation_as_json
@@ -99,9 +150,7 @@ def explain(
 
 def compare(
     runs: Annotated[list[Path], opt.argument("RUN", "Run folders, two or more.", user_path)],
-    out: Annotated[Path, opt.option("PATH", "Folder for tables and figures.", parser=user_path)] = Path(
-        "runs/comparison"
-    ),
+    out: Annotated[Path, opt.option("PATH", "Folder for tables and figures.", parser=user_path)] = COMPARISON,
 ) -> None:
     """Compare runs: all headline numbers in tables, and the headline figures with all runs in one."""
     from arithscope.report.comparison import comparison_tables, write_comparison
@@ -121,23 +170,17 @@ def explore(
     options: opt.RunOptions,
 ) -> None:
     """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and comparisons of runs."""
-    from importlib.util import find_spec
-
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+    if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
     if options.model is not None and len(runs) > 1:
         raise UserError("--model says where the model of one run is; name only one run.")
-    from arithscope.explorer.serve import serve
+    from arithscope.explorer.server import serve
 
     serve([options.open(path) for path in runs], host, port, not no_browser)
 
 
 def models() -> None:
     """List the models that come with arithscope."""
-    import json
-
-    from rich.table import Table
-
     from arithscope.models.sources import FOLDER, embedded_names, local_checkpoints
 
     table = Table("model", "family", "MB", "earlier checkpoints (MODEL@CHECKPOINT)")
@@ -170,9 +213,7 @@ def doctor(
 def bench(
     model: opt.ModelName = DEFAULT,
     prompts: Annotated[int, opt.study("N", "Number of prompts that each neuron is patched on.")] = 50,
-    layers: Annotated[
-        str | None, opt.study("NUMBERS", "Layers, separated by commas; default: a few, middle to last.")
-    ] = None,
+    layers: Annotated[str | None, opt.study("NUMBERS", opt.LAYERS)] = None,
     seconds: Annotated[float, opt.option("SECONDS", "About how long to measure.")] = 45.0,
     json: Annotated[Path | None, opt.option("PATH", "Also write the results to this file.", parser=user_path)] = None,
     *,
@@ -195,25 +236,20 @@ def bench(
 
 
 @opt.expand_options
-def verify(
-    run: opt.RunPath, seed: Annotated[int, opt.option("N", "Selects the sample.")] = 0, *, options: opt.RunOptions
-) -> None:
+def verify(run: opt.RunPath, seed: opt.SampleSeed = 0, *, options: opt.RunOptions) -> None:
     """Recompute a sample of every stage of a run from its manifest and compare. Exits with code 1 if they differ."""
-    from arithscope.verify.verify import Verdict, Verification, conclusion
-
-    def show(verdicts: list[Verdict]) -> list[Verdict]:
-        for verdict in verdicts:
-            print(f"{verdict.about:17}{verdict.text}", flush=True)
-        return verdicts
+    from arithscope.verify.verify import Verification, conclusion
 
     if seed < 0:
         raise UserError(f"--seed {seed} is negative; use 0 or more.")
     opened = options.open(run)
     if not opened.stages:
         raise UserError(f"The run in {run} has no finished stage, so there is nothing to verify.")
-    verification = Verification(opened, seed)
-    verdicts = show(verification.check_files())
-    verdicts += show(verification.check_model()) + show(verification.check_stages(_progress()))
+    verification, verdicts = Verification(opened, seed), []
+    for check in (verification.check_files, verification.check_model, partial(verification.check_stages, _progress())):
+        for verdict in check():
+            print(f"{verdict.about:17}{verdict.text}", flush=True)
+            verdicts.append(verdict)
     summary = conclusion(verdicts, len(opened.stages))
     if not all(verdict.agrees for verdict in verdicts):
         print(f"arithscope: {summary}", file=sys.stderr)
@@ -242,6 +278,24 @@ for command in (run, report, neuron, explain, compare, explore, models, doctor, 
     app.command(cls=Command)(command)
 
 
+def write_report_of(run: RunFolder, progress: Progress) -> Path:
+    """Draw missing figures, write report.html and return its path."""
+    from arithscope.report.figure_files import draw_figures
+    from arithscope.report.page import write_report
+    from arithscope.utils.files import explain_write_errors, locked
+
+    with locked(run.path), explain_write_errors(run.path):
+        draw_figures(run, progress)
+        return write_report(run)
+
+
+def _default_out(model: str) -> Path:
+    """runs/tiny-llama, runs/tiny-pythia@step-00500, runs/EleutherAI--pythia-70m."""
+    path = user_path(model)
+    name = (path.stem if path.is_file() else path.resolve().name) if path.exists() else model.replace("/", "--")
+    return Path("runs") / name
+
+
 def _progress() -> Progress:
     from arithscope.utils.progress import console_progress
 
@@ -249,7 +303,6 @@ def _progress() -> Progress:
 
 
 def _print_all(lines: Iterable[Any]) -> None:
-    """Print strings and tables as they are."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for line in lines:
         console.print(line)

@@ -62,12 +62,10 @@ class Task:
         self.values = seen.neurons[layer].T.to(model.device)  # [neurons, prompts]
         self.tape = record(model, self.ids, self.last, neurons=[layer])
         self.before = self.tape.logits
+        self.replayed: Method = partial(replay_neurons, self.tape, layer)
 
     def effect(self, before: Tensor, after: Tensor) -> Tensor:
         return effect(before, after, self.answer[: len(before)], self.other[: len(before)])
-
-    def replayed(self, neurons: Tensor, values: Tensor, reduce: Reduce) -> Tensor:
-        return replay_neurons(self.tape, self.layer, neurons, values, reduce)
 
     def batched(self, neurons: Tensor, values: Tensor, reduce: Reduce) -> Tensor:
         length = self.model.encoder.length
@@ -121,10 +119,9 @@ def bench(
 ) -> Result:
     """Measure all methods on some layers, by default a few from the middle to the last, in about `seconds`.
 
-    Returns:
-        What `--json` writes. `layers` has for each layer the `rates` (neurons × prompts per second) by method, the rate of
-        replay as a multiple of the others (`replay_over`) and in 10¹² operations per second (`tflops`). `lens` says why
-        TransformerLens was not measured. `estimates` has the seconds for all neurons of the layers `upper_half`.
+    Returns what `--json` writes. `layers` has for each layer the `rates` (neurons × prompts per second) by method, the rate of
+    replay as a multiple of the others (`replay_over`) and in 10¹² operations per second (`tflops`). `lens` says why
+    TransformerLens was not measured. `estimates` has the seconds for all neurons of the layers `upper_half`.
     """
     depth, length = model.sizes.layers, model.encoder.length
     most = rows_that_fit(model, length, length)

@@ -18,10 +18,8 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     yield f"model         {model.identity.name} {model.identity.revision}".rstrip()
     yield f"weights       sha256 {model.identity.weight_hash[:16]}…, {s.parameters:,} parameters"
     yield f"family        {model.family}"
-    yield (
-        f"sizes         {s.layers} layers, {s.heads} heads of {s.head_dim} ({s.key_value_heads} for keys and values), "
-        f"{s.neurons} neurons per MLP, width {s.width}, vocabulary {s.vocabulary}"
-    )
+    layer = f"{s.heads} heads of {s.head_dim} ({s.key_value_heads} for keys and values), {s.neurons} neurons per MLP"
+    yield f"sizes         {s.layers} layers, {layer}, width {s.width}, vocabulary {s.vocabulary}"
     computing = [model.dtype_name, f"{model.attention_implementation} attention"]
     computing += [f"weights in {model.quantization}"] if model.quantization else []
     computing += ["some weights fetched in each pass"] if model.offloads else []
@@ -39,10 +37,8 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
         yield f"  {text[-40:]!r} → {'… ' if start else ''}{shown}"
     default = Settings(tuple(operators))
     if max_operand is None and encoder.limit <= default.max_operand:
-        yield (
-            f"note          this tokenizer splits larger numbers: only --max-operand {encoder.limit - 1} (or less) is "
-            f"possible, with answers below {encoder.limit}"
-        )
+        left = f"only --max-operand {encoder.limit - 1} (or less) is possible, with answers below {encoder.limit}"
+        yield f"note          this tokenizer splits larger numbers: {left}"
     possible = min(default.max_operand, encoder.limit - 1)
     settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     encoder.check(settings.operators, settings.max_operand)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def option(metavar: str, text: str, *, panel: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
-    """An option with a value."""
     return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, parser=parser)
 
 
@@ -44,7 +43,18 @@ TrustRemoteCode = Annotated[bool, flag("--trust-remote-code", "Run code that com
 Operators = Annotated[str, study("OPERATORS", "Operators to study, any of +-*/.")]
 MODEL = "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (@REVISION)."
 ModelName = Annotated[str, argument("MODEL", MODEL)]
+STAGES = "Only these stages, and those they need; separate with commas."
+CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
+EFFECT = "Effect that ranks components: probability (the paper's), log_ratio or logit."
+BOTH_OPERANDS = "Also try heuristics about both operands at once."
+CLUSTER = "Use a Ray cluster: its address, or local; needs the extra `cluster`."
+LAYERS = "Layers, separated by commas; default: a few, middle to last."
+NEURONS = (
+    "How neuron effects are computed: exact; atp, ig or relp (attribution methods); or atp+exact: attribution patching for "
+    "all neurons and exact patching for its top 10 %."
+)
 RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]
+SampleSeed = Annotated[int, option("N", "Selects the sample.")]
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,21 @@ class RunOptions:
 
         options = vars(self).copy()
         return Run(folder, options.pop("model"), LoadOptions(**options))
+
+
+@dataclass(frozen=True)
+class SettingsOptions:
+    """The fields of `Settings` that can be set on the command line."""
+
+    operators: Operators = "+-*/"
+    max_operand: Annotated[int, study("N", "Operands range from 0 to N.")] = 300
+    preset: Annotated[str, samples("NAME", "Sample sizes: quick, or paper (as in the paper).")] = "quick"
+    seed: Annotated[int, samples("N", "Seed of all random choices.")] = 0
+    effect: Annotated[str, measures("NAME", EFFECT)] = "probability"
+    neurons: Annotated[str, measures("METHOD", NEURONS)] = "exact"
+    rank: Annotated[str, measures("NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
+    topk: Annotated[int | None, measures("K", "Neurons kept per MLP (paper: 200); default: as few as suffice.")] = None
+    both_operands: Annotated[bool, flag("--both-operands", BOTH_OPERANDS, panel="Measures")] = False
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:

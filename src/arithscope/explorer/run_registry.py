@@ -4,13 +4,15 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arithscope.explorer.request_models import NotFound
+from arithscope.errors import UserError
+from arithscope.experiments.patterns import activation_map
 from arithscope.explorer.tables import HeuristicTable, NeuronTable
 from arithscope.models.model import Model
 from arithscope.pipeline.study import CHECKPOINTS
@@ -19,7 +21,11 @@ from arithscope.results.comparison import Comparison, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.utils.out_of_memory import explain_out_of_memory
 
-MAX_MODELS = 2  # in memory
+MAX_MODELS, MAX_MAPS = 2, 32  # kept in memory: models, and activation maps computed here
+
+
+class NotFound(UserError):
+    """The request names something that does not exist."""
 
 
 class ServedRun:
@@ -27,6 +33,7 @@ class ServedRun:
 
     def __init__(self, name: str, run: Run):
         self.name, self.run = name, run
+        self.predictions = cache(self._predictions)
 
     def require(self, *stages: str) -> None:
         """Raise NotFound if one of the stages is not done."""
@@ -44,15 +51,13 @@ class ServedRun:
         self.require("patterns", "classify")
         return HeuristicTable(self.run.classify, self.run.knockout if "knockout" in self.run.stages else None)
 
-    @cached_property
-    def predictions(self) -> dict[str, tuple[NDArray[np.int32], NDArray[np.float32]]]:
-        """Per operator, over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
+    def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
         self.require("accuracy")
-        predictions = {}
-        for operator in self.run.accuracy.operators:
-            rows = self.run.accuracy.rows(operand_grid(operator, self.run.max_operand))
-            predictions[operator] = rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
-        return predictions
+        if operator not in self.run.accuracy.operators:
+            raise NotFound(f"The run {self.name} has no prompts with {operator}.")
+        rows = self.run.accuracy.rows(operand_grid(operator, self.run.max_operand))
+        return rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
 
     @cached_property
     def checkpoints(self) -> dict[str, Run]:
@@ -71,6 +76,7 @@ class RunRegistry:
         self.runs = {name: ServedRun(name, run) for name, run in zip(names, runs, strict=True)}
         self._loaded: OrderedDict[str, Run] = OrderedDict()
         self._lock = Lock()
+        self.computed_map = lru_cache(MAX_MAPS)(self._computed_map)
 
     def __getitem__(self, name: str) -> ServedRun:
         if name not in self.runs:
@@ -87,6 +93,10 @@ class RunRegistry:
                 self._loaded.popitem(last=False)[1].release()
             with explain_out_of_memory(f"the model of {run.path}, or for a pass of it"):
                 yield run.model
+
+    def _computed_map(self, run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any]:
+        with self.model(run) as model:
+            return activation_map(model, operator, layer, neuron, run.max_operand)
 
     @cached_property
     def comparison(self) -> Comparison:

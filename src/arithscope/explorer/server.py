@@ -4,43 +4,57 @@ Requests name runs, stages, operators, layers and neurons; none of these becomes
 """
 
 import json
-from collections.abc import Sequence
+import socket
+import threading
+import webbrowser
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import uvicorn
 from fastapi import FastAPI, Query, Request
+from fastapi import Path as PathPart
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.explorer import views
-from arithscope.explorer.inference import Inference
-from arithscope.explorer.request_guard import add_guard
-from arithscope.explorer.request_models import (
-    AblationRequest,
-    Criterion,
-    ErrorReply,
-    HeuristicQuery,
-    Layer,
-    Measure,
-    Name,
-    NeuronNumber,
-    NeuronQuery,
-    NotFound,
-    Operator,
-    TableQuery,
-    Text,
-)
-from arithscope.explorer.run_registry import RunRegistry
-from arithscope.explorer.tables import page
+from arithscope.explorer.run_registry import NotFound, RunRegistry
+from arithscope.explorer.tables import Criterion, HeuristicQuery, NeuronQuery, Operator, TableQuery, page
 from arithscope.pipeline.store import plain
 from arithscope.results.run import Run
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FIRST_PORT, PORTS = 8350, 50
+MAX_BODY_BYTES = 1_000_000
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+Measure = Literal["probability", "log_ratio", "logit"]
+Name = Annotated[str, PathPart(max_length=200)]
+Layer = Annotated[int, PathPart(ge=0, lt=2**15)]
+NeuronNumber = Annotated[int, PathPart(ge=0, lt=2**31)]
+Text = Annotated[str, Query(max_length=100)]
+
+
+class ErrorReply(BaseModel):
+    error: str  # one sentence
 
 
 class Json(Response):
@@ -53,7 +67,6 @@ class Json(Response):
 
 
 def _binary(*arrays: np.ndarray[Any, Any]) -> Response:
-    """Arrays as bytes, one after the other."""
     return Response(b"".join(array.tobytes() for array in arrays), media_type="application/octet-stream")
 
 
@@ -67,15 +80,41 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
-    """The web application for some runs.
+def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> None:
+    """Serve runs until interrupted. On a loopback address, only requests for loopback host names are answered."""
+    app = make_app(runs, LOOPBACK if host in LOOPBACK else None)
+    bound = bound_socket(host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/"
+    print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
+    if browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with bound, suppress(KeyboardInterrupt):
+        server.run(sockets=[bound])
 
-    Args:
-        runs: The runs to serve.
-        hosts: Host names that requests may use; None allows any.
-    """
-    registry = RunRegistry(runs)
-    inference = Inference(registry)
+
+def bound_socket(host: str, port: int | None) -> socket.socket:
+    """A listening socket; without a port, on the first free one from FIRST_PORT."""
+    if not host:  # the system would listen on all addresses
+        raise UserError("The explorer needs an address to listen on; name one with --host (0.0.0.0 for all).")
+    reason = ""
+    for candidate in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
+        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, candidate))
+            bound.listen()  # from now on, connections wait instead of being refused
+            return bound
+        except (OSError, OverflowError, UnicodeError) as error:
+            bound.close()
+            reason = str(getattr(error, "strerror", None) or error)
+    ports = f"ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1}" if port is None else f"port {port}"
+    raise UserError(f"The explorer cannot listen on {ports} of {host} ({reason}); choose another --port or --host.")
+
+
+def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
+    """The web application for some runs. `hosts`: host names that requests may use; None allows any."""
+    registry, static = RunRegistry(runs), static_files()
     app = FastAPI(
         title="arithscope explorer",
         version=__version__,
@@ -84,10 +123,22 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
         redirect_slashes=False,
         default_response_class=Json,
         responses=_ERRORS,
+        exception_handlers=dict.fromkeys((UserError, RequestValidationError, HTTPException), _error_reply),
     )
-    add_guard(app, hosts)
-    _add_static_files(app)
-    _add_error_handlers(app)
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = _refusal(request, hosts) or await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
+    @app.get("/static/{name:path}", include_in_schema=False)
+    def static_file(name: str) -> Response:
+        if name not in static:
+            raise NotFound("There is no such page.")
+        return Response(static[name], media_type=TYPES[Path(name).suffix])
+
+    app.get("/", include_in_schema=False)(lambda: static_file("index.html"))
 
     @app.get("/api/runs")
     def all_runs() -> Any:
@@ -103,7 +154,7 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
 
     @app.get("/api/runs/{run}/predictions", **_BINARY)
     def predictions(run: Name, operator: Operator) -> Any:
-        return _binary(*views.predictions(registry[run], operator))
+        return _binary(*registry[run].predictions(operator))
 
     @app.get("/api/runs/{run}/neurons")
     def neurons(run: Name, query: Annotated[NeuronQuery, Query()]) -> Any:
@@ -117,7 +168,7 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
     def activation_map(
         run: Name, layer: Layer, neuron: NeuronNumber, operator: Operator, checkpoint: Text | None = None
     ) -> Any:
-        activations = inference.activation_map(registry[run], operator, layer, neuron, checkpoint)
+        activations = views.activation_map(registry, registry[run], operator, layer, neuron, checkpoint)
         return _binary(np.asarray(activations, "<f4"))
 
     @app.get("/api/runs/{run}/heuristics")
@@ -139,15 +190,15 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
 
     @app.get("/api/runs/{run}/explanation")
     def explanation(run: Name, prompt: Text, criterion: Criterion = "calibrated") -> Any:
-        return Json(inference.explanation(registry[run], prompt, criterion))
+        return Json(views.explanation(registry, registry[run], prompt, criterion))
 
     @app.post("/api/runs/{run}/ablate")
-    def ablate(run: Name, request: AblationRequest) -> Any:
-        return Json(inference.ablate(registry[run], request))
+    def ablate(run: Name, request: views.AblationRequest) -> Any:
+        return Json(views.ablation(registry, registry[run], request))
 
     @app.get("/api/comparison")
     def comparison() -> Any:
-        return Json(views.comparison(registry.comparison, registry.runs))
+        return Json(views.comparison(registry))
 
     return app
 
@@ -157,33 +208,26 @@ def static_files() -> dict[str, bytes]:
     return {file.relative_to(STATIC).as_posix(): file.read_bytes() for file in STATIC.rglob("*.*")}
 
 
-def _add_static_files(app: FastAPI) -> None:
-    contents = static_files()
+def _refusal(request: Request, hosts: Sequence[str] | None) -> Response | None:
+    """The reply to a request for another host name (which stops DNS rebinding) or with a long body."""
+    host = request.headers.get("host", "").lower()
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if hosts is not None and name.strip("[]") not in hosts:
+        return Json({"error": "The server answers only to the host name it was started with."}, 400)
+    if "transfer-encoding" in request.headers:
+        return Json({"error": "The request has no content-length."}, 411)
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 12 or int(length) > MAX_BODY_BYTES:
+        return Json({"error": f"The request is longer than {MAX_BODY_BYTES:,} bytes."}, 413)
+    return None
 
-    @app.get("/", include_in_schema=False)
-    def index() -> Response:
-        return static("index.html")
 
-    @app.get("/static/{name:path}", include_in_schema=False)
-    def static(name: str) -> Response:
-        if name not in contents:
-            raise NotFound("There is no such page.")
-        return Response(contents[name], media_type=TYPES[Path(name).suffix])
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    """Reply to every error with one sentence."""
-
-    @app.exception_handler(UserError)
-    async def user_error(request: Request, error: UserError) -> Response:
-        return Json({"error": str(error)}, status_code=404 if isinstance(error, NotFound) else 400)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid_value(request: Request, error: RequestValidationError) -> Response:
+async def _error_reply(request: Request, error: Any) -> Response:
+    """The reply to a request that fails: one sentence."""
+    if isinstance(error, HTTPException):
+        return Json({"error": f"{error.detail}."}, error.status_code, error.headers)
+    if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        return Json({"error": f"Invalid value of {name[:100]}: {first['msg']}."}, status_code=422)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        return Json({"error": f"{error.detail}."}, status_code=error.status_code, headers=error.headers)
+        return Json({"error": f"Invalid value of {name[:100]}: {first['msg']}."}, 422)
+    return Json({"error": str(error)}, 404 if isinstance(error, NotFound) else 400)

@@ -1,11 +1,12 @@
-"""Tables to filter, sort and page: neurons and heuristics of a run, and any table of a stage's result."""
+"""Tables to filter, sort and page, and the queries for them: neurons, heuristics, and any table of a stage's result."""
 
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
 from arithscope.experiments.classify import CRITERIA, RAW, Classification
@@ -13,11 +14,48 @@ from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.explorer.request_models import HeuristicQuery, NeuronQuery, TableQuery
 from arithscope.heuristics.kinds import kind_name
 
 NEURON = ["operator", "layer", "neuron"]
 HEURISTIC = ["operator", "heuristic"]
+MAX_ROWS = 500  # of a table, per reply
+
+Operator = Literal["+", "-", "*", "/"]
+Criterion = Literal["raw", "calibrated"]
+ShortText = Annotated[str, Field(max_length=100)]
+
+
+class TableQuery(BaseModel):
+    """A page of a table, optionally sorted by one of its columns."""
+
+    model_config = ConfigDict(extra="forbid")
+    sort: ShortText | None = None
+    descending: bool = True
+    offset: int = Field(default=0, ge=0, le=10**9)
+    size: int = Field(default=50, ge=1, le=MAX_ROWS)
+
+
+class _MatchQuery(TableQuery):
+    criterion: Criterion = "calibrated"
+    operator: Operator | None = None
+    kind: ShortText | None = None
+
+
+class NeuronQuery(_MatchQuery):
+    """A page of the top neurons. `kind` and `heuristic` select neurons that match such a heuristic."""
+
+    layer: int | None = Field(default=None, ge=0, lt=2**15)
+    heuristic: ShortText | None = None
+    classified: Literal["any", "classified", "unclassified"] = "any"
+    sort: ShortText | None = "effect"
+
+
+class HeuristicQuery(_MatchQuery):
+    """A page of the matched heuristics. `search` is part of a heuristic's text; `tested` selects those knocked out."""
+
+    search: ShortText = ""
+    tested: bool = False
+    sort: ShortText | None = "neurons"
 
 
 def page(rows: pd.DataFrame, query: TableQuery) -> dict[str, Any]:
@@ -53,19 +91,17 @@ class NeuronTable:
 
     def __init__(self, maps: ActivationMaps, classify: Classification):
         self._matches = {criterion: _matches(classify, criterion) for criterion in CRITERIA}
-        neurons = maps.neurons.drop(columns="tokens")
-        neurons = neurons.merge(
-            classify.neurons[[*NEURON, *(f"coverage_{c}" for c in CRITERIA)]], on=NEURON, how="left"
-        )
+        coverage = classify.neurons[[*NEURON, *(f"coverage_{criterion}" for criterion in CRITERIA)]]
+        neurons = maps.neurons.drop(columns="tokens").merge(coverage, on=NEURON, how="left")
         self._tables = {criterion: self._with_matches(neurons, criterion) for criterion in CRITERIA}
         self.kinds = sorted(self._matches[RAW].kind.unique())
         self.layers = sorted(neurons.layer.unique())
 
     def _with_matches(self, neurons: pd.DataFrame, criterion: str) -> pd.DataFrame:
         matches = self._matches[criterion]
-        counts = matches.groupby(NEURON).size().rename("heuristics").reset_index()
-        best = matches.drop_duplicates(NEURON)[[*NEURON, "heuristic", "kind", "score"]]
-        table = neurons.merge(counts, on=NEURON, how="left").merge(best, on=NEURON, how="left")
+        counted = matches.assign(heuristics=matches.groupby(NEURON).layer.transform("size"))
+        best = counted.drop_duplicates(NEURON)[[*NEURON, "heuristics", "heuristic", "kind", "score"]]
+        table = neurons.merge(best, on=NEURON, how="left")
         return table.assign(
             name=[neuron_name(*neuron) for neuron in zip(table.layer, table.neuron, strict=True)],
             heuristics=table.heuristics.fillna(0).astype(int),
@@ -87,12 +123,14 @@ class HeuristicTable:
     """The heuristics that top neurons match: number of neurons per layer, and the result of the knockout if tested."""
 
     def __init__(self, classify: Classification, knockout: Knockout | None):
-        self._tables = {
-            criterion: _heuristics(_matches(classify, criterion)).merge(
+        self._tables = {}
+        for criterion in CRITERIA:
+            groups = _matches(classify, criterion).groupby(HEURISTIC, sort=True)
+            layers: list[Any] = [rows.value_counts().sort_index().to_dict() for _, rows in groups.layer]
+            table = groups[["kind", "direct", "size"]].first().assign(neurons=groups.size(), by_layer=layers)
+            self._tables[criterion] = table.reset_index().merge(
                 _knockouts(knockout, criterion), on=HEURISTIC, how="left"
             )
-            for criterion in CRITERIA
-        }
 
     def page(self, query: HeuristicQuery) -> dict[str, Any]:
         rows = _where(self._tables[query.criterion], operator=query.operator, kind=query.kind)
@@ -103,24 +141,9 @@ class HeuristicTable:
         """Per kind, the number of heuristics and of matches, and matches per layer."""
         summary = []
         for kind, rows in _where(self._tables[criterion], operator=operator).groupby("kind", sort=True):
-            layers: Counter[int] = Counter()
-            for by_layer in rows.by_layer:
-                layers.update(by_layer)
-            matches = int(rows.neurons.sum())
-            summary.append({"kind": kind, "heuristics": len(rows), "matches": matches, "by_layer": dict(layers)})
+            layers = sum(map(Counter, rows.by_layer), Counter[int]())
+            summary.append({"kind": kind, "heuristics": len(rows), "matches": layers.total(), "by_layer": dict(layers)})
         return summary
-
-
-def _heuristics(matches: pd.DataFrame) -> pd.DataFrame:
-    rows = [
-        {
-            **group.iloc[0][[*HEURISTIC, "kind", "direct", "size"]],
-            "neurons": len(group),
-            "by_layer": group.layer.value_counts().sort_index().to_dict(),
-        }
-        for _, group in matches.groupby(HEURISTIC, sort=True)
-    ]
-    return pd.DataFrame(rows, columns=[*HEURISTIC, "kind", "direct", "size", "neurons", "by_layer"])
 
 
 def _knockouts(knockout: Knockout | None, criterion: str) -> pd.DataFrame:

@@ -1,21 +1,34 @@
 """Contents of each view of the explorer, as plain values and arrays, from a run's results."""
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
 from arithscope.experiments.localize import MLP
-from arithscope.explorer.request_models import NotFound
-from arithscope.explorer.run_registry import ServedRun
-from arithscope.explorer.tables import NEURON
-from arithscope.heuristics.kinds import parse
-from arithscope.prompts import operand_grid
-from arithscope.results.comparison import CURVES, Comparison
+from arithscope.explorer.run_registry import NotFound, RunRegistry, ServedRun
+from arithscope.explorer.tables import NEURON, Criterion, ShortText
+from arithscope.heuristics.kinds import kind_name, parse
+from arithscope.prompts import OPERATORS, operand_grid
+from arithscope.results.comparison import CURVES
+from arithscope.results.explanation import answer_without
+from arithscope.results.run import explanation_as_json
+
+
+class AblationRequest(BaseModel):
+    """Neurons to ablate: these, as [layer, neuron], and all neurons that match these heuristics."""
+
+    model_config = ConfigDict(extra="forbid")
+    prompt: ShortText
+    criterion: Criterion = "calibrated"
+    neurons: list[tuple[Annotated[int, Field(ge=0, lt=2**15)], Annotated[int, Field(ge=0, lt=2**31)]]] = Field(
+        default_factory=list, max_length=20_000
+    )
+    heuristics: list[ShortText] = Field(default_factory=list, max_length=5_000)
 
 
 def run_info(served: ServedRun) -> dict[str, Any]:
@@ -24,9 +37,7 @@ def run_info(served: ServedRun) -> dict[str, Any]:
     classified = {"patterns", "classify"} <= set(stages)
     return {
         "name": served.name,
-        "model": run.manifest["model"],
-        "version": run.manifest["version"],
-        "created": run.manifest["created"],
+        **{name: run.manifest[name] for name in ("model", "version", "created")},
         "operators": run.accuracy.operators if "accuracy" in stages else [],
         "max_operand": run.max_operand,
         "limit": run.limit,
@@ -41,15 +52,9 @@ def run_info(served: ServedRun) -> dict[str, Any]:
 
 def results(served: ServedRun) -> list[dict[str, Any]]:
     """Every finished stage with its summary and the names of its tables."""
-    summary = served.run.folder.summary
-    return [
-        {
-            "stage": stage,
-            "summary": summary.get(stage, {}),
-            "tables": sorted(file.stem for file in (served.run.path / stage).glob("*.parquet")),
-        }
-        for stage in served.run.stages
-    ]
+    path, stages, summary = served.run.path, served.run.stages, served.run.folder.summary
+    tables = {stage: sorted(file.stem for file in (path / stage).glob("*.parquet")) for stage in stages}
+    return [{"stage": stage, "summary": summary.get(stage, {}), "tables": tables[stage]} for stage in stages]
 
 
 def result_table(served: ServedRun, stage: str, name: str) -> pd.DataFrame:
@@ -64,12 +69,6 @@ def _tables(result: Any) -> dict[str, pd.DataFrame]:
     """The tables of a stage's result, by the names of its fields."""
     contents = {field.name: getattr(result, field.name) for field in fields(result)}
     return {name: value for name, value in contents.items() if isinstance(value, pd.DataFrame)}
-
-
-def predictions(served: ServedRun, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    if operator not in served.predictions:
-        raise NotFound(f"The run {served.name} has no prompts with {operator}.")
-    return served.predictions[operator]
 
 
 def neuron_page(served: ServedRun, operator: str, layer: int, index: int) -> dict[str, Any]:
@@ -139,13 +138,11 @@ def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
 def _effect_maps(rows: pd.DataFrame) -> dict[str, Any]:
     """Mean and median effects at one position: of heads as [layers][heads], of MLPs as [layers]."""
     heads, mlps = rows[rows["head"] != MLP], rows[rows["head"] == MLP].sort_values("layer")
-    return {
-        statistic: {
-            "heads": heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist(),
-            "mlps": mlps[column].tolist(),
-        }
-        for statistic, column in (("mean", "value"), ("median", "median"))
-    }
+    maps = {}
+    for statistic, column in (("mean", "value"), ("median", "median")):
+        by_layer = heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist()
+        maps[statistic] = {"heads": by_layer, "mlps": mlps[column].tolist()}
+    return maps
 
 
 def training(served: ServedRun) -> dict[str, Any]:
@@ -155,13 +152,54 @@ def training(served: ServedRun) -> dict[str, Any]:
     return {"checkpoints": served.run.training.checkpoints, **curves}
 
 
-def comparison(compared: Comparison, runs: Mapping[str, Any]) -> dict[str, Any]:
+def comparison(registry: RunRegistry) -> dict[str, Any]:
     """Headline numbers and curves of all runs, under the names that the runs have here."""
-    names = dict(zip(compared.runs, runs, strict=True))
+    compared = registry.comparison
+    names = dict(zip(compared.runs, registry.runs, strict=True))
     table, curves = (rows.assign(run=rows.run.map(names)) for rows in (compared.table, compared.curves))
     by_name = {name: curves[curves.curve == name].drop(columns="curve").to_dict("records") for name in CURVES}
-    return {
-        "runs": list(runs),
-        "table": table.to_dict("records"),
-        "curves": {name: rows for name, rows in by_name.items() if rows},
-    }
+    shown = {name: rows for name, rows in by_name.items() if rows}
+    return {"runs": list(registry.runs), "table": table.to_dict("records"), "curves": shown}
+
+
+def explanation(registry: RunRegistry, served: ServedRun, prompt: str, criterion: str) -> dict[str, Any]:
+    """A prompt explained by the heuristics that hold for it."""
+    served.require("classify")
+    served.run.prompt(prompt)  # raises before a model is loaded
+    with registry.model(served.run):
+        explained = explanation_as_json(served.run.explain(prompt, criterion))
+    kinds = [{**row, "name": kind_name(row["kind"], row["on"])} for row in explained["kinds"]]
+    return {**explained, "kinds": kinds}
+
+
+def ablation(registry: RunRegistry, served: ServedRun, request: AblationRequest) -> dict[str, Any]:
+    """The model's answer before and after zero-ablating neurons at the last position."""
+    served.require("classify")
+    run, prompt = served.run, served.run.prompt(request.prompt)
+    operator = OPERATORS[int(prompt.operator[0])]
+    matches = run.classify.matched(operator, request.criterion)
+    if unknown := sorted(set(request.heuristics) - set(matches.heuristic)):
+        raise NotFound(f"No neuron matches {unknown[0]!r} for {operator} ({request.criterion}).")
+    matches = matches[matches.heuristic.isin(request.heuristics)]
+    neurons = {*request.neurons, *zip(matches.layer.tolist(), matches.neuron.tolist(), strict=True)}
+    with registry.model(run) as model:
+        before, after = (asdict(answer_without(model, prompt, ablated)) for ablated in ((), sorted(neurons)))
+    return {"right": int(prompt.answer[0]), "neurons": len(neurons), "before": before, "after": after}
+
+
+def activation_map(
+    registry: RunRegistry, served: ServedRun, operator: str, layer: int, neuron: int, checkpoint: str | None
+) -> np.ndarray[Any, Any]:
+    """A neuron's activations over the operand grid, at a checkpoint or in the final model: stored or computed now."""
+    if checkpoint is not None and checkpoint not in served.checkpoints:
+        known = ", ".join(served.checkpoints) or "none"
+        raise NotFound(f"The run {served.name} has no checkpoint {checkpoint[:80]!r}; choose from: {known}.")
+    run = served.run if checkpoint is None else served.checkpoints[checkpoint]
+    sizes = run.manifest["model"]["sizes"]
+    if layer >= sizes["layers"] or neuron >= sizes["neurons"]:
+        raise NotFound(f"The model has no neuron L{layer}N{neuron}.")
+    if operator not in run.operators:
+        raise NotFound(f"The run {served.name} does not include {operator}.")
+    if {"neurons", "patterns"} <= set(run.stages) and (row := run.map_row(layer, neuron, operator)) is not None:
+        return run.patterns.activations[row]
+    return registry.computed_map(run, operator, layer, neuron)

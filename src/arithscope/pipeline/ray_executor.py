@@ -15,8 +15,9 @@ import platform
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,13 +39,8 @@ TRIES = 3  # for a unit whose worker dies, and for starting a worker
 PATIENCE = 30.0  # seconds without news after which the user is told what the run is waiting for
 
 
-@dataclass(frozen=True)
-class NamedModel:
-    """A model that each worker loads itself."""
-
-    name: str
-    template: Template
-    options: LoadOptions
+# What workers make their model of: a spec and shared weights, or a function with which each loads it itself.
+Source = ModelSpec | Callable[[], Model]
 
 
 @dataclass(frozen=True)
@@ -75,17 +71,17 @@ class Worker:
         self.device = torch.device(device)
         self.model: Model | None = None
 
-    def take(self, source: ModelSpec | NamedModel, weights: Weights | None) -> Ready:
+    def take(self, source: Source, weights: Weights | None) -> Ready:
         """Load a model, or build it from shared weights, in place of an earlier one."""
-        self.model, spec = None, None
-        gc.collect()  # models contain reference cycles, and the next one needs the memory
-        if isinstance(source, NamedModel):
-            self.model = load(source.name, source.template, source.options)
-            spec = model_spec(self.model)
-        elif weights is not None:
-            self.model = source.filled(weights, self.device)
         import ray
 
+        self.model, spec = None, None
+        gc.collect()  # models contain reference cycles, and the next one needs the memory
+        if weights is not None and isinstance(source, ModelSpec):
+            self.model = source.filled(weights, self.device)
+        elif callable(source):
+            self.model = source()
+            spec = model_spec(self.model)
         return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), spec)
 
     def run(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:
@@ -125,11 +121,11 @@ def open_executor(
     if address is None:
         yield LocalExecutor(progress.note), lambda name: load(name, template, options)
     else:
-        with RayExecutor(address, options, progress) as cluster:
+        with closing(RayExecutor(address, options, progress)) as cluster:
             yield cluster, lambda name: cluster.load(name, template)
 
 
-class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
+class RayExecutor(Executor):
     """Runs units on the Ray cluster at an address, or (`local`) on one that lives on this machine as long as this object."""
 
     def __init__(self, address: str, options: LoadOptions, progress: Progress):
@@ -141,9 +137,9 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._starting: dict[Any, _Slot] = {}  # by Ray object reference
-        self._named: WeakKeyDictionary[Model, NamedModel] = WeakKeyDictionary()
+        self._loaders: WeakKeyDictionary[Model, Callable[[], Model]] = WeakKeyDictionary()
         self._model: Model | None = None
-        self._source: ModelSpec | NamedModel | None = None
+        self._source: Source | None = None
         self._weights: Any = None  # reference to them in shared memory
         self._spec: ModelSpec | None = None  # as the first worker loaded it
         try:
@@ -156,11 +152,7 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
             raise
         self.where = f"{_counted(len(shares), 'worker')} with {shares[0]} each"
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Stop all workers and disconnect."""
         for slot in self._slots:
             self._ray.kill(slot.actor)
         self._slots, self._idle, self._starting, self._weights = [], [], {}, None
@@ -174,20 +166,20 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
         device = "cuda" if any(share.gpus for share in self._shares()) else "cpu"
         spread = self.options.device_map  # a file is read here, as other nodes may not have it
         placed = None if spread is None else read_device_map(spread)
-        named = NamedModel(name, template, replace(self.options, device=device, device_map=placed))
+        loader = partial(load, name, template, replace(self.options, device=device, device_map=placed))
         self._spec = None
-        self._give(named)
+        self._give(loader)
         while self._spec is None:
             self._news([])
         self._model = self._spec.empty()
-        self._named[self._model] = named
+        self._loaders[self._model] = loader
         return self._model
 
     def stream(
         self, function: Function, model: Model, units: Sequence[Unit], advance: Advance
     ) -> Iterator[FinishedUnit]:
         if model is not self._model:
-            self._give(self._named.get(model) or model_spec(model), model)
+            self._give(self._loaders.get(model) or model_spec(model), model)
         self._grow()
         sent = self._sent(units)
         waiting, deaths = deque(range(len(units))), Counter[int]()
@@ -231,9 +223,8 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
         ready, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=PATIENCE)
         if not ready:
             if not running:
-                self.progress.note(
-                    f"No worker has started yet: waiting for the cluster to offer {self._slots[0].share}."
-                )
+                share = self._slots[0].share
+                self.progress.note(f"No worker has started yet: waiting for the cluster to offer {share}.")
             return None
         [reference] = ready
         if reference not in self._starting:
@@ -249,30 +240,23 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
         except self._ray.exceptions.RayError as error:
             slot.failures += 1
             if slot.failures == TRIES:
-                raise UserError(
-                    f"A worker could not be started ({_in_short(error)}); arithscope must be installed on every node, and each "
-                    "worker needs memory for the model."
-                ) from error
+                advice = "arithscope must be installed on every node, and each worker needs memory for the model"
+                raise UserError(f"A worker could not be started ({_in_short(error)}); {advice}.") from error
             self._replace(slot)
             return
-        other = [f"{name} {theirs}" for name, theirs in ready.versions.items() if versions()[name] != theirs]
-        if other:
-            raise UserError(
-                f"The node {ready.host} has {other[0]}, but here it is {versions()[other[0].split()[0]]}; install the same "
-                "version on every node."
-            )
+        for name, here in versions().items():
+            if (there := ready.versions.get(name)) != here:
+                problem = f"The node {ready.host} has {name} {there}, but here it is {here}"
+                raise UserError(f"{problem}; install the same version on every node.")
         if ready.spec is not None:
             self._spec = self._spec or ready.spec
             if ready.spec.identity != self._spec.identity:
-                raise UserError(
-                    f"The node {ready.host} has another {ready.spec.identity.name} than the others, as its weights or its "
-                    "tokenizer differ; copy the same files to every node."
-                )
+                other = f"another {ready.spec.identity.name} than the others, as its weights or its tokenizer differ"
+                raise UserError(f"The node {ready.host} has {other}; copy the same files to every node.")
         slot.node, slot.host, slot.failures = ready.node, ready.host, 0
         self._idle.append(slot)
 
-    def _give(self, source: ModelSpec | NamedModel, model: Model | None = None) -> None:
-        """Give all workers another model."""
+    def _give(self, source: Source, model: Model | None = None) -> None:
         self._weights = None  # frees the previous model's
         if isinstance(source, ModelSpec) and model is not None:
             self._weights = self._ray.put(weights_of(model))
@@ -322,17 +306,10 @@ class RayExecutor(Executor, AbstractContextManager["RayExecutor"]):
 
     def _sent(self, units: Sequence[Unit]) -> list[Unit]:
         """The units' arguments; those that several units share are put into shared memory once."""
-        uses = Counter(id(argument) for unit in units for argument in unit)
-        put: dict[int, Any] = {}
-
-        def shared(argument: Any) -> Any:
-            if uses[id(argument)] == 1 or argument is None or isinstance(argument, bool | int | float | str):
-                return argument
-            if id(argument) not in put:
-                put[id(argument)] = self._ray.put(argument)
-            return put[id(argument)]
-
-        return [tuple(map(shared, unit)) for unit in units]
+        arguments = {id(x): x for unit in units for x in unit if not isinstance(x, int | float | str | None)}
+        uses = Counter(id(x) for unit in units for x in unit)
+        put = {key: self._ray.put(x) for key, x in arguments.items() if uses[key] > 1}
+        return [tuple(put.get(id(x), x) for x in unit) for unit in units]
 
 
 def _connected(address: str) -> tuple[Any, bool]:
@@ -345,9 +322,8 @@ def _connected(address: str) -> tuple[Any, bool]:
     if ray.is_initialized():
         known = ray.get_runtime_context().gcs_address
         if address not in ("auto", known):
-            raise UserError(
-                f"This process is connected to the Ray cluster at {known}; use that, or call ray.shutdown() first."
-            )
+            problem = f"This process is connected to the Ray cluster at {known}"
+            raise UserError(f"{problem}; use that, or call ray.shutdown() first.")
         return ray, True
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -356,10 +332,8 @@ def _connected(address: str) -> tuple[Any, bool]:
         own = dict(include_dashboard=False) if address == LOCAL else {}
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
-        raise UserError(
-            f"There is no Ray cluster at {address!r} ({_in_short(error)}); give the address that `ray start --head` prints "
-            f"(such as 10.0.0.1:6379), or {LOCAL}."
-        ) from None
+        advice = f"give the address that `ray start --head` prints (such as 10.0.0.1:6379), or {LOCAL}"
+        raise UserError(f"There is no Ray cluster at {address!r} ({_in_short(error)}); {advice}.") from None
     return ray, False
 
 

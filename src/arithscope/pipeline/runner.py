@@ -44,15 +44,14 @@ class DeclaredSettings(Settings):
     """Settings that can be read only as far as a stage declared: its key would not cover any others."""
 
     def __init__(self, settings: Settings, names: Sequence[str]):
-        object.__setattr__(self, "__dict__", {"__settings__": settings, "__names__": frozenset(names)})
+        object.__setattr__(self, "__dict__", {name: getattr(settings, name) for name in names})
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        inside = object.__getattribute__(self, "__dict__")
-        if name not in inside["__names__"]:
+        if name not in self.__dict__:
             raise AttributeError(f"the stage reads the setting {name!r} without declaring it")
-        return getattr(inside["__settings__"], name)
+        return self.__dict__[name]
 
 
 def run_stages(
@@ -137,10 +136,8 @@ def check_model(model: Model, settings: Settings, progress: Progress, executor: 
 def failed_checks(model: Model, failed: Sequence[tuple[str, str]]) -> UserError:
     """The error for a model that failed checks, given as (name, reason)."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in failed)
-    return UserError(
-        f"Results about {model.identity.name} could not be trusted, so it is not studied ({reasons}). "
-        "`arithscope doctor` shows all checks."
-    )
+    problem = f"Results about {model.identity.name} could not be trusted, so it is not studied ({reasons})"
+    return UserError(f"{problem}. `arithscope doctor` shows all checks.")
 
 
 def compute_stage(
@@ -178,14 +175,9 @@ def keys_of(model: Model, settings: Settings, stages: Sequence[Stage], given: Se
     """Key of each stage: a hash of the model, the version, the settings it reads, and the keys of the results it reads."""
     keys: dict[str, str] = {}
     by_result = {type(each.result): each.key for each in given}
+    about = dict(version=__version__, model=describe_model(model), template=_template(model))
     for stage in stages:
         earlier = {kind.__name__: by_result[kind] for kind in (*stage.needs, *stage.given) if by_result.get(kind)}
-        keys[stage.name] = by_result[stage.result] = stage_key(
-            stage=stage.name,
-            version=__version__,
-            model=describe_model(model),
-            template=_template(model),
-            settings={name: getattr(settings, name) for name in stage.reads},
-            needs=earlier,
-        )
+        read = {name: getattr(settings, name) for name in stage.reads}
+        keys[stage.name] = by_result[stage.result] = stage_key(stage=stage.name, settings=read, needs=earlier, **about)
     return keys

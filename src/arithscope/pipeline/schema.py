@@ -21,6 +21,7 @@ from arithscope.prompts import OPERATORS, Template
 
 SIZES = ("layers", "heads", "neurons", "parameters", "width", "vocabulary")
 _DTYPES = {"text": "OUT", "integer": "iu", "number": "iuf", "truth": "b", "list": "O"}  # numpy's kinds of dtypes
+_HELD = {"text": str, "list": np.ndarray}  # what columns of objects hold
 
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
@@ -36,20 +37,17 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
     model, configuration = manifest["model"], manifest["configuration"]
     sizes, samples, operators = model.get("sizes"), configuration.get("sizes"), configuration.get("operators")
     texts = ("name", "revision", "weight_hash", "tokenizer_hash", "family", "dtype", "quantization", "source")
-    wrong = _mistyped(model, **dict.fromkeys(texts, str))
-    if (
-        not isinstance(sizes, dict)
-        or not all(_is_int(sizes.get(name), 1) for name in SIZES)
-        or not all(isinstance(v, int | float | str) for v in sizes.values())
-    ):
-        wrong.append("sizes")
-    if not isinstance(samples, dict) or not all(_is_int(samples.get(n), 0) for n in ("discovery", "evaluation")):
-        wrong.append("samples")
-    if not _is_int(model.get("limit"), 1):
-        wrong.append("limit")
-    if not isinstance(operators, list) or not operators or any(o not in OPERATORS for o in map(str, operators)):
-        wrong.append("operators")
-    wrong += [name for name, least in (("max_operand", 1), ("seed", 0)) if not _is_int(configuration.get(name), least)]
+    right = {
+        "sizes": isinstance(sizes, dict)
+        and all(_is_int(sizes.get(name), 1) for name in SIZES)
+        and all(isinstance(size, int | float | str) for size in sizes.values()),
+        "samples": isinstance(samples, dict) and all(_is_int(samples.get(n), 0) for n in ("discovery", "evaluation")),
+        "limit": _is_int(model.get("limit"), 1),
+        "operators": isinstance(operators, list) and operators and all(str(o) in OPERATORS for o in operators),
+        "max_operand": _is_int(configuration.get("max_operand"), 1),
+        "seed": _is_int(configuration.get("seed"), 0),
+    }
+    wrong = _mistyped(model, **dict.fromkeys(texts, str)) + [name for name, is_right in right.items() if not is_right]
     wrong += _mistyped(configuration, preset=str, template=str, prefix=str) + _mistyped(
         manifest, version=str, created=str
     )
@@ -63,10 +61,8 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
 
 def _refuse(wrong: list[str], path: Path) -> None:
     if wrong:
-        raise UserError(
-            f"The run at {path} is damaged: what manifest.json says about {wrong[0]} cannot be right; run it again into "
-            "another --out."
-        )
+        problem = f"The run at {path} is damaged: what manifest.json says about {wrong[0]} cannot be right"
+        raise UserError(f"{problem}; run it again into another --out.")
 
 
 def _mistyped(record: dict[str, Any], **types: Any) -> list[str]:
@@ -79,21 +75,13 @@ def _is_int(value: Any, least: int) -> bool:
 
 
 def is_record(record: Any) -> bool:
-    """Whether this is what stage.json holds."""
+    """Whether this is what stage.json holds. Its summary has by operator plain values or means."""
+    types = dict(key=str, finished=str, seconds=(int, float), values=dict, files=dict, summary=dict)
     return (
         isinstance(record, dict)
-        and not _mistyped(record, key=str, finished=str, seconds=(int, float), values=dict, files=dict)
-        and is_summary({"": record.get("summary")})
+        and not _mistyped(record, **types)
+        and all(isinstance(e, dict) and all(map(_is_entry, e.values())) for e in record["summary"].values())
         and all(re.fullmatch(r"[\w.-]+", name) and isinstance(d, str) for name, d in record["files"].items())
-    )
-
-
-def is_summary(summary: Any) -> bool:
-    """Whether this is a summary: by stage and operator, plain values or means."""
-    return isinstance(summary, dict) and all(
-        isinstance(by_operator, dict)
-        and all(isinstance(entries, dict) and all(map(_is_entry, entries.values())) for entries in by_operator.values())
-        for by_operator in summary.values()
     )
 
 
@@ -129,26 +117,14 @@ def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
 
 def _wrong_column(table: pd.DataFrame, schema: Table) -> str | None:
     """A column that is missing or of another kind; a table without rows may lack columns."""
-    if len(table) == 0 and len(table.columns) == 0:
-        return None
-    for column in schema.columns:
+    for column in schema.columns if len(table) or len(table.columns) else ():
         if column.name not in table.columns:
             return column.name
-        values = table[column.name]
-        if len(table) and (
-            values.dtype.kind not in _DTYPES[column.kind]
-            or (column.kind == "text" and not _only_text(values))
-            or (column.kind == "list" and not all(isinstance(value, np.ndarray) for value in values))
-        ):
+        values, held = table[column.name], _HELD.get(column.kind)
+        known = values.dtype.kind in _DTYPES[column.kind] and (held is None or set(map(type, values)) == {held})
+        if len(table) and not known:
             return column.name
     return None
-
-
-def _only_text(column: pd.Series[Any]) -> bool:
-    try:
-        return all(isinstance(value, str) for value in column.unique())
-    except TypeError:  # lists are not hashable
-        return False
 
 
 def _has_type(value: Any, declared: Any) -> bool:
@@ -156,6 +132,5 @@ def _has_type(value: Any, declared: Any) -> bool:
     kind, inner = get_origin(declared) or declared, get_args(declared)
     if not inner:
         return kind not in (int, float, str) or type(value) is kind or (kind, type(value)) == (float, int)
-    return type(value) is kind and all(
-        _has_type(each, inner[-1]) for each in (value.values() if isinstance(value, dict) else value)
-    )
+    items = value.values() if isinstance(value, dict) else value
+    return type(value) is kind and all(_has_type(item, inner[-1]) for item in items)

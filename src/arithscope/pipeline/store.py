@@ -48,25 +48,21 @@ class RunFolder:
         self.manifest = _read_json(path / "manifest.json", "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
-            raise UserError(
-                f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}; "
-                "choose another --out."
-            )
+            problem = f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}"
+            raise UserError(f"{problem}; choose another --out.")
         check_manifest(self.manifest, path)
 
     def has(self, stage: str, key: str | None = None) -> bool:
         """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
         try:
-            record = json.loads((self.path / stage / "stage.json").read_text(encoding="utf-8"))
-            if not is_record(record) or not files.is_intact(record) or (key is not None and record["key"] != key):
-                return False
-            if stage not in self._whole:
-                if any(files.checksum(self.path / stage / name) != digest for name, digest in record["files"].items()):
-                    return False
-                self._whole.add(stage)
-            return True
-        except (OSError, ValueError, RecursionError):
+            record = _stage_record(self.path / stage)
+        except (UserError, RecursionError):
             return False
+        if key not in (None, record["key"]):
+            return False
+        if stage not in self._whole and not damaged_files(self.path / stage):
+            self._whole.add(stage)
+        return stage in self._whole
 
     def is_done(self, stage: str) -> bool:
         """Whether a stage is there as the run's present settings want it; one left from other settings is not."""
@@ -74,7 +70,7 @@ class RunFolder:
 
     def key(self, stage: str) -> str | None:
         """Key of a stored stage: a hash of what it was computed from. None if the stage is not there."""
-        return _read_json(self.path / stage / "stage.json", "stage")["key"] if self.has(stage) else None
+        return _stage_record(self.path / stage)["key"] if self.has(stage) else None
 
     def read(self, kind: type[R]) -> R:
         """Read a result by its class.
@@ -86,8 +82,8 @@ class RunFolder:
         stage = stage_of(kind).name
         folder = self.path / stage
         if not self.has(stage):
-            raise self._incomplete(stage)
-        record = _read_json(folder / "stage.json", "stage")
+            raise _incomplete(folder)
+        record = _stage_record(folder)
         values: dict[str, Any] = dict(record["values"])
         try:
             for file in map(Path, record["files"]):
@@ -95,34 +91,21 @@ class RunFolder:
                     values[file.stem] = pd.read_parquet(folder / file)
                 elif file.suffix == ".npy":  # mapped into memory: only parts in use are read, and changes stay there
                     values[file.stem] = np.load(folder / file, mmap_mode="c", allow_pickle=False)
-                    if not isinstance(values[file.stem], np.ndarray):
-                        raise ValueError(f"{file.name} is no array")
         except Exception as error:  # whatever the libraries raise for files of another kind
             problem: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
         else:
             problem = schema_problem(kind, values)
         if problem is not None:  # although its checksums are right
-            raise SchemaMismatch(
-                f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope, or changed: "
-                f"{problem}; run it again to compute it."
-            )
+            written = f"The stage {stage!r} of the run in {self.path} was written by another version of arithscope"
+            raise SchemaMismatch(f"{written}, or changed: {problem}; run it again to compute it.")
         return kind(**values)
 
     @property
     def summary(self) -> dict[str, Any]:
         """Headline numbers of the stages that are done, from their own records, which carry checksums."""
-        summary = {}
-        for stage, entry in self.manifest["stages"].items():
-            if entry.get("status") == "done":
-                record = _read_json(self.path / stage / "stage.json", "stage")
-                if not is_record(record) or not files.is_intact(record):
-                    raise self._incomplete(stage)
-                if record["summary"]:
-                    summary[stage] = record["summary"]
-        return summary
-
-    def _incomplete(self, stage: str) -> UserError:
-        return UserError(f"The run in {self.path} has no complete stage {stage!r}; run it again to compute it.")
+        done = [stage for stage, entry in self.manifest["stages"].items() if entry.get("status") == "done"]
+        summaries = {stage: _stage_record(self.path / stage)["summary"] for stage in done}
+        return {stage: summary for stage, summary in summaries.items() if summary}
 
 
 class RunWriter(RunFolder):
@@ -139,10 +122,10 @@ class RunWriter(RunFolder):
         return stage in self.keys and self.has(stage, self.keys[stage])
 
     def start(self, stage: str) -> None:
-        self._set_status(stage, {"status": "running", "started": _now()})
+        self._write_manifest({stage: {"status": "running", "started": _now()}})
 
     def fail(self, stage: str, reason: str) -> None:
-        self._set_status(stage, {"status": "failed", "reason": reason})
+        self._write_manifest({stage: {"status": "failed", "reason": reason}})
 
     def write(self, stage: str, result: Result, seconds: float) -> None:
         """Store a finished stage, then update manifest and summary."""
@@ -165,21 +148,18 @@ class RunWriter(RunFolder):
 
     def refresh(self) -> None:
         """Derive manifest and summary from the stage folders. Stages computed from other inputs are kept, but stale."""
-        summary = {}
+        entries = {}
         for stage in self.keys:
             if self.is_done(stage):
-                record = _read_json(self.path / stage / "stage.json", "stage")
-                entry = {"status": "done", "finished": record["finished"], "seconds": record["seconds"]}
-                if record["summary"]:
-                    summary[stage] = record["summary"]
+                record = _stage_record(self.path / stage)
+                entries[stage] = {"status": "done", "finished": record["finished"], "seconds": record["seconds"]}
             else:
-                entry = {"status": "stale" if (self.path / stage).exists() else "pending"}
-            self.manifest["stages"][stage] = entry
-        files.write_json(self.path / "manifest.json", self.manifest)
-        files.write_json(self.path / "summary.json", summary)
+                entries[stage] = {"status": "stale" if (self.path / stage).exists() else "pending"}
+        self._write_manifest(entries)
+        files.write_json(self.path / "summary.json", self.summary)
 
-    def _set_status(self, stage: str, entry: dict[str, Any]) -> None:
-        self.manifest["stages"][stage] = entry
+    def _write_manifest(self, entries: dict[str, Any]) -> None:
+        self.manifest["stages"] |= entries
         files.write_json(self.path / "manifest.json", self.manifest)
 
 
@@ -189,9 +169,12 @@ def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
     if not os.access(existing, os.W_OK):
         raise UserError(f"Cannot write to {path} (not allowed in {existing}); choose another --out.")
     with files.explain_write_errors(path, "choose another --out"):
-        if not _holds_a_run(path):
+        ours = {files.LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
+        names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
+        # Stages are a run even if the manifest was removed.
+        if names and "manifest.json" not in names and not any((path / n / "stage.json").exists() for n in names):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
-        if not (path / "manifest.json").exists():
+        if "manifest.json" not in names:
             return None
     manifest = RunFolder(path).manifest
     if any(manifest["model"].get(k) != model[k] for k in ("weight_hash", "tokenizer_hash")):
@@ -212,28 +195,19 @@ def open_for_writing(
         earlier = check_writable(path, model)
         created = _now() if earlier is None else earlier["created"]
         about = {"schema": SCHEMA, "version": __version__, "created": created, "model": model}
-        manifest = {**about, "configuration": configuration, "stages": {}}
         with files.explain_write_errors(path):
-            files.write_json(path / "manifest.json", manifest)
+            files.write_json(path / "manifest.json", {**about, "configuration": configuration, "stages": {}})
             yield RunWriter(path, keys)
-
-
-def _holds_a_run(path: Path) -> bool:
-    """Whether a folder holds a run, or nothing yet. Stages are a run even if the manifest was removed."""
-    ours = {files.LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
-    names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
-    return not names or "manifest.json" in names or any((path / name / "stage.json").exists() for name in names)
 
 
 def damaged_files(stage: Path) -> list[str]:
     """Files of a stage folder that are missing, or differ from what was written."""
     try:
-        record = _read_json(stage / "stage.json", "stage")
-        written: dict[str, str] = dict(record["files"].items()) if files.is_intact(record) else {"stage.json": ""}
-    except (UserError, KeyError, AttributeError):
+        record = _stage_record(stage)
+    except UserError:
         return ["stage.json"]
     damaged = []
-    for name, digest in written.items():
+    for name, digest in record["files"].items():
         with suppress(OSError):
             if files.checksum(stage / name) == digest:
                 continue
@@ -260,6 +234,18 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _stage_record(folder: Path) -> dict[str, Any]:
+    """What stage.json in a stage's folder says. Raises UserError if it is missing or damaged."""
+    record = _read_json(folder / "stage.json", "stage")
+    if not is_record(record) or not files.is_intact(record):
+        raise _incomplete(folder)
+    return record
+
+
+def _incomplete(stage: Path) -> UserError:
+    return UserError(f"The run in {stage.parent} has no complete stage {stage.name!r}; run it again to compute it.")
+
+
 def _read_json(path: Path, what: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -270,10 +256,8 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"There is no {what} at {path.parent}: {path.name} is missing.") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-    raise UserError(
-        f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason}); remove that file and run the same "
-        "command again, which keeps what is whole."
-    )
+    problem = f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason})"
+    raise UserError(f"{problem}; remove that file and run the same command again, which keeps what is whole.")
 
 
 def _now() -> str:

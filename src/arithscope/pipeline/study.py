@@ -106,7 +106,6 @@ def study(
 
 
 def checkpoint_stages() -> list[Stage]:
-    """The stages that run on an earlier checkpoint."""
     return [stage for stage in all_stages() if stage.name in _STAGES]
 
 

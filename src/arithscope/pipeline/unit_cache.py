@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,8 @@ class CachingExecutor(Executor):
             if (cached := read_unit(path)) is None:
                 missing.append(index)
             else:
-                result, steps = cached
-                advance(steps)
-                yield FinishedUnit(index, result, steps)
+                advance(cached[1])
+                yield FinishedUnit(index, *cached)
         if missing:
             self.folder.mkdir(parents=True, exist_ok=True)
             for done in self.executor.stream(function, model, [units[index] for index in missing], advance):
@@ -53,16 +53,15 @@ class CachingExecutor(Executor):
 def caching_executor(executor: Executor, run: Path, stage: str, key: str) -> CachingExecutor:
     """An executor that caches units of a stage; units cached for other inputs are removed."""
     folder = run / FOLDER / stage
-    for other in folder.iterdir() if folder.exists() else ():
-        if other.name != key:
-            shutil.rmtree(other, ignore_errors=True)
+    for other in set(folder.glob("*")) - {folder / key}:
+        shutil.rmtree(other, ignore_errors=True)
     return CachingExecutor(executor, folder / key)
 
 
 def clear_cache(run: Path, stage: str) -> None:
     """Remove the cached units of a finished stage."""
     shutil.rmtree(run / FOLDER / stage, ignore_errors=True)
-    if (run / FOLDER).exists() and not any((run / FOLDER).iterdir()):
+    with suppress(OSError):  # other stages have units there, or there are none
         (run / FOLDER).rmdir()
 
 
@@ -90,17 +89,16 @@ def read_unit(path: Path) -> tuple[Any, int] | None:
 
 def digests(function: Function, units: Sequence[Unit]) -> list[str]:
     """A hash of the function's name and all arguments for each unit. Arguments that units share are hashed once."""
-    known: dict[int, bytes] = {}
+    name = f"{function.__module__}.{function.__qualname__}".encode()
+    arguments = {id(argument): argument for unit in units for argument in unit}
+    known = {key: _digest(argument).digest() for key, argument in arguments.items()}
+    return [hashlib.sha256(b"".join([name, *(known[id(x)] for x in unit)])).hexdigest()[:32] for unit in units]
 
-    def digest_of(argument: Any) -> bytes:
-        if id(argument) not in known:
-            digest = hashlib.sha256()
-            _add(digest, argument)
-            known[id(argument)] = digest.digest()
-        return known[id(argument)]
 
-    name = f"{function.__module__}.{function.__qualname__}"
-    return [hashlib.sha256(b"".join([name.encode(), *map(digest_of, unit)])).hexdigest()[:32] for unit in units]
+def _digest(value: Any) -> Any:
+    digest = hashlib.sha256()
+    _add(digest, value)
+    return digest
 
 
 def _add(digest: Any, value: Any) -> None:
@@ -112,13 +110,10 @@ def _add(digest: Any, value: Any) -> None:
         digest.update(f"{type(value).__qualname__};".encode())
         for field in dataclasses.fields(value):
             _add(digest, getattr(value, field.name))
-    elif isinstance(value, dict):
-        digest.update(f"dict {len(value)};".encode())
-        for named in value.items():
-            _add(digest, named)
-    elif isinstance(value, tuple | list | range):
-        digest.update(f"list {len(value)};".encode())
-        for item in value:
+    elif isinstance(value, dict | tuple | list | range):
+        kind, items = ("dict", value.items()) if isinstance(value, dict) else ("list", value)
+        digest.update(f"{kind} {len(value)};".encode())
+        for item in items:
             _add(digest, item)
     elif value is None or isinstance(value, bool | int | float | str | np.generic):
         text = str(value)
@@ -149,11 +144,8 @@ def _decode(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         return arrays[inside]
     if kind == "dict":
         return {_decode(k, arrays): _decode(v, arrays) for k, v in inside}
-    items = [_decode(item, arrays) for item in inside]
-    return tuple(items) if kind == "tuple" else items
+    return {"tuple": tuple, "list": list}[kind](_decode(item, arrays) for item in inside)
 
 
 def _checksum(value: str, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
-    digest = hashlib.sha256()
-    _add(digest, (value, *arrays))
-    return digest.hexdigest()
+    return _digest((value, *arrays)).hexdigest()
