@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from statistics import mean
+from typing import Any
 
 import torch
 from benchmarks.record import Table, record, record_option
@@ -58,7 +59,8 @@ def noise_table(most: int) -> Table:
 def recall_tables(most: int, each: int) -> dict[str, Table]:
     """By operator; and by kind, as the mean over operators and over the numbers that heuristics look at."""
     print("recall " + " ".join(f"{f'SNR {ratio}':>6}" for ratio in RATIOS))
-    by_operator, by_kind = [], {}
+    by_operator: list[list[Any]] = []
+    by_kind: dict[str, list[Any]] = {}
     for operator in OPERATORS:
         sets = catalogue(operator, most, LIMIT)
         found = {ratio: recall(sets, most, ratio, each, PERMUTATIONS) for ratio in RATIOS}

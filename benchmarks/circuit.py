@@ -23,8 +23,8 @@ import torch
 from benchmarks.record import Table, record, record_option
 from torch import Tensor
 
-from arithscope.experiments.common.ablation import Judging, ablated_scores, mean_ablation, nested_sets, score_reducer
-from arithscope.experiments.common.linear_probes import Examples, initial, train
+from arithscope.experiments.common.ablation import ablated_scores, mean_ablation, nested_sets, score_reducer
+from arithscope.experiments.common.linear_probes import Examples, initial_probes, train
 from arithscope.experiments.localize import component_effects, effect_reducer
 from arithscope.experiments.probe import read_states
 from arithscope.models.engine.sweep import Means, mean_activations
@@ -45,7 +45,7 @@ def silent(units: int) -> None:
 class Task:
     model: Model
     prompts: Prompts
-    others: Prompts
+    counterfactuals: Prompts
     means: Means
     sets: Tensor  # of heads to keep, [circuits, layers, heads]
     examples: Examples
@@ -89,12 +89,12 @@ class Task:
 
     def circuit(self) -> Tensor:
         edits = mean_ablation(self.model, self.means, self.sets)
-        return torch.from_numpy(ablated_scores(self.model, self.prompts, edits, Judging(), silent))
+        return torch.from_numpy(ablated_scores(self.model, self.prompts, edits, silent))
 
     @torch.no_grad()
     def circuit_plainly(self) -> Tensor:
         model, ids = self.model, self.model.encode(self.prompts)
-        reduce = score_reducer(model, self.prompts, Judging(), silent)
+        reduce = score_reducer(model, self.prompts, silent)
         found = []
         for kept in self.sets:
             edits: list[Edit] = mean_ablation(model, self.means, kept[None])
@@ -106,7 +106,7 @@ class Task:
     def probe(self, layers: range | None = None) -> Tensor:
         layers = range(self.model.sizes.layers) if layers is None else layers
         some = Examples(self.examples.states[list(layers)], self.examples.of_prompt, self.examples.answer)
-        start = initial(layers, self.model.sizes.width, self.model.limit, 0, "last")
+        start = initial_probes(layers, self.model.sizes.width, self.model.limit, 0, "last")
         return train(start, some, TRAINING, 0, "last", silent).matrix.cpu()
 
     def probe_plainly(self) -> Tensor:

@@ -10,25 +10,24 @@ server, the disk and the tables, which do not care what the numbers are.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from benchmarks.record import Table, record, record_option
+from numpy.lib.format import open_memmap
 from tests.explorer.client import serving
 
 import arithscope
 from arithscope.experiments.classify import Classification
-from arithscope.experiments.neurons import Neurons
+from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.pipeline.store import mapped_arrays, open_for_writing
+from arithscope.pipeline.store import open_for_writing
 from arithscope.results.run import Run
 from arithscope.stats.effects import EFFECTS
 
@@ -69,10 +68,16 @@ def large_run(source: Run, folder: Path) -> None:
     values = random.standard_normal(n * len(EFFECTS))
     effects = grid.assign(method="exact", value=values, low=values - 1, high=values + 1, n=50, median=values, std=1.0)
     c = source.classify
+    size = source.patterns.activations.shape[1]
+    # Together the maps are larger than memory should hold, so they are written through a mapped file.
+    shape = (len(taken), size, size)
+    activations = open_memmap(folder.with_suffix(".npy"), "w+", dtype=np.float16, shape=shape)
+    for rows in np.array_split(np.arange(len(taken)), 64):
+        activations[rows] = source.patterns.activations[taken[rows]]
     results = {
-        "neurons": Neurons(effects, source.neurons.agreement, source.neurons.halves, LAYERS.start),
+        "neurons": NeuronEffects(effects, source.neurons.agreement, source.neurons.split_half, LAYERS.start),
         "classify": Classification(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
-        "patterns": ActivationMaps(patterns, np.zeros((0, 1, 1), np.float16), np.zeros((0, 1), np.float32)),
+        "patterns": ActivationMaps(patterns, activations, source.patterns.logits[taken]),
     }
     keys = dict.fromkeys(results, "made up")
     model = source.manifest["model"]
@@ -80,31 +85,6 @@ def large_run(source: Run, folder: Path) -> None:
     with open_for_writing(folder, model, source.configuration, keys) as run:
         for name, result in results.items():
             run.write(name, result, 0.0)
-    replace_arrays(folder, source, taken)
-
-
-def replace_arrays(folder: Path, source: Run, taken: np.ndarray[Any, Any]) -> None:
-    """The patterns themselves, written through a mapped file: together they are larger than memory should hold."""
-    size = source.patterns.activations.shape[1]
-    shapes = {"activations": (len(taken), size, size), "logits": (len(taken), source.limit)}
-    path = folder / "patterns" / "arrays.safetensors"
-    header, at = {}, 0
-    for name, kind, width in (("activations", "F16", 2), ("logits", "F32", 4)):
-        end = at + width * int(np.prod(shapes[name]))
-        header[name] = {"dtype": kind, "shape": list(shapes[name]), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for block in np.array_split(taken, 64):
-            file.write(np.ascontiguousarray(source.patterns.activations[block]).tobytes())
-        file.write(np.ascontiguousarray(source.patterns.logits[taken]).tobytes())
-    note = folder / "patterns" / "stage.json"
-    record = json.loads(note.read_text())
-    with open(path, "rb") as file:
-        record["files"]["arrays.safetensors"] = hashlib.file_digest(file, "sha256").hexdigest()
-    note.write_text(json.dumps(record))
 
 
 def anonymous_memory() -> float:
@@ -141,7 +121,7 @@ def main() -> None:
 
 
 def measure(path: Path, pages: int) -> dict[str, Table]:
-    stored = mapped_arrays(path / "patterns" / "arrays.safetensors")["activations"]
+    stored = np.load(path / "patterns" / "activations.npy", mmap_mode="r")
     top = pd.read_parquet(path / "patterns" / "neurons.parquet")
     print(f"{len(stored):,} neurons with patterns, {stored.nbytes / 1e9:.1f} GB")
     before = anonymous_memory()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 import pytest
 from benchmarks.record import ROOT, Table, record, record_option
@@ -26,7 +27,7 @@ def main() -> None:
     failed = pytest.main(["-q", "-m", "slow", *(str(ROOT / tests) for tests in TESTS)])
     if failed:
         sys.exit(int(failed))
-    rows = [[name, t.tried, t.accepted, t.tried - t.accepted] for name, t in TALLIES.items()]
+    rows: list[list[Any]] = [[name, t.tried, t.accepted, t.tried - t.accepted] for name, t in TALLIES.items()]
     rows.append(["all", *(sum(row[i] for row in rows) for i in (1, 2, 3))])
     for row in rows:
         print(*row)

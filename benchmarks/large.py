@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def single_neuron_table(model: Model, depth: int, every: float | None) -> Table:
     tasks = {layer: Task(model, PROMPTS, layer) for layer in (low, high)}
     for task in tasks.values():  # once unmeasured, for what is prepared then
         replayed(task, some)
-    replay = {layer: seconds_of(lambda task=task: replayed(task, some), 3) for layer, task in tasks.items()}
+    replay = {layer: seconds_of(partial(replayed, task, some), 3) for layer, task in tasks.items()}
     one_at_a_time(tasks[low], 2)
     alone = seconds_of(lambda: one_at_a_time(tasks[low], SAMPLE)) / SAMPLE
     flops = (high - low) * (flops_per_position(model, 0) - flops_per_position(model, 1)) * some * PROMPTS
@@ -300,7 +301,7 @@ def main() -> None:
     with held(arguments.hold) as taken:
         model = random_model(arguments.shape, arguments.layers, device)
         print(model, flush=True)
-        for line in examine(model, settings.operators, settings.max_operand):
+        for line in examine(model, arguments.operators, settings.max_operand):
             print(line, flush=True)
         names = None if arguments.stages is None else arguments.stages.split(",")
         stages, every = study_table(model, settings, names, speed, taken)

@@ -64,7 +64,11 @@ def made(interpreter: str, versions: str, wheel: Path, folder: Path) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         ran(interpreter, "-m", "venv", folder)
-    wanted = {"tested": ["--constraint", ROOT / "constraints.txt"], "oldest": oldest(), "newest": ["--upgrade"]}
+    wanted: dict[str, list[Any]] = {
+        "tested": ["--constraint", ROOT / "constraints.txt"],
+        "oldest": oldest(),
+        "newest": ["--upgrade"],
+    }
     if versions not in wanted:
         raise UserError(f"There are no versions {versions!r}; choose from {', '.join(wanted)}.")
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir")

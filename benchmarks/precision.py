@@ -14,13 +14,14 @@ import numpy as np
 from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
-from arithscope.experiments.accuracy import accuracy
-from arithscope.experiments.neurons import neuron_effects, rank_agreement
+from arithscope.experiments.accuracy import measure_accuracy
+from arithscope.experiments.neurons import neuron_effects
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
 from arithscope.stats.effects import EFFECTS
+from arithscope.stats.rankings import rank_agreement
 
 BEST = 5  # per cent of each layer's neurons
 
@@ -28,7 +29,7 @@ BEST = 5  # per cent of each layer's neurons
 def samples(model: Model, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
     """By operator some correct prompts and their counterfactuals."""
     asked = sample(legal_prompts(OPERATORS, 300, model.limit), 8000, random_source(0, "precision"))
-    found = accuracy(model, asked)
+    found = measure_accuracy(model, asked)
     chosen = {o: sample(found.correct(o), prompts, random_source(0, "precision", o)) for o in OPERATORS}
     pool = found.correct()
     return {o: (p, counterfactuals(p, pool, random_source(0, "others", o))) for o, p in chosen.items()}

@@ -292,7 +292,7 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
             quickest = sorted(chosen, key=lambda test: usual[test])
             within = [
                 test
-                for test, so_far in zip(quickest, accumulate(map(usual.get, quickest)), strict=True)
+                for test, so_far in zip(quickest, accumulate(usual[test] for test in quickest), strict=True)
                 if so_far <= LONGEST
             ]
             in_place = m.narrow and not any((name, line) in collecting for line in m.lines)
