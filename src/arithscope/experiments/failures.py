@@ -18,7 +18,7 @@ from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.association import association
-from arithscope.experiments.common.result import MEAN, Result, with_average
+from arithscope.experiments.common.result import Result, with_average
 from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.patterns import ActivationMaps
@@ -38,7 +38,6 @@ _PROMPT = (
     schema.number("predicted", "number that the model answers"),
 )
 _P_ANSWER = schema.number("p_answer", "probability of the right answer")
-_WORST = ["operator", "op1", "op2", "answer", "predicted", "p_answer"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,8 +87,7 @@ class Failures(Result):
 def failures(ctx: Context) -> Failures:
     """Heuristic neurons on correct and on incorrect prompts: how many are associated, and how much they contribute."""
     known, classification, seed = ctx.results[Accuracy].prompts, ctx.results[Classification], ctx.settings.seed
-    empty = pd.DataFrame(columns=[*known.columns, *_FEATURES])
-    samples, size = [], ctx.settings.sizes.failures
+    samples = [Failures.frame("prompts", [])]
     differences: list[dict[str, Any]] = []
     terms: list[dict[str, Any]] = []
     worst: list[dict[str, Any]] = []
@@ -98,7 +96,8 @@ def failures(ctx: Context) -> Failures:
             incorrect = known[(known.operator == operator) & ~known.correct]
             if operator in classification.operators and len(incorrect) and len(split.held_out):
                 pools = {"right": split.held_out, "wrong": as_prompts(incorrect)}
-                drawn = (sample(pool, size, random_source(seed, name, operator)) for name, pool in pools.items())
+                sources = {name: random_source(seed, name, operator) for name in pools}
+                drawn = [sample(pools[name], ctx.settings.sizes.failures, random) for name, random in sources.items()]
                 rows = pd.concat([ctx.results[Accuracy].rows(prompts) for prompts in drawn], ignore_index=True)
                 samples.append(rows.assign(**_features(ctx, rows, operator)))
                 differences += _differences(samples[-1], operator, seed)
@@ -108,14 +107,11 @@ def failures(ctx: Context) -> Failures:
                 reason = "because there are no correct or no incorrect prompts to compare"
                 ctx.progress.note(f"failures: {operator} is left out, {reason}")
             advance(1)
-    gaps = pd.DataFrame(differences, columns=["operator", "criterion", "feature", "correct", "incorrect", *MEAN])
-    regression = pd.DataFrame(terms, columns=["operator", "criterion", "term", *MEAN])
-    listed = pd.DataFrame(worst, columns=[*_WORST, "logit_difference", "heuristics", "logit_differences"])
-    areas = regression[regression.term == AUC].rename(columns={"term": "feature"})
-    reported = pd.concat([gaps, areas])
+    gaps, regression = Failures.frame("differences", differences), Failures.frame("regression", terms)
+    reported = pd.concat([gaps, regression[regression.term == AUC].rename(columns={"term": "feature"})])
     table = with_average(reported.assign(measure=reported.criterion + "_" + reported.feature))
-    prompts = pd.concat(samples, ignore_index=True) if samples else empty
-    return Failures(prompts, gaps, regression, listed, table)
+    prompts = pd.concat(samples[1:] or samples, ignore_index=True)
+    return Failures(prompts, gaps, regression, Failures.frame("worst", worst), table)
 
 
 def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDArray[np.float64]]:
@@ -149,7 +145,7 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
             yield {"operator": operator, "criterion": criterion, "term": term, **asdict(mean)}
 
 
-def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iterator[dict[str, Any]]:
+def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iterator[dict[Any, Any]]:
     """Prompts with the least probable right answer, and the heuristics that contribute to the given one."""
     rows = incorrect[incorrect.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
     prompts, attribution = as_prompts(rows), ctx.results[ActivationMaps].direct_logit_attribution
@@ -165,7 +161,7 @@ def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iter
         largest = by_heuristic[i].sort_values(ascending=False, kind="stable").head(LISTED_HEURISTICS)
         largest = largest[largest > 0]
         yield {
-            **{name: row[name] for name in _WORST},
+            **row,
             "logit_difference": float(by_heuristic[i].sum()),
             "heuristics": list(largest.index),
             "logit_differences": largest.tolist(),

@@ -52,9 +52,7 @@ def overlap(ctx: Context) -> Overlap:
         for layer in sorted({layer for neurons in sets.values() for layer, _ in neurons})
         for row in overlaps({o: {n for n in neurons if n[0] == layer} for o, neurons in sets.items()})
     ]
-    columns = [column.name for column in _PAIR]
-    table = pd.DataFrame(overlaps(sets), columns=columns)
-    return Overlap(table, pd.DataFrame(by_layer, columns=[*columns, "layer"]), topk.operators)
+    return Overlap(Overlap.frame("table", overlaps(sets)), Overlap.frame("by_layer", by_layer), topk.operators)
 
 
 def overlaps(sets: Mapping[str, set[tuple[int, int]]]) -> list[dict[str, Any]]:

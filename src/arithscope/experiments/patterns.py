@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, of_neuron
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.experiments.means import Singles, grid_units
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.kinds import Ints
@@ -149,8 +148,7 @@ def patterns(ctx: Context) -> ActivationMaps:
     tokens = np.argsort(-logits[as_slice(rows)], axis=1, kind="stable")[:, :TOP_TOKENS]
     direct = (result > np.maximum(op1, op2)) & (alignment > 0)
     table = top.assign(**dict(zip(_STATISTICS, statistics, strict=True)), direct=direct, tokens=list(tokens))
-    columns = ["operator", "layer", "neuron", "rank", "effect", *_STATISTICS, "direct", "tokens"]
-    return ActivationMaps(ctx.confirmed("neurons", table[columns]), activations, logits)
+    return ActivationMaps(ctx.confirmed("neurons", table[ActivationMaps.columns("neurons")]), activations, logits)
 
 
 def as_slice(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
@@ -163,17 +161,16 @@ def neuron_activations(model: Model, prompts: Prompts, layers: Ints, neurons: In
     activations = np.empty((len(neurons), len(prompts)), dtype=np.float16)
     by_layer = {int(layer): np.flatnonzero(layers == layer) for layer in np.unique(layers)}
     chosen = {layer: torch.from_numpy(neurons[rows]).long() for layer, rows in by_layer.items()}
-    for columns, seen in model.engine.sweep_neurons(model, prompts, chosen, advance, keep=_as_stored):
+
+    def as_stored(x: Tensor) -> Tensor:
+        return x.float().clamp(-LARGEST, LARGEST).half().T.contiguous().cpu()
+
+    for columns, seen in model.engine.sweep_neurons(model, prompts, chosen, advance, keep=as_stored):
         for layer, rows in by_layer.items():
             at = as_slice(rows), as_slice(columns)
             consecutive = all(isinstance(x, slice) for x in at)
             activations[at if consecutive else np.ix_(rows, columns)] = seen[layer].numpy()
     return activations
-
-
-def _as_stored(activations: Tensor) -> Tensor:
-    """[prompts, neurons] as float16 [neurons, prompts] on the CPU."""
-    return activations.float().clamp(-LARGEST, LARGEST).half().T.contiguous().cpu()
 
 
 def activation_map(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:

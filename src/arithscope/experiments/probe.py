@@ -17,10 +17,9 @@ from torch import Tensor
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.linear_probes import Examples, initial_probes, train, training_steps
-from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, mean_entry
-from arithscope.experiments.common.samples import Places, batches, places_of_units, probe_split
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.samples import batches, places_of_units, probe_split
+from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.models.hooks import capturing
 from arithscope.models.memory import storage
 from arithscope.models.model import Model
@@ -74,14 +73,20 @@ def probe(ctx: Context) -> Probe:
     seed, (prompts, training) = ctx.settings.seed, probe_split(ctx)
     places = places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_PROBES, "probe")
     units = [(prompts, training, position, list(layers), seed) for position, layers in places]
-    probes = sum(len(layers) for _, layers in places)
-    with ctx.progress.task("probe", probes * training_steps(training)) as advance:
-        parts = ctx.map(tested_probes, units, advance)
-    tested = prompts[training:]
-    table = ctx.confirmed("table", _accuracy_table(tested, places, parts, seed), trained=True)
+    probes = [(position, layer) for position, layers in places for layer in layers]
+    with ctx.progress.task("probe", len(probes) * training_steps(training)) as advance:
+        correct = np.concatenate(ctx.map(tested_probes, units, advance))
+    tested, rows = prompts[training:], []
+    by_operator = {ALL: np.ones(len(tested), dtype=np.bool_)}
+    by_operator |= {OPERATORS[i]: tested.operator == i for i in np.unique(tested.operator)}
+    for operator, own in by_operator.items():
+        for (position, layer), of_probe in zip(probes, correct, strict=True):
+            mean = bootstrap_mean(of_probe[own], random_source(seed, "probe", operator, position, layer))
+            rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
+    table = ctx.confirmed("table", pd.DataFrame(rows), trained=True)
     last = table[(table.operator == ALL) & (table.position == "last")].sort_values("layer").value.to_numpy()
     most_frequent = np.bincount(prompts[:training].answer).argmax()
-    chance = {o: float((tested.answer[own] == most_frequent).mean()) for o, own in _by_operator(tested).items()}
+    chance = {o: float((tested.answer[own] == most_frequent).mean()) for o, own in by_operator.items()}
     return Probe(table, chance, int(last.argmax()), int(np.argmax(last >= last.max() / 2)), training)
 
 
@@ -130,19 +135,3 @@ def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[
     probe = s.width * model.limit * 4 * 4  # weights, gradient, and Adam's two moments
     size = rows_within(min(storage(model), len(layers) * (states + probe)), states + probe)
     return [layers[start : start + size] for start in range(0, len(layers), size)]
-
-
-def _accuracy_table(tested: Prompts, places: Places, correct: Sequence[NDArray[np.bool_]], seed: int) -> pd.DataFrame:
-    rows = []
-    at = [(position, layer) for position, layers in places for layer in layers]
-    for operator, own in _by_operator(tested).items():
-        for (position, layer), row in zip(at, np.concatenate(correct), strict=True):
-            mean = bootstrap_mean(row[own], random=random_source(seed, "probe", operator, position, layer))
-            rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
-    return pd.DataFrame(rows)
-
-
-def _by_operator(prompts: Prompts) -> dict[str, NDArray[np.bool_]]:
-    """Masks of all prompts, and of those of each operator."""
-    everything = {ALL: np.ones(len(prompts), dtype=np.bool_)}
-    return everything | {OPERATORS[i]: prompts.operator == i for i in np.unique(prompts.operator)}

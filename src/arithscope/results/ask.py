@@ -6,8 +6,8 @@ import pandas as pd
 import torch
 
 from arithscope.errors import UserError
-from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.samples import batches
+from arithscope.experiments.means import Answers
 from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, concatenate_prompts, parse_prompt

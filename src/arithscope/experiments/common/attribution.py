@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common.samples import batches
+from arithscope.models.engine.sweep import last_position
 from arithscope.models.hooks import capturing, gradients
 from arithscope.models.linearize import linearized
 from arithscope.models.memory import graph_bytes
@@ -71,9 +72,9 @@ def attributed_effects(
             return landmarks(logits, answer, other)
 
         slopes = ATTRIBUTION_METHODS[method](model, ids, corrupted, measures, layers)
-        with torch.no_grad(), capturing(model, neurons=layers, keep=_last) as new:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as new:
             model.logits(corrupted)
-        with torch.no_grad(), capturing(model, neurons=layers, keep=_last) as old:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as old:
             before = measures(model.logits(ids))
         for i, layer in enumerate(layers):
             change = (new.neurons[layer] - old.neurons[layer]).to(before)
@@ -87,7 +88,3 @@ def attributed_effects(
 def _slopes(model: Model, ids: Tensor, measures: Measures, layers: Layers, start: Tensor | None = None) -> Slopes:
     _, slopes = gradients(model, ids, measures, neurons=layers, embeddings=start)
     return {layer: slope[:, :, -1] for layer, slope in slopes.neurons.items()}
-
-
-def _last(x: Tensor) -> Tensor:
-    return x[:, -1].clone()

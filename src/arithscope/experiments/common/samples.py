@@ -40,6 +40,10 @@ def splits(ctx: Context) -> dict[str, Split]:
     return split_prompts(ctx.results[Accuracy], ctx.settings.sizes, ctx.settings.seed)
 
 
+def evaluation_prompts(ctx: Context) -> dict[str, Prompts]:
+    return {operator: split.evaluation for operator, split in splits(ctx).items()}
+
+
 def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
     """Draw disjoint samples for each operator.
 
@@ -69,8 +73,7 @@ def probe_split(ctx: Context) -> tuple[Prompts, int]:
     """Correct prompts of all operators in random order, and how many of them, from the first on, are for training."""
     sizes, random = ctx.settings.sizes, random_source(ctx.settings.seed, "probe prompts")
     prompts = sample(ctx.results[Accuracy].correct(), sizes.probe, random)
-    training = int(TRAINING_SHARE * len(prompts))
-    if training == 0:
+    if (training := int(TRAINING_SHARE * len(prompts))) == 0:
         raise TooFewCorrect
     return prompts, training
 
@@ -97,11 +100,10 @@ class TooFewCorrect(UserError):
         )
 
 
-Batch = tuple[NDArray[np.int64], Prompts]  # row numbers and prompts
-
-
-def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[Batch]:
-    """Split prompts into batches that fit in memory when run from position `first` on, keeping `extra_bytes` per prompt."""
+def batches(
+    model: Model, prompts: Prompts, first: int, extra_bytes: int = 0
+) -> Iterator[tuple[NDArray[np.int64], Prompts]]:
+    """Row numbers and prompts in batches that fit in memory, run from `first` on and keeping `extra_bytes` per prompt."""
     length = model.encoder.length
     size = rows_that_fit(model, length - first, length, extra_bytes)
     for start in range(0, len(prompts), size):
