@@ -16,9 +16,9 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import baselines, circuit_scores, scores_of_tasks, smallest_spans
+from arithscope.experiments.common.ablation import baselines, circuit_scores, scores_of_tasks
 from arithscope.experiments.common.association import association, matched_random_neurons
-from arithscope.experiments.common.result import Result, by_operator, with_average
+from arithscope.experiments.common.result import Result, by_operator, mean_rows, with_average
 from arithscope.experiments.common.samples import evaluation_prompts
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.means import MeanActivations
@@ -35,8 +35,7 @@ CURVE = (
     schema.OPERATOR,
     schema.text("neurons", _KEPT, key=True),
     schema.number("kept", "number of neurons kept in all layers"),
-    schema.MEASURE,
-    *schema.MEAN_COLUMNS,
+    *schema.MEASURED,
 )
 PRESENT = (schema.OPERATOR, schema.CRITERION, *schema.MEAN_COLUMNS)
 
@@ -87,19 +86,18 @@ def bag(ctx: Context) -> Bag:
     with ctx.progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
         scores = scores_of_tasks(ctx, circuit_scores, tasks, advance)
         ends = baselines(ctx, samples)
-    curve, present = [], []
+    curve: list[dict[str, Any]] = []
+    present = []
     for operator, values in zip(samples, scores, strict=True):
         measured = ends[operator].measure(values, sources[operator])
-        curve += [
-            {"operator": operator, "neurons": name, "kept": int(chosen.sum()), "measure": m, **asdict(mean)}
-            for (name, chosen), means in zip(kept[operator].items(), measured, strict=True)
-            for m, mean in means.items()
-        ]
+        for (name, chosen), means in zip(kept[operator].items(), measured, strict=True):
+            curve += mean_rows(means, operator=operator, neurons=name, kept=int(chosen.sum()))
         for criterion in CRITERIA if final is not None else ():
             here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
             share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
             present.append({"operator": operator, "criterion": criterion, **asdict(share)})
-    whole = ctx.confirmed("curve", Bag.frame("curve", curve), smallest_span=smallest_spans(ends))
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    whole = ctx.confirmed("curve", Bag.frame("curve", curve), smallest_span=spans)
     return Bag(whole, Bag.frame("present", present))
 
 

@@ -53,10 +53,7 @@ class Failures(Result):
         *_PROMPT,
         schema.truth("correct", "whether the model answers correctly"),
         _P_ANSWER,
-        *(
-            schema.number(name, f"{feature}, by {criterion} matches")
-            for name, (criterion, feature) in _FEATURES.items()
-        ),
+        *(schema.number(name, f"{feature}, by {by} matches") for name, (by, feature) in _FEATURES.items()),
     )
     differences: pd.DataFrame = schema.table(
         "Mean of each feature over correct minus over incorrect prompts.",
@@ -87,10 +84,7 @@ class Failures(Result):
 def failures(ctx: Context) -> Failures:
     """Heuristic neurons on correct and on incorrect prompts: how many are associated, and how much they contribute."""
     known, classification, seed = ctx.results[Accuracy].prompts, ctx.results[Classification], ctx.settings.seed
-    samples = [Failures.frame("prompts", [])]
-    differences: list[dict[str, Any]] = []
-    terms: list[dict[str, Any]] = []
-    worst: list[dict[str, Any]] = []
+    samples: dict[str, pd.DataFrame] = {}
     with ctx.progress.task("failures", len(classification.operators)) as advance:
         for operator, split in splits(ctx).items():
             incorrect = known[(known.operator == operator) & ~known.correct]
@@ -99,23 +93,21 @@ def failures(ctx: Context) -> Failures:
                 sources = {name: random_source(seed, name, operator) for name in pools}
                 drawn = [sample(pools[name], ctx.settings.sizes.failures, random) for name, random in sources.items()]
                 rows = pd.concat([ctx.results[Accuracy].rows(prompts) for prompts in drawn], ignore_index=True)
-                samples.append(rows.assign(**_features(ctx, rows, operator)))
-                differences += _differences(samples[-1], operator, seed)
-                terms += _regression(samples[-1], operator, seed)
-                worst += _worst_prompts(ctx, incorrect, operator)
+                samples[operator] = rows.assign(**_features(ctx, rows, operator))
             elif operator in classification.operators:
                 reason = "because there are no correct or no incorrect prompts to compare"
                 ctx.progress.note(f"failures: {operator} is left out, {reason}")
             advance(1)
-    gaps, regression = Failures.frame("differences", differences), Failures.frame("regression", terms)
+    prompts = pd.concat([*samples.values()] or [Failures.frame("prompts", [])], ignore_index=True)
+    gaps = Failures.frame("differences", (row for o, own in samples.items() for row in _differences(own, o, seed)))
+    regression = Failures.frame("regression", (row for o, own in samples.items() for row in _regression(own, o, seed)))
+    worst = Failures.frame("worst", (row for operator in samples for row in _worst_prompts(ctx, operator)))
     reported = pd.concat([gaps, regression[regression.term == AUC].rename(columns={"term": "feature"})])
     table = with_average(reported.assign(measure=reported.criterion + "_" + reported.feature))
-    prompts = pd.concat(samples[1:] or samples, ignore_index=True)
-    return Failures(prompts, gaps, regression, Failures.frame("worst", worst), table)
+    return Failures(prompts, gaps, regression, worst, table)
 
 
 def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDArray[np.float64]]:
-    """Features of each prompt, by both criteria."""
     prompts = as_prompts(rows)
     attribution = ctx.results[ActivationMaps].direct_logit_attribution(operator, prompts, prompts.answer)
     features: dict[str, NDArray[np.float64]] = {}
@@ -145,9 +137,11 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
             yield {"operator": operator, "criterion": criterion, "term": term, **asdict(mean)}
 
 
-def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iterator[dict[Any, Any]]:
+def _worst_prompts(ctx: Context, operator: str) -> Iterator[dict[Any, Any]]:
     """Prompts with the least probable right answer, and the heuristics that contribute to the given one."""
-    rows = incorrect[incorrect.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
+    known = ctx.results[Accuracy].prompts
+    incorrect = known[(known.operator == operator) & ~known.correct & (known.predicted >= 0)]
+    rows = incorrect.nsmallest(WORST, "p_answer", keep="first")
     prompts, attribution = as_prompts(rows), ctx.results[ActivationMaps].direct_logit_attribution
     given, right = (attribution(operator, prompts, x) for x in (rows.predicted.to_numpy(), prompts.answer))
     # For each calibrated neuron, by its row among the operator's top neurons, the heuristic with the largest neg_log10_p.
@@ -160,9 +154,5 @@ def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iter
     for i, row in enumerate(rows.to_dict("records")):
         largest = by_heuristic[i].sort_values(ascending=False, kind="stable").head(LISTED_HEURISTICS)
         largest = largest[largest > 0]
-        yield {
-            **row,
-            "logit_difference": float(by_heuristic[i].sum()),
-            "heuristics": list(largest.index),
-            "logit_differences": largest.tolist(),
-        }
+        listed = {"heuristics": list(largest.index), "logit_differences": largest.tolist()}
+        yield {**row, "logit_difference": float(by_heuristic[i].sum()), **listed}

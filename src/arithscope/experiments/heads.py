@@ -7,8 +7,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
-from arithscope.experiments.common.result import Result, mean_entry
+from arithscope.experiments.common.result import Result, mean_entry, mean_rows
 from arithscope.experiments.common.samples import batches, evaluation_prompts
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import component_name
@@ -55,8 +54,7 @@ class Heads(Result):
         "Measures of the circuit before and after the attended position is cut off from the prompt's earlier tokens.",
         *schema.HEAD_KEY,
         schema.text("when", "`before`, `after`, or `change` (of faithfulness, prompt by prompt)", key=True),
-        schema.MEASURE,
-        *schema.MEAN_COLUMNS,
+        *schema.MEASURED,
     )
     positions: list[str] = schema.value("names of the positions, in order")
 
@@ -83,8 +81,8 @@ class Heads(Result):
             changes = self.isolation[(self.isolation.operator == operator) & (self.isolation.when == CHANGE)]
             if changes.value.notna().any():
                 worst = changes.iloc[int(changes.value.argmin())]
-                name = component_name(worst.layer, worst["head"])
-                entries["worst_isolation"] = {**mean_entry(worst), "component": name}
+                component = component_name(worst.layer, worst["head"])
+                entries["worst_isolation"] = {**mean_entry(worst), "component": component}
             out[str(operator)] = entries
         return out
 
@@ -92,8 +90,12 @@ class Heads(Result):
 @stage(needs=(Accuracy, MeanActivations, Circuit), reads=("sizes", "seed"), memory=replay_memory, paper="App. B")
 def heads(ctx: Context) -> Heads:
     """Attention patterns of each operator's circuit, and isolation of the positions its heads attend to."""
-    model, circuit, means = ctx.model, ctx.results[Circuit], ctx.results[MeanActivations]
-    samples = evaluation_prompts(ctx)
+    model, circuit, means, samples = (
+        ctx.model,
+        ctx.results[Circuit],
+        ctx.results[MeanActivations],
+        evaluation_prompts(ctx),
+    )
     chosen = {operator: circuit.chosen(operator) for operator in samples}
     keeps = {o: circuit.keeps(o, model.sizes.layers, model.sizes.heads) for o in samples}
     with ctx.progress.task("heads", len(samples) + sum(map(len, chosen.values()))) as advance:
@@ -119,25 +121,18 @@ def heads(ctx: Context) -> Heads:
     for layer, head, view in isolated:
         operator, [whole] = view[0], before[view[0]]
         random, cut_off = random_source(ctx.settings.seed, "heads", operator, layer, head), after.get(view, whole)
-        before_after = baseline[operator].measure(np.stack([whole, cut_off]), random)
-        measured = dict(zip((BEFORE, AFTER), before_after, strict=True))
-        measured[CHANGE] = {"faithfulness": baseline[operator].change(whole, cut_off, random)}
-        named = {"operator": operator, "layer": layer, "head": head}
-        rows += [
-            {**named, "when": when, "measure": m, **asdict(mean)}
-            for when, means in measured.items()
-            for m, mean in means.items()
-        ]
-    spans = ablation.smallest_spans(baseline)
+        both = baseline[operator].measure(np.stack([whole, cut_off]), random)
+        change = {"faithfulness": baseline[operator].change(whole, cut_off, random)}
+        for when, each in zip((BEFORE, AFTER, CHANGE), (*both, change), strict=True):
+            rows += mean_rows(each, operator=operator, layer=layer, head=head, when=when)
+    spans = {operator: ends.smallest_span for operator, ends in baseline.items()}
     isolation = ctx.confirmed("isolation", Heads.frame("isolation", rows), smallest_span=spans)
     roles = [_role_table(model, circuit, o, by_operator[o]) for o in samples]
     return Heads(pd.concat(roles, ignore_index=True), attention, isolation, list(model.encoder.labels))
 
 
 @torch.no_grad()
-def attention_patterns(
-    model: Model, prompts: Prompts, heads: Sequence[tuple[int, int]], *, advance: Advance
-) -> Singles:
+def attention_patterns(model: Model, prompts: Prompts, heads: list[tuple[int, int]], *, advance: Advance) -> Singles:
     """Unit of work: mean attention pattern of each head over the prompts, [heads, queries, keys]."""
     total = np.zeros((len(heads), model.encoder.length, model.encoder.length))
     for _, batch in batches(model, prompts, 0):

@@ -96,12 +96,12 @@ class KnockoutTest:
     associated: int
 
 
-def _knockout_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of ablated neurons."""
     return replay_memory(model, settings) + 2 * MASK_BYTES
 
 
-@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_knockout_memory, paper="4.2")
+@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_memory, paper="4.2")
 def knockout(ctx: Context) -> Knockout:
     """Accuracy on a heuristic's prompts and on others when the heuristic's neurons are ablated."""
     classification, samples, seed = ctx.results[Classification], splits(ctx), ctx.settings.seed

@@ -148,13 +148,11 @@ def effect_tables(
     """
     for i, measure in enumerate(EFFECTS):
         values = effects[..., i].reshape(-1, effects.shape[-2])
-        statistics: dict[str, Any] = dict(
-            zip(("value", "low", "high"), bootstrap_intervals(values, random), strict=True)
-        )
-        statistics |= {"n": values.shape[1], "median": np.median(values, axis=1)}
+        value, low, high = bootstrap_intervals(values, random)
+        found = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
         if std:
-            statistics["std"] = values.std(1, dtype=np.float64)
-        yield pd.DataFrame({**columns, "measure": measure, **statistics})
+            found["std"] = values.std(1, dtype=np.float64)
+        yield pd.DataFrame({**columns, "measure": measure, **found})
 
 
 def _component_columns(places: Places, heads: int) -> dict[str, Any]:

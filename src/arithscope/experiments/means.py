@@ -93,7 +93,6 @@ class Answers:
         self.p_answer = np.full(len(prompts), np.nan, dtype=np.float32)
 
     def observe(self, rows: NDArray[np.int64], logits: Float[Tensor, "rows vocabulary"]) -> None:
-        """Take in the logits of some of the prompts."""
         self.predicted[rows] = self._numbers[logits.argmax(-1).cpu()].numpy()
         p = log_probability(logits, self._answer[rows].to(logits.device)).exp().float().cpu()
         self.p_answer[rows] = torch.where(self._legal[rows], p, torch.nan).numpy()

@@ -125,9 +125,7 @@ def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generat
     tables: list[pd.DataFrame] = []
     for o, neurons in chosen.items():
         values = np.stack([next(parts) for _ in positions])
-        values = np.concatenate(
-            [values, values.mean(0, keepdims=True)]
-        )  # positions and mean, neurons, prompts, measures
+        values = np.concatenate([values, values.mean(0, keepdims=True)])  # mean over positions, after these
         position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
         columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
         tables += effect_tables(columns, values, sources[o])

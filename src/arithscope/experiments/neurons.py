@@ -115,7 +115,7 @@ def neuron_name(layer: int, neuron: int) -> str:
     return f"L{layer}N{neuron}"
 
 
-def _neurons_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the effects of every neuron on every prompt, exact and estimated."""
     s = model.sizes
     return replay_memory(model, settings) + 8 * len(EFFECTS) * s.layers * s.neurons * settings.sizes.discovery
@@ -132,9 +132,7 @@ class _Task:
     neurons: Ints  # layers, neurons
 
 
-@stage(
-    needs=(Accuracy, Probe), reads=("sizes", "seed", "neurons", "preselected_by"), memory=_neurons_memory, paper="3.1"
-)
+@stage(needs=(Accuracy, Probe), reads=("sizes", "seed", "neurons", "preselected_by"), memory=_memory, paper="3.1")
 def neurons(ctx: Context) -> NeuronEffects:
     """Effect of every neuron of the later MLPs at the last position, by exact patching or attribution."""
     method, first, size = ctx.settings.neurons, ctx.results[Probe].first_answer_layer, ctx.model.sizes.neurons

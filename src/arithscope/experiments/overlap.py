@@ -31,7 +31,6 @@ class Overlap(Result):
     operators: list[str] = schema.value("operators with top neurons")
 
     def pairs_with(self, operator: str) -> pd.DataFrame:
-        """Rows of `table` about an operator."""
         return self.table[(self.table.operator == operator) | (self.table.other == operator)]
 
     def summary(self) -> dict[str, Any]:

@@ -39,8 +39,8 @@ LARGEST = float(np.finfo(np.float16).max)
 ROWS = 16  # neurons processed together; many more are slower, because memory for them is allocated anew each time
 VERIFIED_NEURONS, VERIFIED_PROMPTS = 32, 200  # neurons of each operator, and prompts, that `verify` runs again
 Halves = NDArray[np.float16]
-EXPLAINING = ("op1", "op2", "result")
-_STATISTICS = (*(f"variance_explained_{name}" for name in EXPLAINING), "alignment")
+VARIABLES = ("op1", "op2", "result")
+_STATISTICS = (*(f"variance_explained_{name}" for name in VARIABLES), "alignment")
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,10 +52,7 @@ class ActivationMaps(Result):
         *schema.NEURON_KEY,
         schema.integer("rank", "rank in the layer, from 0"),
         schema.number("effect", "mean effect"),
-        *(
-            schema.number(f"variance_explained_{x}", f"share of the map's variance explained by {x}")
-            for x in EXPLAINING
-        ),
+        *(schema.number(f"variance_explained_{x}", f"share of the map's variance explained by {x}") for x in VARIABLES),
         schema.number("alignment", "correlation of the activation with the value vector's logit of the answer"),
         schema.truth("direct", "whether the result explains more than either operand and the alignment is positive"),
         schema.listing("tokens", "numbers with the largest logits, largest first"),
@@ -78,12 +75,10 @@ class ActivationMaps(Result):
         return [str(o) for o in self.neurons.operator.unique()]
 
     def rows(self, operator: str) -> slice:
-        """Rows of an operator's neurons."""
         rows = np.flatnonzero(self.neurons.operator == operator)
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def place(self, operator: str, layer: int, neuron: int) -> int:
-        """Row of a neuron."""
         return int(of_neuron(self.neurons.reset_index(drop=True), operator, layer, neuron).index[0])
 
     def direct_logit_attribution(self, operator: str, prompts: Prompts, numbers: NDArray[np.int64]) -> Floats:
@@ -104,13 +99,13 @@ class ActivationMaps(Result):
         return {o: {"neurons": len(rows), "share_direct": float(rows.direct.mean())} for o, rows in tables.items()}
 
 
-def _patterns_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A sweep, and the activation maps."""
     neurons = model.sizes.layers * settings.largest_k(model) * len(settings.operators)
     return sweep_memory(model, settings) + neurons * 2 * (settings.max_operand + 1) ** 2
 
 
-@stage(needs=(TopK,), reads=("max_operand",), memory=_patterns_memory, paper="3.2")
+@stage(needs=(TopK,), reads=("max_operand",), memory=_memory, paper="3.2")
 def patterns(ctx: Context) -> ActivationMaps:
     """Activation map of every top neuron over the operand grid, and the numbers its value vector promotes."""
     model, max_operand = ctx.model, ctx.settings.max_operand

@@ -59,7 +59,7 @@ class Probe(Result):
         return out
 
 
-def _probe_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A sweep, and the residual stream of all prompts with the probes' weights, gradients and moments."""
     s = model.sizes
     prompts = min(len(legal_prompts(settings.operators, settings.max_operand, model.limit)), settings.sizes.probe)
@@ -67,7 +67,7 @@ def _probe_memory(model: Model, settings: Settings) -> int:
     return sweep_memory(model, settings) + min(states, storage(model))
 
 
-@stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=_probe_memory, paper="2.2, App. H")
+@stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=_memory, paper="2.2, App. H")
 def probe(ctx: Context) -> Probe:
     """Accuracy of linear probes from the residual stream to the answer, by layer and position."""
     seed, (prompts, training) = ctx.settings.seed, probe_split(ctx)

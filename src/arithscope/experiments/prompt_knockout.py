@@ -42,8 +42,7 @@ CURVE = (
     *schema.CRITERION_KEY,
     schema.text("ablated", "neurons ablated: `associated` with the prompt, `unassociated`, or `random`", key=True),
     _SIZE,
-    schema.MEASURE,
-    *schema.MEAN_COLUMNS,
+    *schema.MEASURED,
     schema.number("removed", "mean number of neurons ablated in all layers; a prompt may have fewer than n per layer"),
 )
 
@@ -79,16 +78,17 @@ class AblationScores(NamedTuple):
     p_answer: Floats
 
 
+Scores = Mapping[str, AblationScores]  # by ablated neurons
 Chosen = Bool[NDArray[Any], "sizes prompts rows"]
 
 
-def _prompt_knockout_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of ablated neurons."""
     masks = len(COUNTS) * settings.sizes.prompt_knockout * model.sizes.layers * model.sizes.neurons
     return replay_memory(model, settings) + 2 * masks
 
 
-@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_prompt_knockout_memory, paper="4.2")
+@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_memory, paper="4.2")
 def prompt_knockout(ctx: Context) -> PromptKnockout:
     """Accuracy when each prompt loses the neurons of the heuristics that hold for it, beside two controls."""
     classification, sizes, seed = ctx.results[Classification], ctx.settings.sizes, ctx.settings.seed
@@ -163,9 +163,7 @@ def first_by_rank(bag: Association, ranks: Ints, own: Ints, sizes: Sequence[int]
     return chosen
 
 
-def _curve_rows(
-    scores: Mapping[str, AblationScores], sizes: Sequence[int], random: Generator
-) -> Iterator[dict[str, Any]]:
+def _curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
     for name, (removed, correct, p_answer) in scores.items():
         for measure, values in {"accuracy": correct, "p_answer": p_answer}.items():
             means = bootstrap_means(values.mean(0), random)
@@ -173,9 +171,7 @@ def _curve_rows(
                 yield {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
 
 
-def _difference_rows(
-    scores: Mapping[str, AblationScores], sizes: Sequence[int], random: Generator
-) -> Iterator[dict[str, Any]]:
+def _difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
     own = scores[OWN]
     for control in ABLATED[1:]:
         gaps = scores[control].correct.mean(0) - own.correct[0]

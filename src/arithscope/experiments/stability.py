@@ -10,27 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.bag import Bag
-from arithscope.experiments.circuit import Circuit
+from arithscope.experiments import accuracy, bag, circuit, failures, knockout, neurons, overlap, probe, topk
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.headline import HEADLINE_NUMBERS, HeadlineNumber, headline_entries
 from arithscope.experiments.common.result import AVERAGE, Result, mean_entry
 from arithscope.experiments.common.stage import Context, Results, registered_stages, stage
-from arithscope.experiments.failures import Failures
-from arithscope.experiments.knockout import Knockout
-from arithscope.experiments.neurons import NeuronEffects
-from arithscope.experiments.overlap import Overlap, overlaps
-from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
-from arithscope.experiments.topk import TopK
 from arithscope.prompts import OPERATORS
 from arithscope.stats.intervals import Mean, difference
 
-# Results with key numbers or choices to compare: what was found, and the tests of it.
-_FOUND = (Accuracy, Circuit, Probe, NeuronEffects, TopK, Classification, Overlap)
-_TESTS = (Knockout, PromptKnockout, Failures, Bag)
+# Results with key numbers or choices to compare: what was found, and what came of it.
+_FOUND = (accuracy.Accuracy, circuit.Circuit, probe.Probe, neurons.NeuronEffects, topk.TopK, Classification)
+_TESTS = (overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
 COMPARED = (*_FOUND, *_TESTS)
 WHOLE = "all"  # the run itself, beside its repetitions
 HALVES, SEEDS = "halves", "seeds"  # the two ways of repeating it
@@ -68,19 +60,19 @@ def repeat_from(name: str, results: Results, effect: str) -> Repeat:
     """Collect what is compared from the results of a study; `effect` is the measure that ranks neurons."""
     stages = {each.result: each.name for each in registered_stages()}
     summary = {stages[kind]: results[kind].summary() for kind in COMPARED if kind in results}
-    if Circuit not in results:
+    if circuit.Circuit not in results:
         return Repeat(name, summary, {})
-    circuit, topk, classification = results[Circuit], results[TopK], results[Classification]
-    effects, columns = results[NeuronEffects].effects, ["layer", "neuron", "kind", "on"]
+    heads, top, classification = results[circuit.Circuit], results[topk.TopK], results[Classification]
+    effects, columns = results[neurons.NeuronEffects].effects, ["layer", "neuron", "kind", "on"]
     ranked = effects[effects.measure == effect].groupby("operator", sort=False)
     choices: dict[str, Any] = {
         CORRELATION: {str(o): rows.set_index(["layer", "neuron"]).value for o, rows in ranked},
-        HEADS: {operator: set(circuit.chosen(operator)) for operator in circuit.operators},
-        SHARED_HEADS: {AVERAGE: set(circuit.shared())} if len(circuit.operators) > 1 else {},
-        NEURONS: {operator: topk.chosen(operator) for operator in topk.operators},
+        HEADS: {operator: set(heads.chosen(operator)) for operator in heads.operators},
+        SHARED_HEADS: {AVERAGE: set(heads.shared())} if len(heads.operators) > 1 else {},
+        NEURONS: {operator: top.chosen(operator) for operator in top.operators},
     }
     for criterion in CRITERIA:
-        matches = {o: classification.matched(o, criterion)[columns].drop_duplicates() for o in topk.operators}
+        matches = {o: classification.matched(o, criterion)[columns].drop_duplicates() for o in top.operators}
         choices[f"{criterion}_kept"] = matches
     return Repeat(name, summary, choices)
 
@@ -224,7 +216,7 @@ def _agreement(ours: Any, theirs: Any) -> tuple[float, int]:
         ranks = pd.concat([ours, theirs], axis=1, join="inner").rank()
         return ranks.iloc[:, 0].corr(ranks.iloc[:, 1]) if len(ranks) > 1 else np.nan, len(ranks)
     if isinstance(ours, set):
-        [row] = overlaps({"ours": ours, "theirs": theirs})
+        [row] = overlap.overlaps({"ours": ours, "theirs": theirs})
         return row["iou"], row["union"]
     both, *each = (x[["layer", "neuron"]].drop_duplicates() for x in (ours.merge(theirs), ours, theirs))
     n = sum(map(len, each))

@@ -68,7 +68,7 @@ class TopK(Result):
         return out
 
 
-def _topk_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of the circuits' neurons."""
     s = model.sizes
     circuits = len(neuron_counts(s.neurons)) * (1 + settings.sizes.draws)
@@ -78,7 +78,7 @@ def _topk_memory(model: Model, settings: Settings) -> int:
 @stage(
     needs=(Accuracy, MeanActivations, Circuit, NeuronEffects),
     reads=("sizes", "seed", "effect", "rank", "fixed_k"),
-    memory=_topk_memory,
+    memory=_memory,
     paper="3.1",
 )
 def topk(ctx: Context) -> TopK:

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.result import mean_entry
+from arithscope.experiments.common.result import mean_entry, mean_rows
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.stage import Context
 from arithscope.experiments.means import MeanActivations
@@ -45,8 +45,7 @@ CURVE = (
     schema.OPERATOR,
     schema.text("circuit", "`found`: the best-ranked components; `random`: as many random ones, over draws", key=True),
     schema.number("size", "number of components kept", key=True),
-    schema.MEASURE,
-    *schema.MEAN_COLUMNS,
+    *schema.MEASURED,
 )
 
 Task = tuple[tuple[Any, ...], Prompts]  # arguments of a unit function, and the prompts to score with them
@@ -191,10 +190,6 @@ def baselines(ctx: Context, samples: Mapping[str, Prompts]) -> dict[str, Baselin
     return {operator: Baseline(*each[..., 0]) for operator, each in zip(samples, scores, strict=True)}
 
 
-def smallest_spans(ends: Mapping[str, Baseline]) -> dict[str, float]:
-    return {operator: baseline.smallest_span for operator, baseline in ends.items()}
-
-
 def nested_sets(orders: NDArray[np.integer[Any]], counts: Sequence[int]) -> Bool[Tensor, "variants components"]:
     """For each order of the components [orders, components], the set of its first n, for each n."""
     rank = torch.from_numpy(np.argsort(orders, axis=1))
@@ -225,19 +220,19 @@ def growth_curve(
     scores = scores_of_tasks(ctx, function, tasks, advance)
     ends = baselines(ctx, samples)
     curves = [measured_curve(o, sizes[o], x, ends[o], sources[o]) for o, x in zip(samples, scores, strict=True)]
-    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=smallest_spans(ends))
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=spans)
 
 
 def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline, random: Generator) -> pd.DataFrame:
     """Measures of an operator's circuits from scores [variants, prompts, scores]: by size, then those of each random draw."""
     by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
     curves = {FOUND: ends.measure(by_draw[0], random), RANDOM: ends.measure_draws(by_draw[1:], random)}
-    return pd.DataFrame(
-        {"operator": operator, "circuit": circuit, "size": size, "measure": m, **asdict(mean)}
-        for circuit, curve in curves.items()
-        for size, means in zip(sizes, curve, strict=True)
-        for m, mean in means.items()
-    )
+    rows = []
+    for circuit, curve in curves.items():
+        for size, means in zip(sizes, curve, strict=True):
+            rows += mean_rows(means, operator=operator, circuit=circuit, size=size)
+    return pd.DataFrame(rows)
 
 
 def curve_means(curve: pd.DataFrame, operator: str) -> dict[int, dict[str, Mean]]:

@@ -41,9 +41,8 @@ class Association:
 
     def holds(self, prompts: Prompts) -> Bool[NDArray[Any], "heuristics prompts"]:
         """Whether each heuristic holds for each prompt."""
-        return np.array([h.holds(prompts) for h in self.heuristics], dtype=np.bool_).reshape(
-            len(self.heuristics), len(prompts)
-        )
+        rules = self.heuristics
+        return np.array([rule.holds(prompts) for rule in rules], dtype=np.bool_).reshape(len(rules), len(prompts))
 
     def best_scores(self, prompts: Prompts) -> Float[NDArray[Any], "rows prompts"]:
         """Best score of each neuron among its heuristics that hold for each prompt; 0 if none does."""

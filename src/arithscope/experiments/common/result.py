@@ -158,8 +158,10 @@ def summary_table(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
     """{operator: {measure: mean}} as a summary table, with a last row per measure for the average over operators."""
     names = list(dict.fromkeys(m for means in measured.values() for m in means))
     averages = {m: average([means[m] for means in measured.values() if m in means]) for m in names}
-    return pd.DataFrame(
-        {"operator": operator, "measure": m, **asdict(mean)}
-        for operator, means in [*measured.items(), (AVERAGE, averages)]
-        for m, mean in means.items()
-    )
+    by_operator = [*measured.items(), (AVERAGE, averages)]
+    return pd.DataFrame([row for operator, means in by_operator for row in mean_rows(means, operator=operator)])
+
+
+def mean_rows(means: Mapping[str, Mean], **key: Any) -> list[dict[str, Any]]:
+    """{measure: mean} as rows of a table: the key, `measure`, and the columns of a mean."""
+    return [{**key, "measure": measure, **asdict(mean)} for measure, mean in means.items()]

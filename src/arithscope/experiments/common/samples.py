@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common.stage import Context
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, counterfactuals, disjoint_samples, random_source, sample
+from arithscope.prompts import Ints, Prompts, counterfactuals, disjoint_samples, random_source, sample
 from arithscope.settings import SampleSizes
 from arithscope.utils.executor import split_evenly
 
@@ -100,9 +99,7 @@ class TooFewCorrect(UserError):
         )
 
 
-def batches(
-    model: Model, prompts: Prompts, first: int, extra_bytes: int = 0
-) -> Iterator[tuple[NDArray[np.int64], Prompts]]:
+def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[tuple[Ints, Prompts]]:
     """Row numbers and prompts in batches that fit in memory, run from `first` on and keeping `extra_bytes` per prompt."""
     length = model.encoder.length
     size = rows_that_fit(model, length - first, length, extra_bytes)

@@ -92,4 +92,5 @@ MEAN_COLUMNS = (
     number("n", "number of values averaged"),
 )
 EFFECT_COLUMNS = (*MEAN_COLUMNS, number("median", "median over prompts"))
-SUMMARY_TABLE = (OPERATOR, MEASURE, *MEAN_COLUMNS)
+MEASURED = (MEASURE, *MEAN_COLUMNS)
+SUMMARY_TABLE = (OPERATOR, *MEASURED)
