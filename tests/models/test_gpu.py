@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from arithscope.experiments.accuracy import measure_accuracy
+from arithscope.experiments.common.linear_probes import Examples, initial_probes, train
 from arithscope.models.engine.replay import check_replay, record, replay_neurons
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.models.hooks import capturing
@@ -16,6 +18,7 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import legal_prompts, operand_grid, random_source, sample
 from arithscope.settings import Settings
+from arithscope.stats.intervals import bootstrap_intervals
 from arithscope.utils.progress import Silent
 from tests.hand_built import MAX_OPERAND
 
@@ -75,3 +78,34 @@ def test_all_stages_in_half_precision(tmp_path: Path) -> None:
     summary = run_stages(model, Settings(("+", "-"), 60), tmp_path, None, Silent()).summary
     for operator in ("+", "-"):
         assert summary["circuit"][operator]["faithfulness"]["value"] > 0.9
+
+
+@pytest.mark.parametrize("with_denominator", [False, True])
+def test_bootstrap_intervals(with_denominator: bool) -> None:
+    """More rows than are resampled at a time, one of them undefined."""
+    source = random_source(0, "intervals on a GPU")
+    values = source.normal(size=(20_000, 30)).astype("float32")
+    values[7, 3] = float("nan")
+    denominator = source.uniform(0.5, 2, values.shape) if with_denominator else None
+    found = [
+        bootstrap_intervals(values, random_source(1, "resamples"), denominator, torch.device(device))
+        for device in ("cpu", "cuda")
+    ]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9, atol=1e-12)
+    assert np.isnan(found[1][:, 7]).all()
+    assert np.isnan(found[1]).sum() == 3
+
+
+def test_probes_trained_in_tf32_are_as_accurate() -> None:
+    """On the hand-made task that the answer is a noisy linear function of the state, in every layer."""
+    generator = torch.Generator().manual_seed(0)
+    answer = torch.randint(0, 50, (2000,), generator=generator)
+    directions = torch.randn(3, 50, 64, generator=generator)
+    states = directions[:, answer] + 1.5 * torch.randn(3, 2000, 64, generator=generator)
+    accuracy = []
+    for device in ("cpu", "cuda"):
+        examples = Examples(states.to(device), torch.arange(2000, device=device), answer.to(device))
+        probes = train(initial_probes(range(3), 64, 50, 0, "last"), examples, 1600, 0, "last", lambda n: None)
+        accuracy.append(probes.correct(examples, torch.arange(1600, 2000)).float().mean(1).cpu())
+    assert accuracy[0].min() > 0.3
+    assert torch.allclose(*accuracy, atol=0.01)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.stats.intervals import (
-    BOOTSTRAP_ROWS,
+    CPU_ROWS,
     RESAMPLES,
     Mean,
     average,
@@ -94,9 +94,9 @@ def test_ratios_of_means_against_a_loop() -> None:
     random = np.random.default_rng(0)
     above, below = random.uniform(1, 2, (5000, 4)), random.uniform(2, 3, (5000, 4))
     found = bootstrap_ratios(above, below, np.random.default_rng(1))
-    assert len(found) == 5000 > BOOTSTRAP_ROWS  # more than are resampled at a time
+    assert len(found) == 5000 > CPU_ROWS  # more than are resampled at a time
     counts = np.random.default_rng(1).multinomial(4, np.full(4, 1 / 4), size=RESAMPLES)
-    for i in (0, BOOTSTRAP_ROWS - 1, BOOTSTRAP_ROWS, 4999):
+    for i in (0, CPU_ROWS - 1, CPU_ROWS, 4999):
         resampled = [np.average(above[i], weights=c) / np.average(below[i], weights=c) for c in counts]
         assert found[i].value == pytest.approx(above[i].mean() / below[i].mean())
         assert [found[i].low, found[i].high] == pytest.approx(np.quantile(resampled, [0.025, 0.975]))

@@ -286,12 +286,13 @@ def examine_unit(
     one_operand = np.full((len(matches), len(ONE_OPERAND)), np.nan, dtype=np.float32)
     coverage = np.empty((len(neurons), len(CRITERIA)))
     by_row = {int(str(row)): np.asarray(places) for row, places in matches.groupby("row").indices.items()}
+    activations, on_answers = neurons.on_prompts(range(len(neurons)), sets)
+    patterns = activations.cpu().numpy()
 
     def examine(row: int) -> None:
-        own = by_row.get(row, np.empty(0, dtype=np.int64))
-        [pattern], [on_answer] = neurons.on_prompts(range(row, row + 1), sets)
+        own, pattern, on_answer = by_row.get(row, np.empty(0, dtype=np.int64)), activations[row], on_answers[row]
         every = np.ones(len(own), dtype=np.bool_)
-        coverage[row] = cover(pattern.cpu().numpy(), [heuristics[i] for i in own], every, calibrated[own])
+        coverage[row] = cover(patterns[row], [heuristics[i] for i in own], every, calibrated[own])
         for is_direct, own_sign in {(bool(direct[i]), int(sign[i])) for i in own[tested[own]]}:
             some = own[tested[own] & (direct[own] == is_direct) & (sign[own] == own_sign)]
             weights = on_answer if is_direct else torch.full_like(on_answer, own_sign)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,7 +100,8 @@ def localize(ctx: Context) -> Localization:
     tables: list[pd.DataFrame] = []
     for (operator, places), own in zip(patched.items(), parts, strict=True):
         columns = {"operator": operator, **_component_columns(places, model.sizes.heads)}
-        tables += effect_tables(columns, np.concatenate(own), random_source(ctx.settings.seed, "localize", operator))
+        random = random_source(ctx.settings.seed, "localize", operator)
+        tables += effect_tables(columns, np.concatenate(own), random, model.device)
     prompts = [_prompt_table(operator, split) for operator, split in samples.items()]
     whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
     return Localization(whole, pd.concat(prompts, ignore_index=True))
@@ -140,7 +142,7 @@ def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, adv
 
 
 def effect_tables(
-    columns: Mapping[str, Any], effects: NDArray[np.floating[Any]], random: np.random.Generator, std: bool = False
+    columns: Mapping[str, Any], effects: NDArray[Any], random: Generator, device: torch.device, std: bool = False
 ) -> Iterator[pd.DataFrame]:
     """By measure, statistics over prompts of effects [*components, prompts, measures], beside columns about the components.
 
@@ -148,7 +150,7 @@ def effect_tables(
     """
     for i, measure in enumerate(EFFECTS):
         values = effects[..., i].reshape(-1, effects.shape[-2])
-        value, low, high = bootstrap_intervals(values, random)
+        value, low, high = bootstrap_intervals(values, random, device=device)
         found = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
         if std:
             found["std"] = values.std(1, dtype=np.float64)

@@ -128,7 +128,7 @@ def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generat
         values = np.concatenate([values, values.mean(0, keepdims=True)])  # mean over positions, after these
         position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
         columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
-        tables += effect_tables(columns, values, sources[o])
+        tables += effect_tables(columns, values, sources[o], ctx.model.device)
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
 
 

@@ -165,7 +165,7 @@ def neurons(ctx: Context) -> NeuronEffects:
             for used, own, effects in parts:
                 layer = np.repeat(np.asarray(own.layers, dtype=np.int32), own.neurons.shape[1])
                 columns = {"operator": own.operator, "layer": layer, "neuron": own.neurons.ravel().astype(np.int32)}
-                tables += effect_tables({**columns, "method": used}, effects, random, std=True)
+                tables += effect_tables({**columns, "method": used}, effects, random, ctx.model.device, std=True)
             split_half += _split_half(ctx, task.operator, [effects for _, _, effects in parts])
         table = pd.concat(tables, ignore_index=True)[NeuronEffects.columns("effects")]
         whole = ctx.confirmed("effects", table)

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
@@ -79,7 +78,7 @@ class AblationScores(NamedTuple):
 
 
 Scores = Mapping[str, AblationScores]  # by ablated neurons
-Chosen = Bool[NDArray[Any], "sizes prompts rows"]
+Chosen = Bool[np.ndarray, "sizes prompts rows"]
 
 
 def _memory(model: Model, settings: Settings) -> int:

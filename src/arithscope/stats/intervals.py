@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
+from torch import Tensor
 
 from arithscope.utils.threads import thread_pool
 
 RESAMPLES = 1000
-BOOTSTRAP_ROWS = 1024  # rows that are resampled together
+CPU_ROWS, GPU_ROWS = 1024, 16384  # rows that are resampled together
 LARGE = 8192  # number of values above which neighbours are merged
+CPU = torch.device("cpu")
 CONFIDENCE = 0.95
 QUANTILES = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
@@ -73,31 +76,43 @@ def _means(intervals: Intervals, n: int) -> list[Mean]:
     return [Mean(value, low, high, n) for value, low, high in intervals.T.tolist()]
 
 
-def bootstrap_intervals(numerator: Rows, random: Generator, denominator: Rows | None = None) -> Intervals:
+def bootstrap_intervals(
+    numerator: Rows, random: Generator, denominator: Rows | None = None, device: torch.device = CPU
+) -> Intervals:
     """Value, low and high of `bootstrap_ratios` for millions of rows; of `bootstrap_means` without a denominator."""
     rows, n = numerator.shape
     if n == 0:
         return np.full((3, rows), np.nan)
-    counts = random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64)
+    counts = torch.from_numpy(random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64)).to(device)
     position = np.array(QUANTILES) * (RESAMPLES - 1)  # of the quantiles in sorted order; fractional
     below = position.astype(np.int64)
-    intervals = np.empty((3, rows))
+    intervals, size = np.empty((3, rows)), GPU_ROWS if device.type == "cuda" else CPU_ROWS
 
     def resample(start: int) -> None:  # in chunks: the resamples of every row at once would be large
-        chunk = slice(start, start + BOOTSTRAP_ROWS)
+        chunk = slice(start, start + size)
         a = numerator[chunk].astype(np.float64)
         b = np.ones((1, n)) if denominator is None else denominator[chunk].astype(np.float64)
-        resampled = (a @ counts) / (b @ counts)
-        undefined = np.isnan(resampled).any(1)
-        resampled.partition((*below, *(below + 1)), axis=1)
-        resampled[undefined] = np.nan
+        left, right = np.split(_sorted_resamples(a, b, counts, [*below, *(below + 1)]), 2, axis=1)
         intervals[0, chunk] = a.mean(1) / b.mean(1)
-        step = resampled[:, below + 1] - resampled[:, below]
-        intervals[1:, chunk] = (resampled[:, below] + (position - below) * step).T
+        intervals[1:, chunk] = (left + (position - below) * (right - left)).T
 
     with thread_pool() as pool:
-        list(pool.map(resample, range(0, rows, BOOTSTRAP_ROWS)))
+        each = map if device.type == "cuda" else pool.map
+        list(each(resample, range(0, rows, size)))
     return intervals
+
+
+def _sorted_resamples(a: Rows, b: Rows, counts: Tensor, places: list[int]) -> Rows:
+    """Resampled ratios of each row at some places of their sorted order; NaN if one of them is undefined."""
+    if counts.is_cuda:
+        x, y = (torch.from_numpy(each).to(counts.device) @ counts for each in (a, b))
+        ordered = (x / y).sort(1).values  # NaN is sorted to the end
+        return torch.where(ordered[:, -1:].isnan(), torch.nan, ordered[:, places]).cpu().numpy()
+    resampled = (a @ counts.numpy()) / (b @ counts.numpy())
+    undefined = np.isnan(resampled).any(1)
+    resampled.partition(places, axis=1)
+    resampled[undefined] = np.nan
+    return resampled[:, places]
 
 
 def average(means: Sequence[Mean]) -> Mean:

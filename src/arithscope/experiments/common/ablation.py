@@ -49,9 +49,9 @@ CURVE = (
 )
 
 Task = tuple[tuple[Any, ...], Prompts]  # arguments of a unit function, and the prompts to score with them
-HeadMasks = Bool[NDArray[Any], "variants layers heads"]
-NeuronMasks = Mapping[int, Bool[NDArray[Any], "variants neurons"]]  # by layer
-Orders = Mapping[int, Int[NDArray[Any], "orders neurons"]]  # by layer
+HeadMasks = Bool[np.ndarray, "variants layers heads"]
+NeuronMasks = Mapping[int, Bool[np.ndarray, "variants neurons"]]  # by layer
+Orders = Mapping[int, Int[np.ndarray, "orders neurons"]]  # by layer
 
 
 def mean_ablation(

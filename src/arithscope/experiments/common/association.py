@@ -6,7 +6,6 @@ A prompt is associated with the heuristics that hold for it, and with the neuron
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +38,12 @@ class Association:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def holds(self, prompts: Prompts) -> Bool[NDArray[Any], "heuristics prompts"]:
+    def holds(self, prompts: Prompts) -> Bool[np.ndarray, "heuristics prompts"]:
         """Whether each heuristic holds for each prompt."""
         rules = self.heuristics
         return np.array([rule.holds(prompts) for rule in rules], dtype=np.bool_).reshape(len(rules), len(prompts))
 
-    def best_scores(self, prompts: Prompts) -> Float[NDArray[Any], "rows prompts"]:
+    def best_scores(self, prompts: Prompts) -> Float[np.ndarray, "rows prompts"]:
         """Best score of each neuron among its heuristics that hold for each prompt; 0 if none does."""
         best = np.zeros((len(self), len(prompts)))
         if len(self.row):
@@ -69,7 +68,7 @@ class Association:
         for layer in np.unique(self.layers):
             yield int(layer), np.flatnonzero(self.layers == layer)
 
-    def masks(self, chosen: Bool[NDArray[Any], "*sets rows"], size: int) -> dict[int, Bool[Tensor, "*sets neurons"]]:
+    def masks(self, chosen: Bool[np.ndarray, "*sets rows"], size: int) -> dict[int, Bool[Tensor, "*sets neurons"]]:
         """Turn sets of top neurons into masks over the `size` neurons of each layer."""
         masks = {}
         for layer, rows in self.rows_by_layer():
@@ -77,7 +76,7 @@ class Association:
             masks[layer][..., torch.from_numpy(self.neurons[rows])] = torch.from_numpy(chosen[..., rows])
         return masks
 
-    def ranks(self, preference: Float[NDArray[Any], "rows columns"]) -> Int[NDArray[Any], "rows columns"]:
+    def ranks(self, preference: Float[np.ndarray, "rows columns"]) -> Int[np.ndarray, "rows columns"]:
         """Rank neurons by falling preference, from 0, within each layer and column; ties by effect. NaN has NO_RANK."""
         ranks = np.full(preference.shape, NO_RANK, dtype=np.int64)
         for _, rows in self.rows_by_layer():
