@@ -150,22 +150,19 @@ def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterato
 
 
 def _run(ctx: Context, planned: Sequence[tuple[Association, list[KnockoutTest]]], advance: Advance) -> list[Floats]:
-    """Whether the prompts of each test are still answered correctly, [variants, prompts]; a unit has several tests."""
-    units = [
-        (bag, np.stack([t.ablated for t in some]), tuple(t.prompts for t in some))
-        for bag, tests in planned
-        for some in _tests_of_units(tests, len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
-    ]
+    """Whether the prompts of each test are still answered correctly, [variants, prompts].
+
+    A unit has as many tests as fit into one pass with the masks of their prompts.
+    """
+    units = []
+    for bag, tests in planned:
+        prompts = MASK_BYTES // (len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
+        while tests:
+            ends = np.cumsum([len(test.prompts) for test in tests[:TESTS_IN_UNIT]])
+            size = max(1, int(np.searchsorted(ends, prompts, side="right")))
+            some, tests = tests[:size], tests[size:]
+            units.append((bag, np.stack([test.ablated for test in some]), tuple(test.prompts for test in some)))
     return [correct for unit in ctx.map(still_correct, units, advance) for correct in unit]
-
-
-def _tests_of_units(tests: Sequence[KnockoutTest], mask_bytes: int) -> Iterator[Sequence[KnockoutTest]]:
-    """Split tests into units whose masks fit into one pass, given the bytes of a prompt's masks."""
-    while len(tests):
-        ends = np.cumsum([len(t.prompts) for t in tests[:TESTS_IN_UNIT]])
-        size = max(1, int(np.searchsorted(ends, MASK_BYTES // mask_bytes, side="right")))
-        yield tests[:size]
-        tests = tests[size:]
 
 
 def still_correct(

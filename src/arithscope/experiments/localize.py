@@ -102,9 +102,8 @@ def localize(ctx: Context) -> Localization:
         columns = {"operator": operator, **_component_columns(places, model.sizes.heads)}
         random = random_source(ctx.settings.seed, "localize", operator)
         tables += effect_tables(columns, np.concatenate(own), random, model.device)
-    prompts = [_prompt_table(operator, split) for operator, split in samples.items()]
-    whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
-    return Localization(whole, pd.concat(prompts, ignore_index=True))
+    prompts = pd.concat([_prompt_table(operator, split) for operator, split in samples.items()], ignore_index=True)
+    return Localization(ctx.confirmed("effects", pd.concat(tables, ignore_index=True)), prompts)
 
 
 def component_effects(

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from arithscope.experiments.common.linear_probes import EPOCHS
 from arithscope.experiments.neurons import RECALLED
 from arithscope.experiments.patterns import ActivationMaps
+from arithscope.experiments.probe import EPOCHS
 from arithscope.heuristics.calibration import N_CLASSES
 from arithscope.pipeline.registry import stage_of
 from arithscope.stats.rankings import share_of
