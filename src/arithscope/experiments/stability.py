@@ -20,10 +20,9 @@ from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.prompts import OPERATORS
 from arithscope.stats.intervals import Mean, difference
 
-# Results with key numbers or choices to compare: what was found, and what came of it.
-_FOUND = (accuracy.Accuracy, circuit.Circuit, probe.Probe, neurons.NeuronEffects, topk.TopK, Classification)
-_TESTS = (overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
-COMPARED = (*_FOUND, *_TESTS)
+# Results with key numbers or choices to compare: the components that were found, and what they share and do.
+_COMPONENTS = (accuracy.Accuracy, circuit.Circuit, probe.Probe, neurons.NeuronEffects, topk.TopK, Classification)
+COMPARED = (*_COMPONENTS, overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
 WHOLE = "all"  # the run itself, beside its repetitions
 HALVES, SEEDS = "halves", "seeds"  # the two ways of repeating it
 HALF, SEED = "half-", "seed-"  # prefixes of the names of such repetitions
