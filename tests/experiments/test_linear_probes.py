@@ -93,7 +93,7 @@ def test_states_and_answers_belong_together(position: str, prefix: str) -> None:
     prompts = prompts[prompts.legal(model.limit)]
     layers = [0, 2]
     examples = read_states(model, prompts, position, layers)
-    assert len(examples) == len(prompts)
+    assert len(examples.answer) == len(prompts)
     assert examples.states.shape[1] <= {"op1": 13, "operator": 39}.get(position, len(prompts))
     for i in range(0, len(prompts), 7):
         states, answer = examples[torch.tensor([i])]

@@ -114,6 +114,39 @@ def tested_probes(
     return np.concatenate(correct)
 
 
+@dataclass(frozen=True)
+class Examples:
+    """Residual stream at one position after some layers, and the answers to predict.
+
+    Prompts that agree up to the position share their state (at op1 only the first operand has been read), so states are kept
+    once and `of_prompt` maps prompts to them.
+    """
+
+    states: Float[Tensor, "layers distinct width"]
+    of_prompt: Int[Tensor, " prompts"]
+    answer: Int[Tensor, " prompts"]
+
+    def __getitem__(self, rows: Rows) -> tuple[States, Rows]:
+        return self.states[:, self.of_prompt[rows]].float(), self.answer[rows]
+
+
+@dataclass(frozen=True)
+class LinearProbes:
+    matrix: Float[Tensor, "layers width answers"]
+    bias: Float[Tensor, "layers 1 answers"]
+
+    def logits(self, states: States) -> Float[Tensor, "layers rows answers"]:
+        return torch.baddbmm(self.bias, states, self.matrix)
+
+    def correct(self, examples: Examples, rows: Rows) -> Bool[Tensor, "layers rows"]:
+        """Whether each probe classifies each of these examples correctly."""
+        parts = []
+        for chunk in rows.to(examples.answer.device).split(4096):
+            states, answer = examples[chunk]
+            parts.append(self.logits(states).argmax(-1) == answer)
+        return torch.cat(parts, dim=1)
+
+
 def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
     """Residual stream at a named position after each of these layers. Prompts that agree up to the position share it."""
     at, tail = model.positions.named()[position], model.positions.op2
@@ -146,42 +179,6 @@ def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[
     probe = s.width * model.limit * 4 * 4  # weights, gradient, and Adam's two moments
     size = rows_within(min(storage(model), len(layers) * (states + probe)), states + probe)
     return [layers[start : start + size] for start in range(0, len(layers), size)]
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Residual stream at one position after some layers, and the answers to predict.
-
-    Prompts that agree up to the position share their state (at op1 only the first operand has been read), so states are kept
-    once and `of_prompt` maps prompts to them.
-    """
-
-    states: Float[Tensor, "layers distinct width"]
-    of_prompt: Int[Tensor, " prompts"]
-    answer: Int[Tensor, " prompts"]
-
-    def __len__(self) -> int:
-        return len(self.answer)
-
-    def __getitem__(self, rows: Rows) -> tuple[States, Rows]:
-        return self.states[:, self.of_prompt[rows]].float(), self.answer[rows]
-
-
-@dataclass(frozen=True)
-class LinearProbes:
-    matrix: Float[Tensor, "layers width answers"]
-    bias: Float[Tensor, "layers 1 answers"]
-
-    def logits(self, states: States) -> Float[Tensor, "layers rows answers"]:
-        return torch.baddbmm(self.bias, states, self.matrix)
-
-    def correct(self, examples: Examples, rows: Rows) -> Bool[Tensor, "layers rows"]:
-        """Whether each probe classifies each of these examples correctly."""
-        parts = []
-        for chunk in rows.to(examples.answer.device).split(4096):
-            states, answer = examples[chunk]
-            parts.append(self.logits(states).argmax(-1) == answer)
-        return torch.cat(parts, dim=1)
 
 
 def initial_probes(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> LinearProbes:

@@ -50,8 +50,6 @@ CURVE = (
 
 Task = tuple[tuple[Any, ...], Prompts]  # arguments of a unit function, and the prompts to score with them
 HeadMasks = Bool[np.ndarray, "variants layers heads"]
-NeuronMasks = Mapping[int, Bool[np.ndarray, "variants neurons"]]  # by layer
-Orders = Mapping[int, Int[np.ndarray, "orders neurons"]]  # by layer
 
 
 def mean_ablation(
@@ -113,7 +111,7 @@ def circuit_scores(
     model: Model,
     means: MeanActivations,
     heads: HeadMasks,
-    neurons: NeuronMasks,
+    neurons: Mapping[int, Bool[np.ndarray, "variants neurons"]],  # by layer
     neurons_from: int | None,
     prompts: Prompts,
     *,
@@ -129,7 +127,7 @@ def nested_circuit_scores(
     model: Model,
     means: MeanActivations,
     heads: HeadMasks,
-    orders: Orders,
+    orders: Mapping[int, Int[np.ndarray, "orders neurons"]],  # by layer
     counts: Sequence[int],
     neurons_from: int | None,
     prompts: Prompts,

@@ -15,6 +15,7 @@ from arithscope.settings import SampleSizes
 from arithscope.utils.executor import split_evenly
 
 TRAINING_SHARE = 0.8  # of the probes' prompts; the rest are test prompts
+Places = Sequence[tuple[str, Sequence[int]]]  # names of positions, with layers
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,6 @@ def probe_split(ctx: Context) -> tuple[Prompts, int]:
     if (training := int(TRAINING_SHARE * len(prompts))) == 0:
         raise TooFewCorrect
     return prompts, training
-
-
-Places = Sequence[tuple[str, Sequence[int]]]  # names of positions, with layers
 
 
 def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: str) -> Places:
