@@ -6,7 +6,7 @@
 
 Both ways give the same numbers, which is checked before anything is timed; medians of several runs in turn.
 
-    python -m benchmarks.circuit [--subject tiny-llama] [--prompts 100] [--device cpu] [--record NAME]
+    python -m benchmarks.circuit [--model tiny-llama] [--prompts 100] [--device cpu] [--record NAME]
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def some_neurons(n: int, seed: int = 0) -> NeuronBatch:
 
 
 def pair_by_pair(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float64]]:
-    """Scores of every heuristic of both classes: for each pair sort the prompts, take the k foremost, intersect."""
+    """Scores of every heuristic of both classes: for each pair sort the prompts, take the top k, intersect."""
     activations, on_answer = (x.cpu().numpy() for x in neurons.on_prompts(range(len(neurons)), sets))
     found = []
     for side, direct in ((sets.indirect, False), (sets.direct, True)):
@@ -63,8 +63,8 @@ def pair_by_pair(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float
             for j, heuristic in enumerate(side.heuristics):
                 members = np.flatnonzero(heuristic.holds(sets.prompts))
                 values = (a * on,) if direct else (a, -a)
-                foremost = [np.argsort(-v, kind="stable")[: len(members)] for v in values]
-                scores[i, j] = max(len(np.intersect1d(members, top)) for top in foremost) / len(members)
+                tops = [np.argsort(-v, kind="stable")[: len(members)] for v in values]
+                scores[i, j] = max(len(np.intersect1d(members, top)) for top in tops) / len(members)
         found.append(scores)
     return found
 

@@ -29,7 +29,7 @@ from arithscope.settings import Settings
 from arithscope.utils import out_of_memory as memory
 from arithscope.utils.progress import Silent
 
-COLUMNS = ["fault", "where", "cases", "same result afterwards", "told in a sentence", "failed"]
+COLUMNS = ["fault", "where", "cases", "same result afterwards", "explained in a sentence", "failed"]
 Row = list[str | int]
 
 
@@ -58,13 +58,13 @@ def _counted(fault: str, where: str, found: Sequence[Case]) -> Row:
     for case in found:
         if not case.survived:
             print(case, flush=True)
-    told = sum(
+    explained = sum(
         (case.fault in REFUSALS and case.refused_with_a_sentence)
         or (case.fault in SIGNALS and case.stopped_with_a_sentence)
         for case in found
     )
     same = sum(case.same_after and case.kept and case.whole for case in found)
-    return [fault, where, len(found), same, told, sum(not case.survived for case in found)]
+    return [fault, where, len(found), same, explained, sum(not case.survived for case in found)]
 
 
 def damaged(scratch: Path) -> Iterator[Row]:

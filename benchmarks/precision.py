@@ -1,4 +1,4 @@
-"""How closely effects in bfloat16 rank neurons as those in float32 do, on subjects that have learnt arithmetic.
+"""How closely effects in bfloat16 rank neurons as those in float32 do, on models that have learnt arithmetic.
 
 The same prompts, counterfactuals and neurons (those of the later half of the layers) in both precisions. Beside it, for scale,
 two halves of the prompts in float32: how much a ranking depends on the prompts it was measured on.

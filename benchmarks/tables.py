@@ -57,8 +57,8 @@ def table_text(result: dict[str, Any], key: str) -> str:
     if key not in result["tables"]:
         raise UserError(f"The result {result['name']} has no table {key!r}; it has {', '.join(result['tables'])}.")
     table = result["tables"][key]
-    torch = result["versions"].get("torch")
-    where = [result["machine"] or "machine not recorded", *([f"torch {torch}"] if torch else [])]
+    versions = [f"{name} {result['versions'][name]}" for name in ("arithscope", "torch") if name in result["versions"]]
+    where = [result["machine"] or "machine not recorded", *versions]
     where.append(result["date"] or "date not recorded")
     command = f"`{result['command']}`" if result["command"] else "Command not recorded"
     said = "; ".join(result["notes"])

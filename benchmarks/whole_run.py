@@ -1,7 +1,7 @@
-"""How long a whole run takes: `arithscope run` of an embedded subject into a folder that is thrown away, by stage; and how long
+"""How long a whole run takes: `arithscope run` of an embedded model into a folder that is thrown away, by stage; and how long
 importing the package and asking for help take.
 
-python -m benchmarks.whole_run [--subject tiny-llama] [--runs 3] [--record NAME]
+python -m benchmarks.whole_run [--model tiny-llama] [--runs 3] [--record NAME]
 """
 
 from __future__ import annotations

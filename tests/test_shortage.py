@@ -1,4 +1,4 @@
-"""Out of memory: passes become smaller until they fit, the numbers stay the same, and what never fits is told in a sentence."""
+"""Out of memory: passes become smaller until they fit, the numbers stay the same, and what never fits is explained in a sentence."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_what_is_a_shortage(error: Exception) -> None:
     hidden = RuntimeError("capture failed")
     hidden.__context__ = error
     assert is_out_of_memory(hidden)
-    told = UserError("There is no such thing.")
-    told.__context__ = error
-    assert not is_out_of_memory(told)
+    explained = UserError("There is no such thing.")
+    explained.__context__ = error
+    assert not is_out_of_memory(explained)
     with pytest.raises(UserError, match=r"too little memory for a cake; use --dtype"), explain_out_of_memory("a cake"):
         raise error
 
@@ -95,7 +95,7 @@ def test_pieces_are_halved_until_they_fit() -> None:
     assert len(notes) == 2
 
 
-def test_what_never_fits_is_told() -> None:
+def test_what_never_fits_is_explained() -> None:
     notes: list[str] = []
     with pytest.raises(UserError, match="too little memory for a single row of in_pieces; use --dtype"):
         run_unit(in_pieces, None, (5, 0), lambda n: None, notes.append)

@@ -12,12 +12,12 @@ A page holds generated text between two markers; everything else on it is writte
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 from arithscope.experiments.common.schema import Array, Table, Value
 from arithscope.experiments.common.stage import Stage
@@ -45,7 +45,7 @@ def results_reference(stages: Sequence[Stage]) -> str:
 
 def _result_sections(stage: Stage) -> list[str]:
     schema = stage.result.schema()
-    types = {field.name: str(field.type) for field in dataclasses.fields(stage.result)}  # type: ignore[arg-type]
+    types = {name: inspect.formatannotation(kind) for name, kind in get_type_hints(stage.result).items()}
     summary = " ".join((inspect.getdoc(stage.result) or "").split("\n\n")[0].split())
     sections = [f"## {stage.name}\n\n`{stage.result.__name__}`: {summary}"]
     for name, declared in schema.items():

@@ -27,35 +27,28 @@ if TYPE_CHECKING:
     from arithscope.prompts import Template as Template
     from arithscope.prompts import legal_prompts as legal_prompts
     from arithscope.prompts import parse_prompt as parse_prompt
-    from arithscope.results.ask import ask as ask
     from arithscope.results.comparison import compare as compare
-    from arithscope.results.lab import Lab as Lab
+    from arithscope.results.explanation import ask as ask
     from arithscope.results.neuron import Neuron as Neuron
+    from arithscope.results.run import Lab as Lab
     from arithscope.results.run import Run as Run
     from arithscope.results.run import open as open
     from arithscope.results.run import run as run
     from arithscope.settings import SampleSizes as SampleSizes
     from arithscope.settings import Settings as Settings
 
-_WHERE = {
-    "UserError": "errors",
-    "SampleSizes": "settings",
-    "Prompts": "prompts",
-    "Template": "prompts",
-    "legal_prompts": "prompts",
-    "parse_prompt": "prompts",
-    "ask": "results.ask",
-    "Lab": "results.lab",
-    "Neuron": "results.neuron",
-    "Run": "results.run",
-    "open": "results.run",
-    "run": "results.run",
-    "compare": "results.comparison",
-    "Settings": "settings",
-    "LoadOptions": "models.load",
-    "load": "models.load",
-    "Model": "models.model",
+_NAMES = {
+    "errors": ["UserError"],
+    "models.load": ["LoadOptions", "load"],
+    "models.model": ["Model"],
+    "prompts": ["Prompts", "Template", "legal_prompts", "parse_prompt"],
+    "results.comparison": ["compare"],
+    "results.explanation": ["ask"],
+    "results.neuron": ["Neuron"],
+    "results.run": ["Lab", "Run", "open", "run"],
+    "settings": ["SampleSizes", "Settings"],
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import _group, catalogue
-from arithscope.heuristics.enumeration import DIVISORS, all_heuristics, ranges
-from arithscope.heuristics.kinds import BOTH, Identical, Rule, parse
+from arithscope.heuristics.kinds import BOTH, DIVISORS, Identical, Rule, all_heuristics, parse, ranges
 from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.prompts import Prompts, legal_prompts
 from tests.heuristics import brute

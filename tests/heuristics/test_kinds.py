@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.errors import UserError
-from arithscope.heuristics.enumeration import all_heuristics
 from arithscope.heuristics.kinds import (
     BOTH,
     TARGETS,
@@ -19,6 +18,7 @@ from arithscope.heuristics.kinds import (
     MultiResult,
     Range,
     Rule,
+    all_heuristics,
     kind_name,
     parse,
 )

@@ -20,7 +20,7 @@ from arithscope.pipeline import runner
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import compute_stage
 from arithscope.prompts import OPERATORS, Prompts
-from arithscope.results import lab as lab_module
+from arithscope.results import run as run_module
 from arithscope.results.explanation import explain_prompt
 from arithscope.settings import SampleSizes
 from arithscope.utils.progress import Silent
@@ -93,7 +93,7 @@ def test_nothing_is_computed_twice_or_without_need(monkeypatch: pytest.MonkeyPat
         computed.append(stage.name)
         return compute_stage(stage, *arguments)
 
-    monkeypatch.setattr(lab_module, "compute_stage", counted)
+    monkeypatch.setattr(run_module, "compute_stage", counted)
     lab = Lab(copy_and_add(), sizes=FEW, **ASKED)
     assert lab.circuit is lab.circuit
     assert computed == ["means", "accuracy", "localize", "circuit"]

@@ -16,7 +16,6 @@ from arithscope.stats.intervals import (
     average,
     bootstrap_mean,
     bootstrap_means,
-    bootstrap_ratios,
     difference,
     resampled_means,
     sign_test,
@@ -93,7 +92,7 @@ def test_rows_share_their_resamples() -> None:
 def test_ratios_of_means_against_a_loop() -> None:
     random = np.random.default_rng(0)
     above, below = random.uniform(1, 2, (5000, 4)), random.uniform(2, 3, (5000, 4))
-    found = bootstrap_ratios(above, below, np.random.default_rng(1))
+    found = bootstrap_means(above, np.random.default_rng(1), below)
     assert len(found) == 5000 > CPU_ROWS  # more than are resampled at a time
     counts = np.random.default_rng(1).multinomial(4, np.full(4, 1 / 4), size=RESAMPLES)
     for i in (0, CPU_ROWS - 1, CPU_ROWS, 4999):
@@ -106,7 +105,7 @@ def test_ratios_of_means_against_a_loop() -> None:
 def test_ratios_with_a_zero_denominator() -> None:
     """0 ÷ 0 has no quantiles; the ratio itself, and other rows, are unaffected."""
     above, below = np.array([[1.0, 0.0, 2.0], [1.0, 1.0, 2.0]]), np.array([[2.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-    undefined, sound = bootstrap_ratios(above, below, np.random.default_rng(0))
+    undefined, sound = bootstrap_means(above, np.random.default_rng(0), below)
     assert undefined.value == pytest.approx(1.0)
     assert np.isnan([undefined.low, undefined.high]).all()
     assert (sound.value, sound.low, sound.high) == pytest.approx((4 / 3, 1.0, 2.0))

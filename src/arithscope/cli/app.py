@@ -17,7 +17,7 @@ from arithscope.cli import options as opt
 from arithscope.cli.run import run, write_report_of
 from arithscope.errors import UserError
 from arithscope.models.sources import DEFAULT
-from arithscope.utils.paths import user_path
+from arithscope.utils.files import user_path
 from arithscope.utils.signals import INTERRUPTED, stop_on_signals
 
 if TYPE_CHECKING:

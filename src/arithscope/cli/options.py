@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from arithscope.utils.paths import user_path
+from arithscope.utils.files import user_path
 
 if TYPE_CHECKING:
     from arithscope.models.load import LoadOptions

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from arithscope.cli import options as opt
 from arithscope.models.sources import DEFAULT
-from arithscope.utils.paths import user_path
+from arithscope.utils.files import user_path
 
 if TYPE_CHECKING:
     from arithscope.pipeline.store import RunFolder

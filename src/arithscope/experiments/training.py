@@ -15,7 +15,7 @@ from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.prompt_knockout import CURVE as KNOCKOUT_CURVE
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
 from arithscope.prompts import random_source
-from arithscope.stats.intervals import Mean, bootstrap_ratios
+from arithscope.stats.intervals import Mean, bootstrap_means
 
 LAST = "final"  # name of the last checkpoint
 HALF = 0.5
@@ -104,6 +104,6 @@ def _mutual_shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:
         for criterion in CRITERIA:
             both = values.reindex(columns=[f"{criterion}_{MUTUAL}", criterion]).dropna().to_numpy().T
             random = random_source(seed, "training", str(operator), criterion)
-            [share] = bootstrap_ratios(both[:1], both[1:], random)
+            [share] = bootstrap_means(both[:1], random, both[1:])
             measured.setdefault(str(operator), {})[f"{criterion}_mutual_share"] = share
     return summary_table(measured)

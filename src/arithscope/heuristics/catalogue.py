@@ -16,11 +16,9 @@ from itertools import accumulate, groupby, pairwise
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
-from arithscope.heuristics.enumeration import all_heuristics
-from arithscope.heuristics.kinds import BOTH, Bools, Ints, Modulo, Range, Rule, prompt_numbers
+from arithscope.heuristics.kinds import BOTH, Bools, Ints, Modulo, Range, Rule, all_heuristics, prompt_numbers
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.prompts import Prompts, legal_prompts, random_source
 
@@ -131,7 +129,7 @@ def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.dev
     for h in heuristics:
         by_variable.setdefault(_variable_name(h), []).append(h)
     kept: list[Rule] = []
-    sizes: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
+    sizes: list[int] = []
     variables = []
     for name, candidates in by_variable.items():
         values, holds = _encoded(prompts, candidates)
@@ -140,8 +138,8 @@ def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.dev
         if len(proper):
             variables.append(_variable(name, values, holds[proper], k[proper], device))
             kept += [candidates[i] for i in proper]
-            sizes.append(k[proper])
-    k = np.concatenate(sizes)
+            sizes += k[proper].tolist()
+    k = np.array(sizes, dtype=np.int64)
     distinct, which = np.unique(k, return_inverse=True)
     tables = [neg_log10_p_hypergeom_table(len(prompts), int(size)) for size in distinct]
     tail_start = np.cumsum([0, *(distinct + 1)])[which]

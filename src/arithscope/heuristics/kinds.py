@@ -1,10 +1,10 @@
-"""Rule kinds: what a heuristic can say about a prompt.
+"""Rule kinds: what a heuristic can say about a prompt, and every heuristic that is tried on the neurons of an operator.
 
 To add a kind, subclass `Rule` as a frozen dataclass and give it a `kind`, a `__str__` that no other heuristic has, and `holds`.
 Append an instance to `RULES`, one per parameter value; matching, calibration, knockouts, figures and `parse` then include it.
 examples/new_heuristic.py does this in 30 lines and finds the new rule in a noisy neuron.
 
-A heuristic has one text form, used in tables, figures and on the command line (paper App. E; parameters in enumeration.py):
+A heuristic has one text form, used in tables, figures and on the command line (paper App. E):
 
     op1 in [100, 200]     range           op1, op2 or the result lies in a closed interval
     result mod 5 = 2      modulo          … leaves this remainder
@@ -17,7 +17,9 @@ Heuristics about the result are *direct*, all others *indirect*.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -31,6 +33,9 @@ VARIABLES = ("op1", "op2", RESULT)
 TARGETS = (*VARIABLES, BOTH)  # what a range or a congruence can be about
 DIGITS = 3
 NUMBER_LIMIT = 2**63  # numbers are kept as int64
+LENGTHS, QUOTIENT_LENGTHS = (10, 30, 50, 100), (2, 10, 100)  # of ranges; the latter for results of a division
+DIVISORS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15)
+TEMPLATES = tuple("".join(t) for t in product(".0123456789", repeat=DIGITS) if set(t) != {"."})
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -197,3 +202,28 @@ def kind_name(kind: str, on: str) -> str:
 def prompt_numbers(prompts: Prompts, on: str) -> Ints:
     """op1, op2 or the result of every prompt."""
     return prompts.answer if on == RESULT else getattr(prompts, on)
+
+
+def all_heuristics(operator: str, max_operand: int, largest_result: int, both_operands: bool = False) -> list[Rule]:
+    """Every heuristic except multi-result ones, which depend on the neuron. Some may hold for no prompt, or for all."""
+    heuristics: list[Rule] = []
+    for on in VARIABLES:
+        lengths = QUOTIENT_LENGTHS if (operator, on) == ("/", RESULT) else LENGTHS
+        heuristics += ranges(on, lengths, largest_result if on == RESULT else max_operand)
+        heuristics += congruences(on)
+        heuristics += [DigitPattern(on, template) for template in TEMPLATES]
+    heuristics += RULES
+    if both_operands:
+        heuristics += [*ranges(BOTH, LENGTHS, max_operand), *congruences(BOTH)]
+    return heuristics
+
+
+def ranges(on: str, lengths: tuple[int, ...], largest: int) -> Iterator[Range]:
+    """Overlapping closed intervals of the given lengths that start below the largest value."""
+    for length in lengths:
+        for low in range(0, largest, 2 if length == 2 else max(length // 3, 10)):
+            yield Range(on, low, low + length)
+
+
+def congruences(on: str) -> Iterator[Modulo]:
+    return (Modulo(on, n, m) for n in DIVISORS for m in range(n))

@@ -25,8 +25,8 @@ from arithscope.models.offload import DISK, DeviceMap, check_device_map, read_de
 from arithscope.models.sources import ModelSource, embedded_names, find_model
 from arithscope.models.untrained import check_config, empty_model
 from arithscope.prompts import Template
+from arithscope.utils.files import user_path
 from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory
-from arithscope.utils.paths import user_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = ("4bit", "8bit")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.utils.paths import user_path
+from arithscope.utils.files import user_path
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # with which accelerate makes a map itself
 DISK = "disk"

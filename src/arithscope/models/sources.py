@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arithscope.errors import UserError
-from arithscope.utils.paths import user_path
+from arithscope.utils.files import user_path
 
 FOLDER = Path(__file__).resolve().parent.parent / "pretrained"
 DEFAULT = "tiny-llama"

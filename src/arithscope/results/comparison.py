@@ -18,15 +18,10 @@ from arithscope.results.run import Run, distinct_names
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Described):
-    """Numbers and curves of several runs.
+    """Every number of several runs' summaries (low, high and n are missing for plain ones), and the curves of `CURVES`, where x
+    is a share of heads, layers (depth), neurons or training, or a number of neurons."""
 
-    Attributes:
-        runs: Names of the runs.
-        table: Every number of the runs' summaries; low, high and n are missing for plain ones.
-        curves: The curves of `CURVES`; x is a share of heads, layers (depth), neurons or training, or a number of neurons.
-    """
-
-    runs: list[str]
+    runs: list[str]  # names
     table: pd.DataFrame  # run, experiment, operator, measure, value, low, high, n
     curves: pd.DataFrame  # run, curve, operator, x, value, low, high, n
 
@@ -47,26 +42,19 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
         raise UserError("One run cannot be compared; name two run folders or more.")
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
     named = dict(zip(distinct_names(opened), opened, strict=True))
-    numbers = [
-        {"run": name, "experiment": experiment, **row}
-        for name, run in named.items()
-        for experiment, summary in run.folder.summary.items()
-        for row in summary_numbers(summary)
-    ]
-    curves = [
-        table.assign(run=name, curve=curve)
-        for name, run in named.items()
-        for curve, (stage, draw) in CURVES.items()
-        if stage in run.stages
-        for table in [draw(run.result(stage), int(run.manifest["model"]["sizes"]["layers"]))]
-        if len(table)
-    ]
+    numbers: list[dict[str, Any]] = []
+    curves: list[pd.DataFrame] = []
+    for name, run in named.items():
+        layers = int(run.manifest["model"]["sizes"]["layers"])
+        for experiment, summary in run.folder.summary.items():
+            numbers += [{"run": name, "experiment": experiment, **row} for row in summary_numbers(summary)]
+        for curve, (stage, draw) in CURVES.items():
+            if stage in run.stages and len(drawn := draw(run.result(stage), layers)):
+                curves.append(drawn.assign(run=name, curve=curve))
+    table = pd.DataFrame(numbers, columns=["run", "experiment", "operator", "measure", *MEAN])
     columns = ["run", "curve", "operator", "x", *MEAN]
-    return Comparison(
-        list(named),
-        pd.DataFrame(numbers, columns=["run", "experiment", "operator", "measure", *MEAN]),
-        pd.concat(curves, ignore_index=True)[columns] if curves else pd.DataFrame(columns=columns),
-    )
+    joined = pd.concat(curves, ignore_index=True)[columns] if curves else pd.DataFrame(columns=columns)
+    return Comparison(list(named), table, joined)
 
 
 def _faithfulness(curve: pd.DataFrame, whole: int) -> pd.DataFrame:
@@ -74,16 +62,14 @@ def _faithfulness(curve: pd.DataFrame, whole: int) -> pd.DataFrame:
     return rows.assign(x=rows["size"] / whole)
 
 
-def _by_depth(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
+def _probed(table: pd.DataFrame, layers: int) -> pd.DataFrame:
+    rows = table[(table.position == "last") & (table.operator != ALL)]
     return rows.assign(x=(rows.layer + 1) / layers)
 
 
-def _probed(table: pd.DataFrame) -> pd.DataFrame:
-    return table[(table.position == "last") & (table.operator != ALL)]
-
-
-def _classified(shares: pd.DataFrame) -> pd.DataFrame:
-    return shares[(shares.kind == ANY) & (shares.criterion == CALIBRATED) & (shares.layer != ALL_LAYERS)]
+def _classified(shares: pd.DataFrame, layers: int) -> pd.DataFrame:
+    rows = shares[(shares.kind == ANY) & (shares.criterion == CALIBRATED) & (shares.layer != ALL_LAYERS)]
+    return rows.assign(x=(rows.layer + 1) / layers)
 
 
 def _ablated(curve: pd.DataFrame, which: str) -> pd.DataFrame:
@@ -98,9 +84,9 @@ def _present(present: pd.DataFrame, checkpoints: list[str]) -> pd.DataFrame:
 
 CURVES: dict[str, tuple[str, Any]] = {  # stage, and a function of its result and the number of layers
     "faithfulness by share of heads": ("circuit", lambda r, layers: _faithfulness(r.curve, r.curve["size"].max())),
-    "probe accuracy by depth": ("probe", lambda r, layers: _by_depth(_probed(r.table), layers)),
+    "probe accuracy by depth": ("probe", lambda r, layers: _probed(r.table, layers)),
     "faithfulness by share of neurons": ("topk", lambda r, layers: _faithfulness(r.curve, r.mlp_size)),
-    "share classified by depth": ("classify", lambda r, layers: _by_depth(_classified(r.shares), layers)),
+    "share classified by depth": ("classify", lambda r, layers: _classified(r.shares, layers)),
     "accuracy without associated neurons": ("prompt_knockout", lambda r, layers: _ablated(r.curve, OWN)),
     "accuracy without random neurons": ("prompt_knockout", lambda r, layers: _ablated(r.curve, RANDOM)),
     "final pairs present over training": ("training", lambda r, layers: _present(r.present, r.checkpoints)),

@@ -1,23 +1,26 @@
-"""Explains one prompt: the answer, the heuristics that hold, the direct logit attribution of their neurons, and the answer
-without them."""
+"""Asks a model prompts, and explains one: the answer, the heuristics that hold, the direct logit attribution of their neurons,
+and the answer without them."""
 
 import html
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from arithscope.errors import UserError
 from arithscope.experiments.classify import Classification
 from arithscope.experiments.common.association import Association, association, matched_random_neurons
 from arithscope.experiments.common.result import Described
+from arithscope.experiments.common.samples import batches
+from arithscope.experiments.means import Answers
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts, concatenate_prompts, parse_prompt, random_source
 
 HEURISTIC_NEURONS = "associated neurons"
 MOST_PROBABLE = 5  # tokens listed with an answer
@@ -49,11 +52,6 @@ class Explanation(Described):
     """The explanation of a prompt. Its *associated* neurons are the top neurons that match a heuristic which holds for it.
 
     Attributes:
-        right: The right answer.
-        criterion: Whether raw or calibrated matches were used.
-        answer: The model's answer.
-        logit: Logit of the right answer, before soft-capping: the sum of `parts`.
-        scale: Scale of the final norm.
         parts: Direct logit attribution: associated neurons, other top neurons, all other neurons, attention, embeddings,
             biases, and the remainder (rounding; in some families norms after MLPs and attention).
         heuristics: Heuristics that hold, with the number of neurons that match each and their contribution; a neuron may
@@ -61,24 +59,22 @@ class Explanation(Described):
         neurons: The associated neurons by the size of their contribution, activation × value_logit (of the right answer,
             through the logit lens) ÷ scale, each with its best-scoring heuristic that holds. Columns: layer, neuron,
             activation, value_logit, contribution, heuristic, kind, on, score.
-        kinds: Contribution by kind of that heuristic, each neuron once, and the running sum.
-        ablated: The answer without the associated neurons.
     """
 
     prompt: str
     operator: str
     op1: int
     op2: int
-    right: int
-    criterion: str
-    answer: Answer
-    logit: float
-    scale: float
+    right: int  # the right answer
+    criterion: str  # whether raw or calibrated matches were used
+    answer: Answer  # of the model
+    logit: float  # of the right answer, before soft-capping: the sum of `parts`
+    scale: float  # of the final norm
     parts: dict[str, float]
     heuristics: pd.DataFrame
     neurons: pd.DataFrame
-    kinds: pd.DataFrame
-    ablated: AblatedAnswer
+    kinds: pd.DataFrame  # contribution by kind of that heuristic, each neuron once, and the running sum
+    ablated: AblatedAnswer  # without the associated neurons
 
     def __repr__(self) -> str:
         answer = self.answer.token if self.answer.number is None else self.answer.number
@@ -95,6 +91,49 @@ class Explanation(Described):
 
 
 @torch.no_grad()
+def ask(
+    model: Model, prompts: str | Sequence[str] | Prompts, without: Iterable[tuple[int, int]] | pd.DataFrame = ()
+) -> pd.DataFrame:
+    """Ask a model some prompts.
+
+    Args:
+        model: The model.
+        prompts: Texts such as `226-68=`, or prompts.
+        without: Neurons to zero-ablate at the last position: pairs (layer, neuron), or a table with these columns.
+
+    Returns:
+        One row per prompt: prompt, answer (the right one), predicted (−1 if the model's token is no number), correct, and
+        p_answer (probability of the right answer).
+
+    Raises:
+        UserError: If a text is no prompt, or there is none.
+
+    Example:
+        >>> arithscope.ask(arithscope.load("tiny-llama"), ["226-68=", "23+14="])
+    """
+    if not isinstance(prompts, Prompts):
+        operators, limit = model.encoder.operators, model.limit
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        if not (parsed := [parse_prompt(text, operators, limit - 1, limit) for text in texts]):
+            raise UserError("There is no prompt to ask; write one as in 226-68=.")
+        prompts = concatenate_prompts(parsed)
+    ablated = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
+    edits, answers = zero_ablation_edits(model, ablated), Answers(model, prompts)
+    for rows, batch in batches(model, prompts, 0):
+        with editing(model, edits, len(batch)):
+            answers.observe(rows, model.logits(model.encode(batch)))
+    return pd.DataFrame(
+        {
+            "prompt": prompts.text(replace(model.encoder.template, prefix="")),
+            "answer": prompts.answer,
+            "predicted": answers.predicted,
+            "correct": answers.predicted == prompts.answer,
+            "p_answer": answers.p_answer,
+        }
+    )
+
+
+@torch.no_grad()
 def explain_prompt(
     model: Model, classification: Classification, prompt: Prompts, criterion: str, seed: int
 ) -> Explanation:
@@ -105,30 +144,19 @@ def explain_prompt(
     parts = direct_logit_attribution(model, ids, token)
     score = bag.best_scores(prompt)[:, 0]
     associated = score > 0
-    contribution, activation, value_logit = (
-        x[0].cpu().double().numpy()[bag.layers, bag.neurons]
-        for x in (parts.neurons, parts.activations, parts.value_logits)
-    )
+    measured = {"activation": parts.activations, "value_logit": parts.value_logits, "contribution": parts.neurons}
+    columns = {name: x[0].cpu().double().numpy()[bag.layers, bag.neurons] for name, x in measured.items()}
+    contribution = columns["contribution"]
     best_match = bag.holds(prompt)[bag.heuristic, 0] & (bag.score == score[bag.row])
     best = dict(zip(bag.row[best_match][::-1], bag.heuristic[best_match][::-1], strict=True))  # the first of equal ones
     rows = np.flatnonzero(associated)
     rows = rows[np.argsort(-np.abs(contribution[rows]), kind="stable")]
-    heuristics = [bag.heuristics[best[row]] for row in rows]
-    neurons = pd.DataFrame(
-        {
-            "layer": bag.layers[rows],
-            "neuron": bag.neurons[rows],
-            "activation": activation[rows],
-            "value_logit": value_logit[rows],
-            "contribution": contribution[rows],
-            "heuristic": [str(heuristic) for heuristic in heuristics],
-            "kind": [heuristic.kind for heuristic in heuristics],
-            "on": [heuristic.on for heuristic in heuristics],
-            "score": score[rows],
-        }
-    )
+    own = [bag.heuristics[best[row]] for row in rows]
+    neurons = pd.DataFrame({"layer": bag.layers, "neuron": bag.neurons, **columns}).iloc[rows].reset_index(drop=True)
+    names, kinds, on = [str(h) for h in own], [h.kind for h in own], [h.on for h in own]
+    neurons = neurons.assign(heuristic=names, kind=kinds, on=on, score=score[rows])
     return Explanation(
-        prompt=prompt.text(model.encoder.template)[0].removeprefix(model.encoder.template.prefix),
+        prompt=prompt.text(replace(model.encoder.template, prefix=""))[0],
         operator=operator,
         op1=int(prompt.op1[0]),
         op2=int(prompt.op2[0]),

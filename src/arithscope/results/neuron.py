@@ -70,20 +70,20 @@ class Neuron:
             UserError: If it has no activation map.
         """
         if self.activation_map is None:
-            raise UserError(
-                f"{self.name} has no activation map for {self.operator} to plot: only top neurons have one, from the stage "
-                "patterns."
-            )
-        named = self.heuristics[self.heuristics.calibrated.astype(bool)]
-        title = f"{self.name}, operator {self.operator}" + (f": {named.heuristic.iloc[0]}" if len(named) else "")
+            missing = f"{self.name} has no activation map for {self.operator} to plot"
+            raise UserError(f"{missing}: only top neurons have one, from the stage patterns.")
+        title = f"{self.name}, operator {self.operator}" + (f": {self._calibrated[0]}" if self._calibrated else "")
         m = self.activation_map
         return neuron_figure(self.operator, m.activations, m.logits, m.attribution, title)
+
+    @property
+    def _calibrated(self) -> list[str]:
+        return list(self.heuristics.heuristic[self.heuristics.calibrated.astype(bool)])
 
     def __repr__(self) -> str:
         effect = self.effects.iloc[0]
         measured = f"effect {effect.value:.3g}, rank {effect['rank']} of {effect.of} in its layer"
-        calibrated = self.heuristics[self.heuristics.calibrated.astype(bool)]
-        main = f"mainly {calibrated.heuristic.iloc[0]!r}" if len(calibrated) else "none calibrated"
+        main = f"mainly {self._calibrated[0]!r}" if self._calibrated else "none calibrated"
         known = f"{len(self.heuristics)} heuristics, {main}" if self.coverage else "not classified"
         known = "no activation map" if self.activation_map is None else known
         return f"Neuron({self.name}, {self.operator!r}, {measured}, {known})"
@@ -118,7 +118,6 @@ class NeuronFinder:
                 f"The run has no neuron {neuron_name(layer, neuron)}; it has layers {table.layer.min()} to "
                 f"{table.layer.max()}, with neurons 0 to {table.neuron.max()} each."
             )
-        row = self.map_row(operator, layer, neuron)
         found = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
         matches, best = (
             found.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
@@ -126,21 +125,18 @@ class NeuronFinder:
         )
         own = found.get("neurons", NO_MATCHES)
         coverage = {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {}
-        effects = self._ranked(operator, layer, neuron)
-        drawn = None if row is None else self._activation_map(row)
+        effects, drawn = self._ranked(operator, layer, neuron), self._activation_map(operator, layer, neuron)
         return Neuron(layer, neuron, operator, effects, drawn, matches, best, coverage)
 
     def map_row(self, operator: str, layer: int, neuron: int) -> int | None:
         """Row of a neuron in the activation maps; None if it is not among the top ones."""
-        if self._of_maps is None:
+        if self._of_maps is None or not len(rows := self._of_maps.places(operator, layer, neuron)):
             return None
-        rows = self._of_maps.places(operator, layer, neuron)
-        return int(rows[0]) if len(rows) else None
+        return int(rows[0])
 
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """The neuron's effects with its rank in the layer by the mean, as in `NeuronEffects.ranking`: exact effects first."""
-        own = self._of_effects.places(operator, layer, neuron)
-        of_layer = self._of_effects.places(operator, layer)
+        own, of_layer = self._of_effects.places(operator, layer, neuron), self._of_effects.places(operator, layer)
         estimated, value, ranks, sizes = self._estimated, self._value, [], []
         for row in own:
             same = of_layer[self._measure[of_layer] == self._measure[row]]
@@ -152,16 +148,18 @@ class NeuronFinder:
         table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])
         return table.assign(rank=ranks, of=sizes).reset_index(drop=True)
 
-    def _activation_map(self, row: int) -> ActivationMap:
-        assert self._maps is not None
-        neuron = self._maps.neurons.iloc[row]
+    def _activation_map(self, operator: str, layer: int, neuron: int) -> ActivationMap | None:
+        row, maps = self.map_row(operator, layer, neuron), self._maps
+        if row is None or maps is None:
+            return None
+        found = maps.neurons.iloc[row]
         return ActivationMap(
-            np.asarray(self._maps.activations[row], dtype=np.float32),
-            np.asarray(self._maps.logits[row]),
-            self._maps.attribution_map(row),
-            int(neuron["rank"]) + 1,
-            {name: float(neuron[f"variance_explained_{name}"]) for name in ("op1", "op2", "result")},
-            float(neuron.alignment),
-            bool(neuron.direct),
-            [int(n) for n in neuron.tokens],
+            np.asarray(maps.activations[row], dtype=np.float32),
+            np.asarray(maps.logits[row]),
+            maps.attribution_map(row),
+            int(found["rank"]) + 1,
+            {name: float(found[f"variance_explained_{name}"]) for name in ("op1", "op2", "result")},
+            float(found.alignment),
+            bool(found.direct),
+            [int(n) for n in found.tokens],
         )

@@ -1,32 +1,40 @@
-"""A finished run: its results as dataframes and arrays, its neurons, and its model for whatever is computed live."""
+"""What a notebook opens: a finished run in a folder (`Run`), or experiments in memory, computed when asked for (`Lab`)."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from arithscope.errors import UserError
-from arithscope.experiments.common.result import MEAN, summary_numbers
+from arithscope.experiments.accuracy import Accuracy, measure_accuracy
+from arithscope.experiments.classify import CALIBRATED, CRITERIA
+from arithscope.experiments.common.result import MEAN, Result, summary_numbers
 from arithscope.experiments.common.stage import Results
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
-from arithscope.pipeline.registry import all_stages, stage_of
+from arithscope.pipeline.registry import all_stages, stage_named, stage_of
+from arithscope.pipeline.runner import compute_stage
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder, plain
 from arithscope.pipeline.study import study
-from arithscope.prompts import Template
-from arithscope.results.explanation import Explanation
-from arithscope.results.neuron import NeuronFinder
-from arithscope.results.study_results import R, StudyResults
-from arithscope.settings import Settings
-from arithscope.utils.paths import user_path
-from arithscope.utils.progress import Progress
+from arithscope.prompts import OPERATORS, Prompts, Template, parse_prompt
+from arithscope.results.explanation import Explanation, explain_prompt
+from arithscope.results.neuron import Neuron, NeuronFinder
+from arithscope.settings import SampleSizes, Settings
+from arithscope.utils.executor import LocalExecutor
+from arithscope.utils.files import user_path
+from arithscope.utils.out_of_memory import explain_out_of_memory
+from arithscope.utils.progress import Progress, Silent
+
+R = TypeVar("R", bound=Result)
 
 
 def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None) -> Run:
@@ -71,6 +79,87 @@ def run(
     """
     folder = study(model, Settings(**settings), user_path(out), stages, cluster=cluster, progress=progress)
     return Run(folder.path)
+
+
+class StudyResults(ABC):
+    """Results by class, `run[Circuit]`, or by the name of their stage, `run.circuit`; and neurons and prompts one by one."""
+
+    operators: Sequence[str]
+    max_operand: int  # operands go from 0 to this
+    limit: int  # single-token limit: the numbers 0…limit−1 are one token each
+    seed: int  # of every random choice
+
+    @property
+    @abstractmethod
+    def model(self) -> Model:
+        """The model that was studied."""
+
+    @abstractmethod
+    def __getitem__(self, kind: type[R]) -> R:
+        """The result of a class."""
+
+    def result(self, stage: str) -> Any:
+        """The result of a stage, by its name.
+
+        Raises:
+            UserError: If there is no such stage, or it was not run.
+        """
+        return self[stage_named(stage).result]
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for names that are no attributes.
+        if name.startswith("_") or name not in {stage.name for stage in all_stages()}:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self.result(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(stage.name for stage in all_stages())})
+
+    @cached_property
+    def _finder(self) -> NeuronFinder:
+        return NeuronFinder(*map(self.result, ("neurons", "patterns", "classify")))
+
+    def neuron(self, layer: int, neuron: int, operator: str) -> Neuron:
+        """Everything known about a neuron under an operator.
+
+        Raises:
+            UserError: If the study has no such neuron.
+        """
+        return self._finder.find(operator, int(layer), int(neuron))
+
+    def map_row(self, layer: int, neuron: int, operator: str) -> int | None:
+        """Row of a neuron in the activation maps; None if it is not among the operator's top neurons."""
+        return self._finder.map_row(operator, int(layer), int(neuron))
+
+    def prompt(self, text: str) -> Prompts:
+        """Parse a prompt such as `226-68=`.
+
+        Raises:
+            UserError: If it is no prompt of this study.
+        """
+        return parse_prompt(text, self.operators, self.max_operand, self.limit)
+
+    def explain(self, prompt: str, criterion: str = CALIBRATED) -> Explanation:
+        """Explain the answer to one prompt with the heuristics that were found.
+
+        Args:
+            prompt: A prompt such as `226-68=`, whatever the study's template.
+            criterion: `raw` or `calibrated` matches.
+
+        Returns:
+            The answer, the heuristics that hold, the direct logit attribution of their neurons, and the answer without them.
+
+        Raises:
+            UserError: If the prompt or the criterion is unknown, or no neuron was found for the operator.
+        """
+        if criterion not in CRITERIA:
+            raise UserError(f"There is no criterion {criterion!r}; choose {' or '.join(CRITERIA)}.")
+        parsed, classification = self.prompt(prompt), self.result("classify")
+        operator = OPERATORS[int(parsed.operator[0])]
+        if operator not in classification.operators:
+            raise UserError(f"The run found no neurons for {operator}, so there is nothing to explain a prompt with.")
+        with explain_out_of_memory("explaining a prompt"):
+            return explain_prompt(self.model, classification, parsed, criterion, self.seed)
 
 
 class Run(StudyResults):
@@ -119,10 +208,8 @@ class Run(StudyResults):
             if stage not in self.stages:  # it may have been computed since the folder was opened
                 self._read_folder()
             if stage not in self.stages:
-                status = self.manifest["stages"].get(stage, {}).get("status", "not there")
-                raise UserError(
-                    f"The run in {self.path} has no complete stage {stage!r} (it is {status}); run it again to compute it."
-                )
+                missing = f"{stage!r} (it is {self.manifest['stages'].get(stage, {}).get('status', 'not there')})"
+                raise UserError(f"The run in {self.path} has no complete stage {missing}; run it again to compute it.")
             self._results.add(self.folder.read(kind))
         return self._results[kind]
 
@@ -166,10 +253,86 @@ class Run(StudyResults):
         return f"Run({self.name}, {studied}, {len(self.stages)} stages, in {self.path})"
 
     def _repr_html_(self) -> str:
-        timed = [(name, self.manifest["stages"].get(name, {}).get("seconds", "")) for name in self.stages]
-        rows = "".join(f"<tr><td>{name}</td><td>{seconds}</td></tr>" for name, seconds in timed)
-        head = "<tr><th>stage</th><th>seconds</th></tr>"
-        return f"<b>{html.escape(repr(self))}</b><table>{head}{rows}</table>"
+        seconds = {name: self.manifest["stages"].get(name, {}).get("seconds", "") for name in self.stages}
+        rows = "".join(f"<tr><td>{name}</td><td>{time}</td></tr>" for name, time in seconds.items())
+        return f"<b>{html.escape(repr(self))}</b><table><tr><th>stage</th><th>seconds</th></tr>{rows}</table>"
+
+
+class Lab(StudyResults):
+    """A study that writes nothing: `lab.circuit` first computes the accuracy, mean activations and effects it needs, once.
+
+    Args:
+        model: The model to study.
+        prompts: Prompts that samples are drawn from (those that the model gets right); by default all legal prompts.
+        sizes: Sample sizes; by default those of the preset.
+        known: Results that need not be computed, by stage: `{"circuit": run.circuit}`.
+        progress: Where progress is shown.
+        **settings: Fields of `Settings`: `Lab(model, operators="+", max_operand=99)`. With prompts of your own, operators and
+            largest operand follow from them.
+
+    Raises:
+        UserError: If prompts, settings and model do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Prompts | None = None,
+        sizes: SampleSizes | None = None,
+        known: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ):
+        self._model, self.progress = model, progress or Silent()
+        self._stages = {stage.name: stage for stage in all_stages() if not stage.on_request}
+        if unknown := sorted(set(known or {}) - set(self._stages)):
+            raise UserError(f"There is no stage {unknown[0]!r}; choose from {', '.join(self._stages)}.")
+        self._results = Results(*(known or {}).values())
+        if prompts is not None:  # each once: discovery and evaluation would share a repeated one
+            rows = np.stack([prompts.op1, prompts.operator, prompts.op2])
+            prompts = prompts[np.sort(np.unique(rows, axis=1, return_index=True)[1])]
+            settings = _extent(prompts) | settings
+        self.settings = Settings(**settings, custom_sizes=sizes)
+        self.settings.check(model)
+        self.operators, self.limit = self.settings.operators, model.limit
+        self.max_operand, self.seed = self.settings.max_operand, self.settings.seed
+        if prompts is not None:
+            extent = _extent(prompts)
+            if extent["max_operand"] > self.max_operand or set(extent["operators"]) - set(self.operators):
+                raise UserError(
+                    f"The prompts go beyond operators {' '.join(self.operators)} and operands up to {self.max_operand}; leave "
+                    "these settings out, or choose other prompts."
+                )
+            if Accuracy in self._results:
+                raise UserError("Prompts and a known accuracy exclude each other; leave one of them out.")
+            self._results.add(measure_accuracy(model, prompts, self.settings.seed, self.progress))
+
+    def __getitem__(self, kind: type[R]) -> R:
+        if kind not in self._results:
+            stage = stage_of(kind)
+            if stage.name not in self._stages:
+                raise UserError(f"The stage {stage.name!r} needs a run folder; choose from {', '.join(self._stages)}.")
+            for needed in stage.needs:
+                self[needed]
+            executor = LocalExecutor(self.progress.note)
+            self._results.add(compute_stage(stage, self.model, self.settings, self._results, self.progress, executor))
+        return self._results[kind]
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    def __repr__(self) -> str:
+        done = ", ".join(name for name, stage in self._stages.items() if stage.result in self._results) or "nothing yet"
+        return f"Lab({self.model!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
+
+
+def _extent(prompts: Prompts) -> dict[str, Any]:
+    """Operators and largest operand of some prompts, as settings."""
+    if not len(prompts):
+        raise UserError("There are no prompts to study; choose some with `legal_prompts`.")
+    operators = tuple(OPERATORS[i] for i in np.unique(prompts.operator))
+    return {"operators": operators, "max_operand": max(1, int(max(prompts.op1.max(), prompts.op2.max())))}
 
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:

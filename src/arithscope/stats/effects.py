@@ -1,10 +1,10 @@
 """Effect of an intervention on a model's answer (Eq. 1 of the paper, and two variants), from logits alone."""
 
+from functools import cache
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from arithscope.stats.gpu import runs_kernels
 
 EFFECTS = ("probability", "log_ratio", "logit")
 MAX_LOG_RATIO = 80.0  # clamp before exp: e⁸⁰, and a sum of many such values, still fits into float32
@@ -83,6 +83,21 @@ def log_probability(logits: Logits, tokens: Tokens) -> PerPrompt:
 def token_logits(logits: Logits, tokens: Tokens) -> PerPrompt:
     """Logit of one token per prompt."""
     return logits.gather(-1, tokens.expand(logits.shape[:-1])[..., None])[..., 0]
+
+
+@cache
+def runs_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels, which need a C compiler, run on `device`; if not, callers fall back to slower PyTorch code."""
+    if device.type != "cuda":
+        return False
+    try:
+        from arithscope.stats.triton_sums import sums
+
+        sums(torch.zeros(1, 2, device=device))
+        torch.cuda.synchronize(device)
+    except Exception:
+        return False
+    return True
 
 
 def _fused_sums(logits: Float[Tensor, "*rows vocabulary"]) -> Float[Tensor, "2 *rows"] | None:

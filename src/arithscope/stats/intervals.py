@@ -62,24 +62,19 @@ def resampled_means(values: ArrayLike, random: Generator) -> Float[np.ndarray, "
     return np.array([x[rows].mean() for rows in draws])
 
 
-def bootstrap_means(values: Rows, random: Generator) -> list[Mean]:
-    """Mean of each row with its interval. Rows share their resamples, so differences between rows are not blurred."""
-    return _means(bootstrap_intervals(values, random), values.shape[1])
+def bootstrap_means(values: Rows, random: Generator, denominator: Rows | None = None) -> list[Mean]:
+    """Mean of each row, or with a denominator the ratio mean(row) / mean(its denominator), with its interval.
 
-
-def bootstrap_ratios(numerator: Rows, denominator: Rows, random: Generator) -> list[Mean]:
-    """Ratio of means, mean(numerator) / mean(denominator), of each row with its interval. Rows share their resamples."""
-    return _means(bootstrap_intervals(numerator, random, denominator), numerator.shape[1])
-
-
-def _means(intervals: Intervals, n: int) -> list[Mean]:
-    return [Mean(value, low, high, n) for value, low, high in intervals.T.tolist()]
+    Rows share their resamples, so differences between rows are not blurred.
+    """
+    intervals = bootstrap_intervals(values, random, denominator)
+    return [Mean(value, low, high, values.shape[1]) for value, low, high in intervals.T.tolist()]
 
 
 def bootstrap_intervals(
     numerator: Rows, random: Generator, denominator: Rows | None = None, device: torch.device = CPU
 ) -> Intervals:
-    """Value, low and high of `bootstrap_ratios` for millions of rows; of `bootstrap_means` without a denominator."""
+    """Value, low and high of `bootstrap_means`, for millions of rows."""
     rows, n = numerator.shape
     if n == 0:
         return np.full((3, rows), np.nan)
@@ -124,10 +119,8 @@ def average(means: Sequence[Mean]) -> Mean:
     if not kept:
         return Mean(np.nan, np.nan, np.nan, 0)
     value = float(np.mean([m.value for m in kept]))
-    below, above = (
-        float(np.sqrt(np.sum(np.square(d)))) / len(kept)
-        for d in ([m.value - m.low for m in kept], [m.high - m.value for m in kept])
-    )
+    sides = [m.value - m.low for m in kept], [m.high - m.value for m in kept]
+    below, above = (float(np.sqrt(np.sum(np.square(d)))) / len(kept) for d in sides)
     return Mean(value, value - below, value + above, sum(m.n for m in kept))
 
 

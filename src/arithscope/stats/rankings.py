@@ -10,12 +10,8 @@ from arithscope.stats.intervals import Floats
 
 
 def rank_agreement(a: Floats, b: Floats, percents: Sequence[float]) -> tuple[float, list[float]]:
-    """How well two rankings of neurons agree, each given by values [layers, neurons].
-
-    Returns:
-        Spearman's rank correlation over all neurons, and for each percentage the share of each layer's top neurons by `a`
-        that are also among its top neurons by `b`.
-    """
+    """Spearman's rank correlation of two rankings, each given by values [layers, neurons], and for each percentage the share of
+    each layer's top neurons by `a` that are also among its top neurons by `b`."""
     ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
     places = [best_first(x).argsort(1) for x in (a, b)]  # rank of each neuron in its layer
     sizes = [share_of(a.shape[1], percent) for percent in percents]

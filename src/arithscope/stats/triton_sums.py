@@ -1,4 +1,4 @@
-"""Triton kernel: logsumexp and mean of logits in one pass. Import only where `utils.gpu.runs_kernels` is true."""
+"""Triton kernel: logsumexp and mean of logits in one pass. Import only where `effects.runs_kernels` is true."""
 
 from __future__ import annotations
 

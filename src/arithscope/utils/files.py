@@ -1,4 +1,5 @@
-"""Crash-safe files and folders: a kill at any moment leaves the old version or the new one, never half of one."""
+"""Paths as a user writes them, and crash-safe files and folders: a kill at any moment leaves the old version or the new one,
+never half of one."""
 
 import hashlib
 import json
@@ -9,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from arithscope.errors import UserError
 
@@ -43,6 +42,8 @@ def _reason(error: Exception) -> str | None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder's write lock, which the system releases when this process ends, even if it is killed. Raises UserError
     if another process holds it, or the folder cannot be written to."""
+    from filelock import FileLock, Timeout  # here, as every command imports this module and few lock anything
+
     with explain_write_errors(folder, "choose another folder"):
         try:
             lock = FileLock(folder / LOCK, timeout=0).acquire()
@@ -78,8 +79,7 @@ def write_json(path: Path, value: Any) -> None:
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it replaces `path`, on failure it is removed."""
-    temporary, old = _temporary_and_old(path)
-    remove_leftovers(path)
+    temporary, old = remove_leftovers(path)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -95,14 +95,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     remove(old)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what a killed `atomic_folder` left behind."""
-    for leftover in _temporary_and_old(path):
-        remove(leftover)
-
-
-def _temporary_and_old(path: Path) -> tuple[Path, Path]:
-    return path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+def remove_leftovers(path: Path) -> tuple[Path, Path]:
+    """Remove what a killed `atomic_folder` left behind: the temporary folder and the old one, whose paths are returned."""
+    temporary, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    remove(temporary)
+    remove(old)
+    return temporary, old
 
 
 def remove(path: Path) -> None:
@@ -122,17 +120,13 @@ def checksum(path: Path) -> str:
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
     """A JSON record with a checksum of its own content added."""
-    return {**record, "checksum": _digest(record)}
+    return {**record, "checksum": hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()}
 
 
 def is_intact(record: dict[str, Any]) -> bool:
     """Whether a record still matches its checksum. Records without one, from earlier versions, count as intact."""
     content = {name: value for name, value in record.items() if name != "checksum"}
-    return "checksum" not in record or record["checksum"] == _digest(content)
-
-
-def _digest(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return "checksum" not in record or record["checksum"] == with_checksum(content)["checksum"]
 
 
 def _sync(path: Path) -> None:
@@ -145,3 +139,19 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def user_path(text: str | Path) -> Path:
+    """Expand ~ in a path, which need not exist. Raises UserError if no file can have this path."""
+    written = str(text)
+    try:
+        written.encode()  # a manifest can only store names that are valid text
+        path = Path(written).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "not a valid file name"
+        shown = ascii(written if len(written) <= 80 else written[:79] + "…")
+        raise UserError(f"{shown} cannot be used as a path ({reason}); check the path.") from None
+    if not written:
+        raise UserError("A path is empty; name a file or a folder.")
+    return path

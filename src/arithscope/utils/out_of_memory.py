@@ -51,9 +51,8 @@ def halve_chunks() -> bool:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one that caused it, means that memory ran out."""
     while isinstance(error, Exception) and not isinstance(error, UserError):
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        if isinstance(error, RuntimeError) and _MESSAGES.search(str(error)):
+        says_so = isinstance(error, RuntimeError) and _MESSAGES.search(str(error))
+        if says_so or isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
         error = error.__cause__ or error.__context__
     return False

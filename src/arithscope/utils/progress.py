@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,26 +11,22 @@ from rich.progress import Progress as RichProgress
 Advance = Callable[[int], None]  # called with the number of steps just finished
 
 
-class Progress(Protocol):
-    def task(self, description: str, total: int) -> AbstractContextManager[Advance]:
+class Progress:
+    """Shows the progress of tasks, and messages. This base class shows nothing."""
+
+    @contextmanager
+    def task(self, description: str, total: int) -> Iterator[Advance]:
         """A task of `total` steps that lasts as long as the context."""
+        yield lambda steps: None
 
     def note(self, text: str) -> None:
         """Show a message."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    @contextmanager
-    def task(self, description: str, total: int) -> Iterator[Advance]:
-        yield lambda steps: None
-
-    def note(self, text: str) -> None:
-        pass
+Silent = Progress
 
 
-class Bars:
+class Bars(Progress):
     """Shows a rich progress bar for each task."""
 
     def __init__(self, console: Console):
@@ -49,7 +44,7 @@ class Bars:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class Lines:
+class Lines(Progress):
     """Writes a plain line at most every `every` seconds, for log files."""
 
     def __init__(self, write: Callable[[str], None], every: float = 10.0):

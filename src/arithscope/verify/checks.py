@@ -6,7 +6,7 @@ def in_range(ctx: VerifyContext, stored: Commutes) -> None:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,43 +16,39 @@ from numpy.typing import NDArray
 
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.samples import batches
-from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid
-from arithscope.results.ask import ask
 from arithscope.verify.compare import Noise
 from arithscope.verify.context import VerifyContext
 
-R = TypeVar("R", bound=Result)
 F = TypeVar("F", bound=Callable[[VerifyContext, Any], None])
 PROMPTS = 200  # whose answers are computed again
 WHOLE_GRID = 4000  # prompts: means over no more are computed again over all of them
 STANDARD_ERRORS = 5.0  # that the mean over a sample may be away, over all components of a layer at a position
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check of a result class. `recompute`: whether the stage is recomputed on a sample as well."""
-
-    function: Callable[[VerifyContext, Any], None]
-    recompute: bool
+CHECKS: dict[type[Result], tuple[Callable[[VerifyContext, Any], None], bool]] = {}  # with `recompute`
 
 
-CHECKS: dict[type[Result], Check] = {}
+def check(kind: type[Result], recompute: bool = True) -> Callable[[F], F]:
+    """Register a check of a result class; it compares by means of `ctx.tally`.
 
-
-def check(kind: type[R], recompute: bool = True) -> Callable[[F], F]:
-    """Register a check of a result class; it compares by means of `ctx.tally`."""
+    Args:
+        kind: The result class.
+        recompute: Whether the stage is recomputed on a sample as well.
+    """
 
     def register(function: F) -> F:
-        CHECKS[kind] = Check(function, recompute)
+        CHECKS[kind] = function, recompute
         return function
 
     return register
 
 
 @check(MeanActivations, recompute=False)
+@torch.no_grad()
 def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     """Answers to some prompts, and means: over all prompts where those are few, and at op1 and operator, where few different
     texts can have been read; elsewhere a sample's mean must be as near as its standard error allows."""
@@ -61,13 +57,17 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     tally.same("operators", stored.operators, list(model.encoder.operators))
     tally.same("max_operand", stored.max_operand, ctx.settings.max_operand)
     rows = ctx.sample(len(prompts), PROMPTS, "means")
-    answers = ask(model, prompts[rows])
+    answers, sure = Answers(model, prompts[rows]), np.empty(len(rows), dtype=np.bool_)
+    for some, batch in batches(model, prompts[rows], 0):
+        logits = model.logits(model.encode(batch))
+        answers.observe(some, logits)
+        first, second = logits.topk(2, dim=-1).values.T  # another computation may swap two that are close
+        sure[some] = ~(first - second < noise.tie * (first - logits.mean(-1))).cpu().numpy()
     tally.recomputed.append(f"the answers to {len(rows)} prompts")
-    p_answer = np.where(prompts[rows].legal(model.limit), answers.p_answer, np.nan)
-    tally.close("p_answer", stored.p_answer[rows], p_answer, noise, lambda i: str(answers.prompt[i]))
-    sure = ~_close_calls(model, prompts[rows], noise.tie)
-    predicted = pd.DataFrame({"predicted": stored.predicted[rows][sure]})
-    tally.table("answers", predicted, answers[["predicted"]][sure].astype(np.int32))
+    texts = prompts[rows].text(replace(model.encoder.template, prefix=""))
+    tally.close("p_answer", stored.p_answer[rows], answers.p_answer, noise, lambda i: texts[i])
+    before, now = (pd.DataFrame({"predicted": x[sure]}) for x in (stored.predicted[rows], answers.predicted))
+    tally.table("answers", before, now)
     at, length = model.positions, model.encoder.length
     if len(prompts) <= WHOLE_GRID:
         tally.recomputed.append("the mean activations at all positions")
@@ -89,7 +89,6 @@ def _same_means(ctx: VerifyContext, stored: MeanActivations, prompts: Prompts, a
             ctx.tally.close(f"mean {name} of layer {layer}", a, b, ctx.tally.noise, extra=scale)
 
 
-@torch.no_grad()
 def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
     """Mean and variance of heads and neurons at some positions, [layers, positions, …] each, by plain passes."""
     layers = range(model.sizes.layers)
@@ -107,14 +106,3 @@ def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArr
             totals[name] = totals[name] + stacked if name in totals else stacked
     means = {name: total / len(prompts) for name, total in totals.items()}
     return [(name, mean.numpy(), (of_squares - mean**2).numpy()) for name, (mean, of_squares) in means.items()]
-
-
-@torch.no_grad()
-def _close_calls(model: Model, prompts: Prompts, tie: float) -> NDArray[np.bool_]:
-    """Prompts whose two most probable tokens are so close that another computation may swap them."""
-    close = np.empty(len(prompts), dtype=np.bool_)
-    for rows, batch in batches(model, prompts, 0):
-        logits = model.logits(model.encode(batch))
-        first, second = logits.topk(2, dim=-1).values.T
-        close[rows] = (first - second < tie * (first - logits.mean(-1))).cpu().numpy()
-    return close

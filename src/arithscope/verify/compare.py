@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from arithscope.experiments.common.result import Result
 from arithscope.pipeline.store import plain
 
 Column: TypeAlias = "pd.Series[Any]"
+Name = Callable[[int], str]  # names the i-th number or row
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,7 @@ class Noise:
     name: str  # in a verdict
     relative: float
     absolute: float
-    tie: float = (
-        0.0  # tokens whose logits are closer than this share of the largest one's distance from the mean may swap
-    )
+    tie: float = 0.0  # tokens may swap whose logits are closer than this share of (largest − mean logit)
     prompt: float = 0.0  # noise of an effect on one prompt where activations are rounded; of a mean over n, 1/√n of it
 
     def times(self, factor: float) -> Noise:
@@ -69,21 +67,14 @@ class Tally:
             self._differs(what, stored, now)
 
     def close(
-        self,
-        what: str,
-        stored: ArrayLike,
-        now: ArrayLike,
-        noise: Noise,
-        name: Callable[[int], str] = lambda i: "",
-        extra: ArrayLike = 0.0,
+        self, what: str, stored: ArrayLike, now: ArrayLike, noise: Noise, name: Name | None = None, extra: ArrayLike = 0
     ) -> None:
-        """Compare arrays of numbers, which may be apart by `noise` and `extra`; `name` names the i-th number."""
+        """Compare arrays of numbers, which may be apart by `noise` and `extra`."""
         a, b = (np.asarray(x, dtype=np.float64) for x in (stored, now))
         if a.shape != b.shape:
             self._differs(f"the shape of {what}", a.shape, b.shape)
             return
-        more = np.broadcast_to(np.asarray(extra, dtype=np.float64), a.shape).ravel()
-        a, b = a.ravel(), b.ravel()
+        a, b, more = (x.ravel() for x in (a, b, np.broadcast_to(np.asarray(extra, dtype=np.float64), a.shape)))
         self.numbers += len(a)
         if not len(a):
             return
@@ -96,26 +87,21 @@ class Tally:
         if ratio[i] > self.largest / self.allowed or self.largest == 0:
             self.largest, self.allowed, self.reason = float(apart[i]), float(allowed[i]), noise.name
         if ratio[i] > 1:
-            where = name(i)
-            self._differs(what + (f" of {where}" if where else ""), a[i], b[i], int((ratio > 1).sum()) - 1)
+            self._differs(what + (f" of {name(i)}" if name else ""), a[i], b[i], int((ratio > 1).sum()) - 1)
 
     def rows(
-        self,
-        what: str,
-        stored: pd.DataFrame,
-        now: pd.DataFrame,
-        keys: Sequence[str],
-        noise: Noise,
-        extra: ArrayLike = 0.0,
+        self, what: str, stored: pd.DataFrame, now: pd.DataFrame, by: Sequence[str], noise: Noise, extra: ArrayLike = 0
     ) -> None:
-        """Compare recomputed rows with the stored ones that have the same keys."""
-        keys, now = list(keys), now.reset_index(drop=True)
-        once = stored.drop_duplicates(keys)
-        matching = now[keys].merge(once, how="left", on=keys, indicator="_merge")
+        """Compare recomputed rows with the stored ones that have the same keys, the columns `by`."""
+        keys, now = list(by), now.reset_index(drop=True)
+
+        def name(row: int) -> str:
+            return ", ".join(f"{key} {now[key].iloc[row]}" for key in keys)
+
+        matching = now[keys].merge(stored.drop_duplicates(keys), how="left", on=keys, indicator="_merge")
         if len(missing := np.flatnonzero(matching["_merge"] != "both")):
-            self._differs(f"{what} of {_named(now, keys, int(missing[0]))}", "no such row", "a row")
+            self._differs(f"{what} of {name(int(missing[0]))}", "no such row", "a row")
             return
-        name = partial(_named, now, keys)
         for column in (c for c in now.columns if c not in keys):
             self._column(f"{what}, {column}", matching[column], now[column], noise, name, extra)
 
@@ -131,20 +117,18 @@ class Tally:
 
     def result(self, stored: Result, now: Result, noise: Noise = EXACT) -> None:
         """Compare the fields of a result that were computed from what was confirmed before; others are the stored objects."""
-        for each in fields(stored):  # type: ignore[arg-type]  # every result is a dataclass
-            a, b = getattr(stored, each.name), getattr(now, each.name)
+        for name in stored.schema():
+            a, b = getattr(stored, name), getattr(now, name)
             if isinstance(a, np.ndarray):
                 if not np.may_share_memory(a, b):
-                    self.close(each.name, a, b, noise)
+                    self.close(name, a, b, noise)
             elif isinstance(a, pd.DataFrame):
                 if a is not b:
-                    self.table(each.name, a, b, noise)
+                    self.table(name, a, b, noise)
             else:
-                self.same(each.name, a, b)
+                self.same(name, a, b)
 
-    def _column(
-        self, what: str, stored: Column, now: Column, noise: Noise, name: Callable[[int], str], extra: ArrayLike = 0.0
-    ) -> None:
+    def _column(self, what: str, stored: Column, now: Column, noise: Noise, name: Name, extra: ArrayLike = 0.0) -> None:
         if not len(now):
             return
         if now.dtype.kind == "f":
@@ -152,8 +136,7 @@ class Tally:
             return
         pairs = list(zip(_items(stored), _items(now), strict=True))
         self.numbers += len(pairs)
-        wrong = [i for i, (a, b) in enumerate(pairs) if not _alike(a, b)]
-        if wrong:
+        if wrong := [i for i, (a, b) in enumerate(pairs) if not _alike(a, b)]:
             self._differs(f"{what} of {name(wrong[0])}", *pairs[wrong[0]], len(wrong) - 1)
 
     def _differs(self, what: str, stored: Any, now: Any, others: int = 0) -> None:
@@ -174,10 +157,6 @@ def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return bool(np.isclose(a, b, EXACT.relative, EXACT.absolute, equal_nan=True))
     return bool(a == b)
-
-
-def _named(table: pd.DataFrame, keys: Sequence[str], row: int) -> str:
-    return ", ".join(f"{name} {table[name].iloc[row]}" for name in keys)
 
 
 def _shown(value: Any) -> str:

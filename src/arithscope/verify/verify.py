@@ -57,18 +57,15 @@ class Verification:
         parent = run.path.resolve().parent
         nested = (parent.parent / "manifest.json").exists()
         if parent.name == study.REPEATS and nested:
-            raise UserError(
-                f"{run.path} is a repetition of the run in {parent.parent} and keeps too little to be verified; verify "
-                "that run."
-            )
+            what = f"a repetition of the run in {parent.parent} and keeps too little to be verified; verify that run."
+            raise UserError(f"{run.path} is {what}")
         self.run, self.seed, names = run, seed, {field.name for field in fields(Settings)} - {"custom_sizes"}
         try:
             stored = {name: value for name, value in run.configuration.items() if name in names}
             self.settings = Settings(**stored, custom_sizes=SampleSizes(**run.configuration["sizes"]))
         except (TypeError, AttributeError, KeyError):
-            raise UserError(
-                f"The settings in the manifest of {run.path} cannot be read; it was changed by hand."
-            ) from None
+            problem = f"The settings in the manifest of {run.path} cannot be read; it was changed by hand."
+            raise UserError(problem) from None
         self.final = Run(parent.parent) if parent.name == study.CHECKPOINTS and nested else None
         self.stages = all_stages() if self.final is None else study.checkpoint_stages()
 
@@ -99,8 +96,7 @@ class Verification:
     def check_model(self) -> list[Verdict]:
         """Whether the model is the manifest's (other weights are refused on loading), and keys follow from its settings."""
         run, model = self.run, self.run.model
-        known, here = run.manifest["model"], device_name(self.run.model)
-        found = plain(describe_model(model))
+        known, found, here = run.manifest["model"], plain(describe_model(model)), device_name(model)
         wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
         elsewhere = "" if known.get("device") == here else f", while the run was made on {known.get('device')}"
         right = f"has the weights and the tokenizer of the manifest; on {here}{elsewhere}"
@@ -131,10 +127,10 @@ class Verification:
             stored: Result = self.run[stage.result]
             tally.same("summary", _json(self.run.path / stage.name / "stage.json")["summary"], stored.summary())
             ctx = self._context(stage, stored, tally)
-            registered = CHECKS.get(stage.result)
-            if registered is not None:
-                registered.function(ctx, stored)
-            if registered is None or registered.recompute:
+            function, recompute = CHECKS.get(stage.result, (None, True))
+            if function is not None:
+                function(ctx, stored)
+            if recompute:
                 tally.result(stored, stage.compute(ctx))
         except UserError as error:
             return Verdict(stage.name, False, f"DIFFERS: it cannot be checked. {error}")
@@ -149,7 +145,6 @@ class Verification:
         return Verdict(stage.name, True, f"agrees: {what}; {measured}", tally.numbers)
 
     def _context(self, stage: Stage, stored: Result, tally: Tally) -> VerifyContext:
-        engine = FullPass(tally.noise.tie)
         results = Results(*(given.result for given in self._from_final()))
         for kind in stage.needs:
             if kind not in results:
@@ -159,19 +154,11 @@ class Verification:
             parts = [study.read_checkpoint(folder / name, name) for name in stored.checkpoints[:-1]]
             results.add(CheckpointResults([checkpoint for checkpoint, _ in parts], [key for _, key in parts]))
         if isinstance(stored, Stability):
-            repeats = [
-                study.read_repeat(self.run.path / study.REPEATS / n, n, self.settings.effect) for n in stored.runs[1:]
-            ]
-            results.add(RepeatResults(repeats))
-        return VerifyContext(
-            model=self.run.model.with_engine(engine),
-            settings=DeclaredSettings(self.settings, stage.reads),
-            results=results,
-            stored=stored,
-            tally=tally,
-            engine=engine,
-            sample_seed=self.seed,
-        )
+            folder, effect = self.run.path / study.REPEATS, self.settings.effect
+            results.add(RepeatResults([study.read_repeat(folder / n, n, effect) for n in stored.runs[1:]]))
+        engine, settings = FullPass(tally.noise.tie), DeclaredSettings(self.settings, stage.reads)
+        model = self.run.model.with_engine(engine)
+        return VerifyContext(model, settings, results, stored=stored, tally=tally, engine=engine, sample_seed=self.seed)
 
     def _from_final(self) -> list[Given]:
         return [] if self.final is None else study.final_results(self.final.folder)

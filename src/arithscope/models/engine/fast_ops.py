@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from arithscope.stats.gpu import runs_kernels
+from arithscope.stats.effects import runs_kernels
 
 MM_OUT_DTYPE = (2, 8)  # first PyTorch version whose half-precision products can have a float32 result
 SILU = ("SiLU", "SiLUActivation")  # PyTorch's class, and the library's in some versions
