@@ -24,9 +24,8 @@ from benchmarks.record import Table, record, record_option
 from torch import Tensor
 
 from arithscope.experiments.common.ablation import ablated_scores, mean_ablation, nested_sets, score_reducer
-from arithscope.experiments.common.linear_probes import Examples, initial_probes, train
 from arithscope.experiments.localize import component_effects, effect_reducer
-from arithscope.experiments.probe import read_states
+from arithscope.experiments.probe import Examples, initial_probes, read_states, train
 from arithscope.models.engine.sweep import Means, mean_activations
 from arithscope.models.hooks import Edit, capturing, edit, editing
 from arithscope.models.load import LoadOptions, load

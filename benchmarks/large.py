@@ -34,11 +34,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from arithscope.cli.bench import PROMPTS, Task
 from arithscope.cli.doctor import examine
 from arithscope.experiments.circuit import head_counts
-from arithscope.experiments.common.linear_probes import BATCH, training_steps
 from arithscope.experiments.common.samples import TRAINING_SHARE
 from arithscope.experiments.common.stage import Context, Stage
 from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
+from arithscope.experiments.probe import BATCH, training_steps
 from arithscope.experiments.topk import neuron_counts
 from arithscope.models.flops import flops_per_position
 from arithscope.models.model import Identity, Model

@@ -103,9 +103,10 @@ def test_both_curves_in_one_table() -> None:
     assert table[table["size"] == 3].value.eq(1).all()
     assert table[table["size"] == 0].value.eq(0).all()
     assert set(zip(table.circuit, table.n, strict=True)) == {("found", 5), ("random", 2)}
-    means = curve_means(table, "+", "random")
+    means = curve_means(table, "+")
     assert list(means) == [0, 3]
-    assert means[3]["accuracy"] == Mean(1.0, 1.0, 1.0, 2)
+    assert means[3]["accuracy"] == Mean(1.0, 1.0, 1.0, 5)
+    assert means[3]["random_accuracy"] == Mean(1.0, 1.0, 1.0, 2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -16,7 +16,6 @@ from arithscope.experiments.common.association import (
     Association,
     association,
     matched_random_neurons,
-    zero_ablation_by_prompt,
 )
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source, sample
 from tests.experiments.bags import Match, made_up
@@ -107,7 +106,7 @@ def test_zero_ablation(data: st.DataObject) -> None:
     bag = association(made_up("+", [(0, 5), (0, 1), (2, 40)], []), "+", RAW)
     flags = st.lists(st.booleans(), min_size=12, max_size=12)
     chosen = np.array(data.draw(flags)).reshape(2, 2, 3)
-    edits = {e.layer: e for e in zero_ablation_by_prompt(model, bag, chosen)}
+    edits = {e.layer: e for e in bag.zero_ablation(model, chosen)}
     assert set(edits) == {layer for layer, rows in ((0, [0, 1]), (2, [2])) if chosen[..., rows].any()}
     for layer, e in edits.items():
         want = torch.zeros(2, 2, model.sizes.neurons, dtype=torch.bool)

@@ -5,18 +5,19 @@ import pytest
 import torch
 from torch import nn
 
-from arithscope.experiments.common import linear_probes
-from arithscope.experiments.common.linear_probes import (
+from arithscope.experiments import probe as module
+from arithscope.experiments.common.samples import probe_split
+from arithscope.experiments.probe import (
     BATCH,
     EPOCHS,
     LEARNING_RATE,
     Examples,
     initial_probes,
+    probe,
+    read_states,
     train,
     training_steps,
 )
-from arithscope.experiments.common.samples import probe_split
-from arithscope.experiments.probe import probe, read_states
 from arithscope.prompts import operand_grid, random_source, sample
 from arithscope.settings import SampleSizes
 from tests.contexts import context
@@ -75,7 +76,7 @@ def test_it_does_not_change_where_it_started() -> None:
 
 
 def test_it_learns_what_can_be_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_probes, "LEARNING_RATE", 0.05)
+    monkeypatch.setattr(module, "LEARNING_RATE", 0.05)
     examples = some_examples()
     found = train(initial_probes([0, 1, 2], WIDTH, ANSWERS, 0, "last"), examples, TRAINING, 0, "last", lambda n: None)
     accuracy = found.correct(examples, torch.arange(TRAINING, PROMPTS)).float().mean(1)
@@ -92,7 +93,7 @@ def test_states_and_answers_belong_together(position: str, prefix: str) -> None:
     prompts = prompts[prompts.legal(model.limit)]
     layers = [0, 2]
     examples = read_states(model, prompts, position, layers)
-    assert len(examples) == len(prompts)
+    assert len(examples.answer) == len(prompts)
     assert examples.states.shape[1] <= {"op1": 13, "operator": 39}.get(position, len(prompts))
     for i in range(0, len(prompts), 7):
         states, answer = examples[torch.tensor([i])]

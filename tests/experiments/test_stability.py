@@ -20,8 +20,6 @@ from arithscope.report.findings.stability import repeated
 from arithscope.settings import PRESETS
 from tests.figures.test_figures import drawn
 
-NONE: dict[str, Any] = {"raw": {}, "calibrated": {}}
-
 
 def mean(value: float, spread: float = 0.01) -> dict[str, Any]:
     return {"value": value, "low": value - spread, "high": value + spread, "n": 10}
@@ -53,31 +51,37 @@ def found() -> Stability:
             Repeat(
                 "all",
                 summary(0.9, 0.8, 2, 4),
-                {"+": effects([1.0, 2.0, 3.0, 4.0])},
-                heads,
-                {},
-                {"+": {(2, 2), (2, 3)}},
-                {"raw": {"+": matches((2, "range"), (2, "modulo"), (3, "range"))}, "calibrated": {"+": matches()}},
+                {
+                    "neuron_correlation": {"+": effects([1.0, 2.0, 3.0, 4.0])},
+                    "heads_iou": heads,
+                    "neurons_iou": {"+": {(2, 2), (2, 3)}},
+                    "raw_kept": {"+": matches((2, "range"), (2, "modulo"), (3, "range"))},
+                    "calibrated_kept": {"+": matches()},
+                },
             ),
-            Repeat("half-1", summary(0.88, 0.7, 3, 4), {}, {}, {}, {}, NONE),
-            Repeat("half-2", {"accuracy": summary(0.92, 0, 0, 0)["accuracy"]}, {}, {}, {}, {}, NONE),
+            Repeat("half-1", summary(0.88, 0.7, 3, 4), {}),
+            Repeat("half-2", {"accuracy": summary(0.92, 0, 0, 0)["accuracy"]}, {}),
             Repeat(
                 "seed-1",
                 summary(0.9, 0.85, 2, 5),
-                {"+": effects([40.0, 10.0, 30.0, 20.0], 1)},
-                {"+": {(0, 0), (1, 1)}},
-                {},
-                {"+": {(2, 3), (2, 4)}},
-                {"raw": {"+": matches((3, "modulo"), (4, "range"))}, "calibrated": {"+": matches()}},
+                {
+                    "neuron_correlation": {"+": effects([40.0, 10.0, 30.0, 20.0], 1)},
+                    "heads_iou": {"+": {(0, 0), (1, 1)}},
+                    "neurons_iou": {"+": {(2, 3), (2, 4)}},
+                    "raw_kept": {"+": matches((3, "modulo"), (4, "range"))},
+                    "calibrated_kept": {"+": matches()},
+                },
             ),
             Repeat(
                 "seed-2",
                 summary(0.9, 0.805, 1, 4),
-                {"+": effects([1.0, 2.0, 4.0, 3.0])},
-                heads,
-                {},
-                {"+": {(2, 2), (2, 3)}},
-                {"raw": {"+": matches((2, "modulo"))}, "calibrated": {"+": matches((2, "modulo"))}},
+                {
+                    "neuron_correlation": {"+": effects([1.0, 2.0, 4.0, 3.0])},
+                    "heads_iou": heads,
+                    "neurons_iou": {"+": {(2, 2), (2, 3)}},
+                    "raw_kept": {"+": matches((2, "modulo"))},
+                    "calibrated_kept": {"+": matches((2, "modulo"))},
+                },
             ),
         ]
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from arithscope.experiments.common import linear_probes
+from arithscope.experiments import probe
 from arithscope.models import memory, offload
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
@@ -48,7 +48,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPUs]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a fake GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(threads, "ThreadPoolExecutor", InlineExecutor)
-    monkeypatch.setattr(linear_probes, "_recorded", lambda step, clear_cache, device: step)
+    monkeypatch.setattr(probe, "_recorded", lambda step, clear_cache, device: step)
     mode, fetch = FakeGPUs(), offload._OffloadedView.fetch
 
     def fetch_inside(weight: Any) -> Tensor:  # a backward pass would do it outside

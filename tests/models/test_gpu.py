@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from arithscope.experiments.accuracy import measure_accuracy
-from arithscope.experiments.common.linear_probes import Examples, initial_probes, train
+from arithscope.experiments.probe import Examples, initial_probes, train
 from arithscope.models.engine.replay import check_replay, record, replay_neurons
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.models.hooks import capturing

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
-from arithscope.experiments.common.linear_probes import Examples, initial_probes, train, training_steps
+from arithscope.experiments.probe import Examples, initial_probes, train, training_steps
 from arithscope.models.engine.fast_ops import triton_kernels, unrounded_linear
 from arithscope.models.engine.prefix_attention import attend
 from arithscope.models.engine.sweep import mean_activations

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.result import Result, summary_table
 from arithscope.experiments.common.stage import Context, stage
-from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, operator_indices, random_source
 from arithscope.stats.intervals import Mean, bootstrap_mean

@@ -16,12 +16,11 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.ablation import MEASURES, baselines, circuit_scores, scores_of_tasks, smallest_spans
+from arithscope.experiments.common.ablation import baselines, circuit_scores, scores_of_tasks
 from arithscope.experiments.common.association import association, matched_random_neurons
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
-from arithscope.experiments.common.samples import splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.result import Result, by_operator, mean_rows, with_average
+from arithscope.experiments.common.samples import evaluation_prompts
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import random_source
@@ -36,8 +35,7 @@ CURVE = (
     schema.OPERATOR,
     schema.text("neurons", _KEPT, key=True),
     schema.number("kept", "number of neurons kept in all layers"),
-    schema.MEASURE,
-    *schema.MEAN_COLUMNS,
+    *schema.MEASURED,
 )
 PRESENT = (schema.OPERATOR, schema.CRITERION, *schema.MEAN_COLUMNS)
 
@@ -76,34 +74,31 @@ def bag(ctx: Context) -> Bag:
     """Faithfulness of each operator's circuit when its later MLPs keep heuristic neurons only."""
     s, classification, given = ctx.model.sizes, ctx.results[Classification], ctx.results.get(FinalClassification)
     final = None if given is None else given.classification
-    samples = {o: split.evaluation for o, split in splits(ctx).items() if o in classification.operators}
+    samples = {o: prompts for o, prompts in evaluation_prompts(ctx).items() if o in classification.operators}
     sources = {operator: random_source(ctx.settings.seed, "bag", operator) for operator in samples}
     kept = {o: kept_neurons(classification, final, o, sources[o]) for o in samples}
     tasks = []
     for operator, prompts in samples.items():
-        top = association(classification, operator, CALIBRATED)
-        masks = top.masks(np.stack(list(kept[operator].values())), s.neurons)
+        masks = association(classification, operator, CALIBRATED).masks(np.stack([*kept[operator].values()]), s.neurons)
         neurons = {layer: mask.numpy() for layer, mask in masks.items()}
-        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads).numpy()
+        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
         tasks.append(((ctx.results[MeanActivations], heads, neurons, ctx.model.positions.last), prompts))
     with ctx.progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
         scores = scores_of_tasks(ctx, circuit_scores, tasks, advance)
         ends = baselines(ctx, samples)
-    curve, present = [], []
+    curve: list[dict[str, Any]] = []
+    present = []
     for operator, values in zip(samples, scores, strict=True):
         measured = ends[operator].measure(values, sources[operator])
-        curve += [
-            {"operator": operator, "neurons": name, "kept": int(chosen.sum()), "measure": m, **asdict(means[m])}
-            for (name, chosen), means in zip(kept[operator].items(), measured, strict=True)
-            for m in MEASURES
-        ]
+        for (name, chosen), means in zip(kept[operator].items(), measured, strict=True):
+            curve += mean_rows(means, operator=operator, neurons=name, kept=int(chosen.sum()))
         for criterion in CRITERIA if final is not None else ():
             here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
             share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
             present.append({"operator": operator, "criterion": criterion, **asdict(share)})
-    table = pd.DataFrame(curve, columns=[column.name for column in CURVE])
-    whole = ctx.confirmed("curve", table, smallest_span=smallest_spans(ends))
-    return Bag(whole, pd.DataFrame(present, columns=["operator", "criterion", *MEAN]))
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    whole = ctx.confirmed("curve", Bag.frame("curve", curve), smallest_span=spans)
+    return Bag(whole, Bag.frame("present", present))
 
 
 def kept_neurons(
@@ -114,12 +109,11 @@ def kept_neurons(
     every = np.ones(len(top), dtype=np.bool_)
     kept = {TOP: every, **{c: association(classification, operator, c).classified for c in CRITERIA}}
     kept[RANDOM] = matched_random_neurons(top, kept[CALIBRATED], every, random)
-    if final is not None:
-        for criterion in CRITERIA:
-            here, there = (matched_pairs(c, operator, criterion) for c in (classification, final))
-            mutual = {(layer, neuron) for layer, neuron, _ in here & there}
-            names = zip(top.layers.tolist(), top.neurons.tolist(), strict=True)
-            kept[f"{criterion}_{MUTUAL}"] = np.array([neuron in mutual for neuron in names], dtype=np.bool_)
+    for criterion in CRITERIA if final is not None else ():
+        here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
+        mutual = {(layer, neuron) for layer, neuron, _ in here & there}
+        names = zip(top.layers.tolist(), top.neurons.tolist(), strict=True)
+        kept[f"{criterion}_{MUTUAL}"] = np.array([neuron in mutual for neuron in names], dtype=np.bool_)
     return kept
 
 

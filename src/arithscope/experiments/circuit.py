@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import ablation, schema
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import AVERAGE, MEAN, Result, by_operator, summary_table
-from arithscope.experiments.common.samples import splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
+from arithscope.experiments.common.samples import evaluation_prompts
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import Localization, component_name
 from arithscope.experiments.means import MeanActivations
 from arithscope.prompts import random_source
@@ -60,11 +58,10 @@ class Circuit(Result):
         """Heads that are in the circuit of every operator, by layer."""
         return sorted(set.intersection(*(set(self.chosen(o)) for o in self.operators)))
 
-    def keeps(self, operator: str, layers: int, heads: int) -> Tensor:
+    def keeps(self, operator: str, layers: int, heads: int) -> NDArray[np.bool_]:
         """Mask of the heads that the circuit keeps: [1, layers, heads]."""
-        keep = torch.zeros(1, layers, heads, dtype=torch.bool)
-        for layer, head in self.chosen(operator):
-            keep[0, layer, head] = True
+        keep, rows = np.zeros((1, layers, heads), dtype=np.bool_), self.kept(operator)
+        keep[0, rows.layer, rows["head"]] = True
         return keep
 
     def summary(self) -> dict[str, Any]:
@@ -84,16 +81,14 @@ class Circuit(Result):
 )
 def circuit(ctx: Context) -> Circuit:
     """Smallest set of attention heads whose faithfulness reaches the plateau, by operator."""
-    s, seed, draws = ctx.model.sizes, ctx.settings.seed, ctx.settings.sizes.draws
-    total_heads = s.layers * s.heads
-    counts = head_counts(total_heads)
-    samples = {operator: split.evaluation for operator, split in splits(ctx).items()}
-    sources = {operator: random_source(seed, "circuit", operator) for operator in samples}
+    s, draws, samples = ctx.model.sizes, ctx.settings.sizes.draws, evaluation_prompts(ctx)
+    counts = head_counts(s.layers * s.heads)
+    sources = {operator: random_source(ctx.settings.seed, "circuit", operator) for operator in samples}
     rankings = {o: ctx.results[Localization].ranking(o, ctx.settings.effect) for o in samples}
 
     def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
         ranked = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
-        orders = [ranked, *(sources[operator].permutation(total_heads) for _ in range(draws))]
+        orders = ablation.with_random_orders(ranked, draws, sources[operator])
         kept = ablation.nested_sets(orders, sizes).unflatten(1, (s.layers, s.heads)).numpy()
         return ctx.results[MeanActivations], kept, {}, None
 
@@ -102,15 +97,13 @@ def circuit(ctx: Context) -> Circuit:
         scores = ablation.circuit_scores
         curve = ablation.growth_curve(ctx, "circuit", scores, samples, counts, arguments, sources, advance)
     tables, measured, excluded = [], {}, {}
-    columns = ["operator", "rank", "layer", "head", "position", *MEAN, "median"]
     for operator, prompts in samples.items():
-        found, random = (ablation.curve_means(curve, operator, which) for which in (ablation.FOUND, ablation.RANDOM))
-        size = ablation.smallest_on_plateau(found)
-        ranked = rankings[operator].assign(rank=np.arange(total_heads))[columns]
-        tables.append(ranked.assign(in_circuit=ranked["rank"] < size))
-        measured[operator] = ablation.beside_random(found[size], random[size])
-        excluded[operator] = len(prompts) - found[size]["faithfulness"].n
-    return Circuit(curve, pd.concat(tables, ignore_index=True), summary_table(measured), excluded)
+        means, rank = ablation.curve_means(curve, operator), np.arange(s.layers * s.heads)
+        size = ablation.smallest_on_plateau(means)
+        tables.append(rankings[operator].assign(rank=rank, in_circuit=rank < size))
+        measured[operator], excluded[operator] = means[size], len(prompts) - means[size]["faithfulness"].n
+    ranked = pd.concat(tables, ignore_index=True)[Circuit.columns("heads")]
+    return Circuit(curve, ranked, summary_table(measured), excluded)
 
 
 def head_counts(total: int) -> list[int]:

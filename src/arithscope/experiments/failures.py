@@ -18,7 +18,7 @@ from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.association import association
-from arithscope.experiments.common.result import MEAN, Result, with_average
+from arithscope.experiments.common.result import Result, with_average
 from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.patterns import ActivationMaps
@@ -38,7 +38,6 @@ _PROMPT = (
     schema.number("predicted", "number that the model answers"),
 )
 _P_ANSWER = schema.number("p_answer", "probability of the right answer")
-_WORST = ["operator", "op1", "op2", "answer", "predicted", "p_answer"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,10 +53,7 @@ class Failures(Result):
         *_PROMPT,
         schema.truth("correct", "whether the model answers correctly"),
         _P_ANSWER,
-        *(
-            schema.number(name, f"{feature}, by {criterion} matches")
-            for name, (criterion, feature) in _FEATURES.items()
-        ),
+        *(schema.number(name, f"{feature}, by {by} matches") for name, (by, feature) in _FEATURES.items()),
     )
     differences: pd.DataFrame = schema.table(
         "Mean of each feature over correct minus over incorrect prompts.",
@@ -88,38 +84,30 @@ class Failures(Result):
 def failures(ctx: Context) -> Failures:
     """Heuristic neurons on correct and on incorrect prompts: how many are associated, and how much they contribute."""
     known, classification, seed = ctx.results[Accuracy].prompts, ctx.results[Classification], ctx.settings.seed
-    empty = pd.DataFrame(columns=[*known.columns, *_FEATURES])
-    samples, size = [], ctx.settings.sizes.failures
-    differences: list[dict[str, Any]] = []
-    terms: list[dict[str, Any]] = []
-    worst: list[dict[str, Any]] = []
+    samples: dict[str, pd.DataFrame] = {}
     with ctx.progress.task("failures", len(classification.operators)) as advance:
         for operator, split in splits(ctx).items():
             incorrect = known[(known.operator == operator) & ~known.correct]
             if operator in classification.operators and len(incorrect) and len(split.held_out):
                 pools = {"right": split.held_out, "wrong": as_prompts(incorrect)}
-                drawn = (sample(pool, size, random_source(seed, name, operator)) for name, pool in pools.items())
+                sources = {name: random_source(seed, name, operator) for name in pools}
+                drawn = [sample(pools[name], ctx.settings.sizes.failures, random) for name, random in sources.items()]
                 rows = pd.concat([ctx.results[Accuracy].rows(prompts) for prompts in drawn], ignore_index=True)
-                samples.append(rows.assign(**_features(ctx, rows, operator)))
-                differences += _differences(samples[-1], operator, seed)
-                terms += _regression(samples[-1], operator, seed)
-                worst += _worst_prompts(ctx, incorrect, operator)
+                samples[operator] = rows.assign(**_features(ctx, rows, operator))
             elif operator in classification.operators:
                 reason = "because there are no correct or no incorrect prompts to compare"
                 ctx.progress.note(f"failures: {operator} is left out, {reason}")
             advance(1)
-    gaps = pd.DataFrame(differences, columns=["operator", "criterion", "feature", "correct", "incorrect", *MEAN])
-    regression = pd.DataFrame(terms, columns=["operator", "criterion", "term", *MEAN])
-    listed = pd.DataFrame(worst, columns=[*_WORST, "logit_difference", "heuristics", "logit_differences"])
-    areas = regression[regression.term == AUC].rename(columns={"term": "feature"})
-    reported = pd.concat([gaps, areas])
+    prompts = pd.concat([*samples.values()] or [Failures.frame("prompts", [])], ignore_index=True)
+    gaps = Failures.frame("differences", (row for o, own in samples.items() for row in _differences(own, o, seed)))
+    regression = Failures.frame("regression", (row for o, own in samples.items() for row in _regression(own, o, seed)))
+    worst = Failures.frame("worst", (row for operator in samples for row in _worst_prompts(ctx, operator)))
+    reported = pd.concat([gaps, regression[regression.term == AUC].rename(columns={"term": "feature"})])
     table = with_average(reported.assign(measure=reported.criterion + "_" + reported.feature))
-    prompts = pd.concat(samples, ignore_index=True) if samples else empty
-    return Failures(prompts, gaps, regression, listed, table)
+    return Failures(prompts, gaps, regression, worst, table)
 
 
 def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDArray[np.float64]]:
-    """Features of each prompt, by both criteria."""
     prompts = as_prompts(rows)
     attribution = ctx.results[ActivationMaps].direct_logit_attribution(operator, prompts, prompts.answer)
     features: dict[str, NDArray[np.float64]] = {}
@@ -149,9 +137,11 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
             yield {"operator": operator, "criterion": criterion, "term": term, **asdict(mean)}
 
 
-def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iterator[dict[str, Any]]:
+def _worst_prompts(ctx: Context, operator: str) -> Iterator[dict[Any, Any]]:
     """Prompts with the least probable right answer, and the heuristics that contribute to the given one."""
-    rows = incorrect[incorrect.predicted >= 0].nsmallest(WORST, "p_answer", keep="first")
+    known = ctx.results[Accuracy].prompts
+    incorrect = known[(known.operator == operator) & ~known.correct & (known.predicted >= 0)]
+    rows = incorrect.nsmallest(WORST, "p_answer", keep="first")
     prompts, attribution = as_prompts(rows), ctx.results[ActivationMaps].direct_logit_attribution
     given, right = (attribution(operator, prompts, x) for x in (rows.predicted.to_numpy(), prompts.answer))
     # For each calibrated neuron, by its row among the operator's top neurons, the heuristic with the largest neg_log10_p.
@@ -164,9 +154,5 @@ def _worst_prompts(ctx: Context, incorrect: pd.DataFrame, operator: str) -> Iter
     for i, row in enumerate(rows.to_dict("records")):
         largest = by_heuristic[i].sort_values(ascending=False, kind="stable").head(LISTED_HEURISTICS)
         largest = largest[largest > 0]
-        yield {
-            **{name: row[name] for name in _WORST},
-            "logit_difference": float(by_heuristic[i].sum()),
-            "heuristics": list(largest.index),
-            "logit_differences": largest.tolist(),
-        }
+        listed = {"heuristics": list(largest.index), "logit_differences": largest.tolist()}
+        yield {**row, "logit_difference": float(by_heuristic[i].sum()), **listed}

@@ -7,8 +7,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,9 @@ from numpy.typing import NDArray
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
-from arithscope.experiments.common.ablation import MEASURES, Task
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import MEAN, Result, mean_entry
-from arithscope.experiments.common.samples import batches, splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.result import Result, mean_entry, mean_rows
+from arithscope.experiments.common.samples import batches, evaluation_prompts
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.models.hooks import blocking_attention, capturing, editing
@@ -57,8 +54,7 @@ class Heads(Result):
         "Measures of the circuit before and after the attended position is cut off from the prompt's earlier tokens.",
         *schema.HEAD_KEY,
         schema.text("when", "`before`, `after`, or `change` (of faithfulness, prompt by prompt)", key=True),
-        schema.MEASURE,
-        *schema.MEAN_COLUMNS,
+        *schema.MEASURED,
     )
     positions: list[str] = schema.value("names of the positions, in order")
 
@@ -72,24 +68,21 @@ class Heads(Result):
         by_head = roles.assign(rank=roles.groupby("operator").cumcount()).groupby(["layer", "head"])
         heads = by_head.agg(shared=("shared", "any"), rank=("rank", "min"), rows=("rank", "size"))
         heads = heads.sort_values(["shared", "rank"], ascending=[False, True], kind="stable")
-        chosen = set(heads.index[heads["rows"].cumsum() <= size])
-        keep = [head in chosen for head in zip(roles.layer, roles["head"], strict=True)]
-        return roles[np.array(keep, dtype=np.bool_)]
+        chosen = heads.index[heads["rows"].cumsum() <= size]
+        return roles[pd.MultiIndex.from_frame(roles[["layer", "head"]]).isin(chosen)]
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        for operator in self.roles.operator.unique():
-            roles = self.roles[self.roles.operator == operator]
+        for operator, roles in self.roles.groupby("operator", sort=False):
             entries: dict[str, Any] = {}
             for position in [p for p in self.positions if p in set(roles.attends_to)]:
                 rows = roles[roles.attends_to == position]
-                names = [component_name(*head) for head in zip(rows.layer, rows["head"], strict=True)]
-                entries[f"attend_to_{position}"] = names
+                entries[f"attend_to_{position}"] = [*map(component_name, rows.layer, rows["head"])]
             changes = self.isolation[(self.isolation.operator == operator) & (self.isolation.when == CHANGE)]
             if changes.value.notna().any():
                 worst = changes.iloc[int(changes.value.argmin())]
-                name = component_name(worst.layer, worst["head"])
-                entries["worst_isolation"] = {**mean_entry(worst), "component": name}
+                component = component_name(worst.layer, worst["head"])
+                entries["worst_isolation"] = {**mean_entry(worst), "component": component}
             out[str(operator)] = entries
         return out
 
@@ -97,16 +90,20 @@ class Heads(Result):
 @stage(needs=(Accuracy, MeanActivations, Circuit), reads=("sizes", "seed"), memory=replay_memory, paper="App. B")
 def heads(ctx: Context) -> Heads:
     """Attention patterns of each operator's circuit, and isolation of the positions its heads attend to."""
-    model, circuit, means = ctx.model, ctx.results[Circuit], ctx.results[MeanActivations]
-    samples = {operator: split.evaluation for operator, split in splits(ctx).items()}
+    model, circuit, means, samples = (
+        ctx.model,
+        ctx.results[Circuit],
+        ctx.results[MeanActivations],
+        evaluation_prompts(ctx),
+    )
     chosen = {operator: circuit.chosen(operator) for operator in samples}
-    keeps = {o: circuit.keeps(o, model.sizes.layers, model.sizes.heads).numpy() for o in samples}
+    keeps = {o: circuit.keeps(o, model.sizes.layers, model.sizes.heads) for o in samples}
     with ctx.progress.task("heads", len(samples) + sum(map(len, chosen.values()))) as advance:
         patterns = ctx.map(attention_patterns, [(samples[o], chosen[o]) for o in samples], advance)
         attention = ctx.confirmed("attention", np.concatenate(patterns))
-        ends = np.cumsum([len(heads) for heads in chosen.values()])[:-1]
+        ends = np.cumsum([*map(len, chosen.values())])[:-1]
         by_operator = dict(zip(samples, np.split(attention, ends), strict=True))
-        tasks: list[Task] = [((means, keeps[o], {}, None), samples[o]) for o in samples]
+        tasks: list[ablation.Task] = [((means, keeps[o], {}, None), samples[o]) for o in samples]
         before = dict(zip(samples, ablation.scores_of_tasks(ctx, ablation.circuit_scores, tasks), strict=True))
         baseline = ablation.baselines(ctx, samples)
         # Operator, layer and attended position of each head. Isolation is the same for heads that agree in all three.
@@ -120,32 +117,26 @@ def heads(ctx: Context) -> Heads:
         advance(sum(n for view, n in counts.items() if view not in cut))
         units = [(means, keeps[o], layer, at, samples[o], counts[o, layer, at]) for o, layer, at in cut]
         after = dict(zip(cut, ctx.map(isolated_scores, units, advance), strict=True))
-    columns = ["operator", "layer", "head", "when", "measure", *MEAN]
-    tables = [pd.DataFrame(columns=columns)] if not isolated else []
+    rows: list[dict[str, Any]] = []
     for layer, head, view in isolated:
         operator, [whole] = view[0], before[view[0]]
         random, cut_off = random_source(ctx.settings.seed, "heads", operator, layer, head), after.get(view, whole)
-        both = zip((BEFORE, AFTER), baseline[operator].measure(np.stack([whole, cut_off]), random), strict=True)
-        rows = [(when, m, means[m]) for when, means in both for m in MEASURES]
-        rows.append((CHANGE, "faithfulness", baseline[operator].change(whole, cut_off, random)))
-        table = pd.DataFrame({"when": when, "measure": m, **asdict(mean)} for when, m, mean in rows)
-        tables.append(table.assign(operator=operator, layer=layer, head=head)[columns])
-    spans = ablation.smallest_spans(baseline)
-    isolation = ctx.confirmed("isolation", pd.concat(tables, ignore_index=True), smallest_span=spans)
+        both = baseline[operator].measure(np.stack([whole, cut_off]), random)
+        change = {"faithfulness": baseline[operator].change(whole, cut_off, random)}
+        for when, each in zip((BEFORE, AFTER, CHANGE), (*both, change), strict=True):
+            rows += mean_rows(each, operator=operator, layer=layer, head=head, when=when)
+    spans = {operator: ends.smallest_span for operator, ends in baseline.items()}
+    isolation = ctx.confirmed("isolation", Heads.frame("isolation", rows), smallest_span=spans)
     roles = [_role_table(model, circuit, o, by_operator[o]) for o in samples]
     return Heads(pd.concat(roles, ignore_index=True), attention, isolation, list(model.encoder.labels))
 
 
 @torch.no_grad()
-def attention_patterns(
-    model: Model, prompts: Prompts, heads: Sequence[tuple[int, int]], *, advance: Advance
-) -> Singles:
+def attention_patterns(model: Model, prompts: Prompts, heads: list[tuple[int, int]], *, advance: Advance) -> Singles:
     """Unit of work: mean attention pattern of each head over the prompts, [heads, queries, keys]."""
-    length = model.encoder.length
-    total = np.zeros((len(heads), length, length))
-    layers = sorted({layer for layer, _ in heads})
+    total = np.zeros((len(heads), model.encoder.length, model.encoder.length))
     for _, batch in batches(model, prompts, 0):
-        with capturing(model, attention=layers) as seen:
+        with capturing(model, attention=sorted({layer for layer, _ in heads})) as seen:
             model.logits(model.encode(batch))
         for i, (layer, head) in enumerate(heads):
             total[i] += seen.attention[layer][:, head].double().sum(0).cpu().numpy()
@@ -168,8 +159,7 @@ def isolated_scores(
     """Unit of work: scores of the circuit when the attended position sees no other token of the prompt in the layers below."""
     # Tokens before op1 (BOS, examples) stay visible: they are the same for all prompts, and many heads rest on them.
     sources = range(model.positions.op1, attended)
-    edits = ablation.mean_ablation(model, means.on(model.device), torch.from_numpy(kept))
-    scores = []
+    edits, scores = ablation.mean_ablation(model, means.on(model.device), torch.from_numpy(kept)), []
     for _, batch in batches(model, prompts, 0):
         reduce = ablation.score_reducer(model, batch, lambda n: None)
         with editing(model, edits, len(batch)), blocking_attention(model, range(layer), attended, sources):

@@ -11,22 +11,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.random import Generator
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.ablation import ablated_scores
-from arithscope.experiments.common.association import (
-    Association,
-    association,
-    matched_random_neurons,
-    zero_ablation_by_prompt,
-)
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import MEAN, Result, by_operator, summary_table
+from arithscope.experiments.common.association import Association, association, matched_random_neurons
+from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.experiments.common.samples import splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.heuristics.kinds import Bools, Rule
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, concatenate_prompts, random_source
@@ -103,12 +96,12 @@ class KnockoutTest:
     associated: int
 
 
-def _knockout_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of ablated neurons."""
     return replay_memory(model, settings) + 2 * MASK_BYTES
 
 
-@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_knockout_memory, paper="4.2")
+@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_memory, paper="4.2")
 def knockout(ctx: Context) -> Knockout:
     """Accuracy on a heuristic's prompts and on others when the heuristic's neurons are ablated."""
     classification, samples, seed = ctx.results[Classification], splits(ctx), ctx.settings.seed
@@ -131,12 +124,14 @@ def knockout(ctx: Context) -> Knockout:
             groups = dict(zip(GROUPS, np.split(values, [test.associated], axis=1), strict=True))
             left = {(a, g): bootstrap_mean(x[i], random) for i, a in enumerate(ABLATED) for g, x in groups.items()}
             accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in left.items()]
-            between = _differences(test, values, left, random)
+            between = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
+            own, *controls = groups[ASSOCIATED]
+            wanted, *drawn = test.ablated.sum(1)
+            for name, control, size in zip(ABLATED[1:], controls, drawn, strict=True):
+                between[name] = bootstrap_mean(control - own if size == wanted else [], random)
             differences += [{**named, "difference": name, **asdict(mean)} for name, mean in between.items()]
-    columns = [column.name for column in _HEURISTIC]
-    accuracy = ctx.confirmed("accuracy", pd.DataFrame(accuracies, columns=[*columns, "group", "ablated", *MEAN]))
-    gaps = ctx.confirmed("differences", pd.DataFrame(differences, columns=[*columns, "difference", *MEAN]))
-    return _tabulate(accuracy, gaps, seed)
+    accuracy = ctx.confirmed("accuracy", Knockout.frame("accuracy", accuracies))
+    return _tabulate(accuracy, ctx.confirmed("differences", Knockout.frame("differences", differences)), seed)
 
 
 def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
@@ -155,23 +150,19 @@ def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterato
 
 
 def _run(ctx: Context, planned: Sequence[tuple[Association, list[KnockoutTest]]], advance: Advance) -> list[Floats]:
-    """Whether the prompts of each test are still answered correctly, [variants, prompts]; a unit has several tests."""
-    units = [
-        (bag, np.stack([t.ablated for t in some]), tuple(t.prompts for t in some))
-        for bag, tests in planned
-        for some in _tests_of_units(tests, len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
-    ]
+    """Whether the prompts of each test are still answered correctly, [variants, prompts].
+
+    A unit has as many tests as fit into one pass with the masks of their prompts.
+    """
+    units = []
+    for bag, tests in planned:
+        prompts = MASK_BYTES // (len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
+        while tests:
+            ends = np.cumsum([len(test.prompts) for test in tests[:TESTS_IN_UNIT]])
+            size = max(1, int(np.searchsorted(ends, prompts, side="right")))
+            some, tests = tests[:size], tests[size:]
+            units.append((bag, np.stack([test.ablated for test in some]), tuple(test.prompts for test in some)))
     return [correct for unit in ctx.map(still_correct, units, advance) for correct in unit]
-
-
-def _tests_of_units(tests: Sequence[KnockoutTest], mask_bytes: int) -> Iterator[Sequence[KnockoutTest]]:
-    """Split tests into units whose masks fit into one pass, given the bytes of a prompt's masks."""
-    start = 0
-    while start < len(tests):
-        ends = np.cumsum([len(t.prompts) for t in tests[start : start + TESTS_IN_UNIT]])
-        end = start + max(1, int(np.searchsorted(ends, MASK_BYTES // mask_bytes, side="right")))
-        yield tests[start:end]
-        start = end
 
 
 def still_correct(
@@ -180,38 +171,23 @@ def still_correct(
     """Unit of work: some tests in one pass, given their ablated neurons [tests, variants, top neurons] and prompts."""
     sizes = [len(p) for p in prompts]
     chosen = np.repeat(ablated.swapaxes(0, 1), sizes, axis=1)
-    scores = ablated_scores(model, concatenate_prompts(prompts), zero_ablation_by_prompt(model, bag, chosen))
+    scores = ablated_scores(model, concatenate_prompts(prompts), bag.zero_ablation(model, chosen))
     advance(len(sizes))
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
-
-
-def _differences(
-    test: KnockoutTest, correct: Floats, left: dict[tuple[str, str], Mean], random: Generator
-) -> dict[str, Mean]:
-    own, *controls = correct[:, : test.associated]
-    wanted, *drawn = test.ablated.sum(1)
-    differences = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
-    for name, control, size in zip(ABLATED[1:], controls, drawn, strict=True):
-        differences[name] = bootstrap_mean(control - own if size == wanted else [], random)
-    return differences
 
 
 def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame, seed: int) -> Knockout:
     """Add means over heuristics, and sign tests."""
     measured: dict[str, dict[str, Mean]] = {}
-    own = accuracy[accuracy.ablated == OWN]
-    tables = {
-        **{group: own[own.group == group] for group in GROUPS},
-        "difference": differences[differences.difference == "prompts"],
-        **{f"vs_{name}": differences[differences.difference == name] for name in ABLATED[1:]},
-    }
+    own, by_name = accuracy[accuracy.ablated == OWN], differences.difference
+    tables = {group: own[own.group == group] for group in GROUPS}
+    tables |= {"difference": differences[by_name == "prompts"]}
+    tables |= {f"vs_{name}": differences[by_name == name] for name in ABLATED[1:]}
     for name, table in tables.items():
         for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
             stream = f"{criterion}_{name.replace('vs_', 'beyond_')}"  # its earlier name, which keeps the resamples
             mean = bootstrap_mean(rows.value.dropna(), random_source(seed, "knockout", str(operator), stream))
             measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = mean
-    keys = ["operator", "criterion", "difference"]
-    groups = differences.groupby(keys, sort=False)
-    signs = [{**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))} for key, rows in groups]
-    tested = pd.DataFrame(signs, columns=[*keys, "above", "below", "p"])
-    return Knockout(accuracy, differences, summary_table(measured), tested)
+    by_difference = differences.groupby(keys := ["operator", "criterion", "difference"], sort=False)
+    signs = [{**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))} for key, rows in by_difference]
+    return Knockout(accuracy, differences, summary_table(measured), Knockout.frame("signs", signs))

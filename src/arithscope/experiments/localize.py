@@ -7,22 +7,22 @@
 Steps 2 and 3 are done for every head and MLP of every layer at op1, operator, op2 and last.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import Result, strongest
+from arithscope.experiments.common.result import Result, of_operator, strongest
 from arithscope.experiments.common.samples import Places, Split, batches, places_of_units, splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.models.engine.replay import Reduce
 from arithscope.models.hooks import capturing, edit
 from arithscope.models.model import Model, Site
@@ -33,7 +33,6 @@ from arithscope.utils.progress import Advance
 
 MLP = -1  # stands in the column `head` for the layer's whole MLP
 LAYERS_IN_UNIT = 16
-_NUMBERS = ("op1", "op2", "answer")  # of a prompt
 VERIFIED_UNITS = 2  # layers at a position, of each operator, that `verify` patches again
 
 
@@ -62,31 +61,25 @@ class Localization(Result):
 
     def ranking(self, operator: str, measure: str) -> pd.DataFrame:
         """Heads in order of falling effect. A head counts with the position at which its mean effect is largest."""
-        rows = self._rows(operator, measure)
-        order = ["value", "layer", "head", "position"]
-        best = rows[rows["head"] != MLP].sort_values(order, ascending=[False, True, True, True])
+        rows = of_operator(self.effects, operator, measure)
+        order, ascending = ["value", "layer", "head", "position"], [False, True, True, True]
+        best = rows[rows["head"] != MLP].sort_values(order, ascending=ascending)
         return best.drop_duplicates(["layer", "head"]).reset_index(drop=True)
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for operator in self.effects.operator.unique():
-            rows = self._rows(operator, "probability")
+            rows = of_operator(self.effects, operator, "probability")
             is_mlp = rows["head"] == MLP
-            best_head, best_mlp = (strongest(rows[which], _name_at_position) for which in (~is_mlp, is_mlp))
-            out[str(operator)] = {"strongest_head": best_head, "strongest_mlp": best_mlp}
+            for name, which in (("strongest_head", ~is_mlp), ("strongest_mlp", is_mlp)):
+                best = strongest(rows[which], lambda row: f"{component_name(row.layer, row['head'])} at {row.position}")
+                out.setdefault(str(operator), {})[name] = best
         return out
-
-    def _rows(self, operator: str, measure: str) -> pd.DataFrame:
-        return self.effects[(self.effects.operator == operator) & (self.effects.measure == measure)]
 
 
 def component_name(layer: int, head: int) -> str:
     """`L3H2` for a head, `MLP3` for an MLP."""
     return f"MLP{layer}" if head == MLP else f"L{layer}H{head}"
-
-
-def _name_at_position(row: Any) -> str:
-    return f"{component_name(row.layer, row['head'])} at {row.position}"
 
 
 @stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=replay_memory, paper="2.1")
@@ -97,23 +90,20 @@ def localize(ctx: Context) -> Localization:
         ctx.progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
     positions = model.positions.named()
     patched = {o: places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_UNITS, "localize", o) for o in samples}
-    units = [
-        (samples[operator].discovery, samples[operator].counterfactuals, positions[position], layers)
-        for operator, places in patched.items()
-        for position, layers in places
+    groups = [
+        [(samples[o].discovery, samples[o].counterfactuals, positions[position], layers) for position, layers in places]
+        for o, places in patched.items()
     ]
-    total = sum(len(prompts) * len(group) * (model.sizes.heads + 1) for prompts, _, _, group in units)
+    total = sum(len(unit[0]) * len(unit[-1]) * (model.sizes.heads + 1) for group in groups for unit in group)
     with ctx.progress.task("localize", total) as advance:
-        parts = iter(ctx.map(component_effects, units, advance))
+        parts = ctx.map_groups(component_effects, groups, advance)
     tables: list[pd.DataFrame] = []
-    for operator, places in patched.items():
-        values = np.concatenate([next(parts) for _ in places])  # layers of all places, heads + 1, prompts, measures
-        columns = _component_columns(operator, places, model.sizes.heads)
+    for (operator, places), own in zip(patched.items(), parts, strict=True):
+        columns = {"operator": operator, **_component_columns(places, model.sizes.heads)}
         random = random_source(ctx.settings.seed, "localize", operator)
-        tables += effect_tables(columns, values, random, ctx.model.device)
-    prompts = [_prompt_table(operator, split) for operator, split in samples.items()]
-    whole = ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
-    return Localization(whole, pd.concat(prompts, ignore_index=True))
+        tables += effect_tables(columns, np.concatenate(own), random, model.device)
+    prompts = pd.concat([_prompt_table(operator, split) for operator, split in samples.items()], ignore_index=True)
+    return Localization(ctx.confirmed("effects", pd.concat(tables, ignore_index=True)), prompts)
 
 
 def component_effects(
@@ -138,7 +128,7 @@ def component_effects(
     return found
 
 
-def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, advance: Callable[[int], None]) -> Reduce:
+def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, advance: Advance) -> Reduce:
     """Reduces logits to effects by every measure: [variants, prompts, measures]."""
     answer, corrupted_answer = model.answers(prompts), model.answers(counterfactuals)
 
@@ -151,11 +141,7 @@ def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, adv
 
 
 def effect_tables(
-    columns: Mapping[str, Any],
-    effects: NDArray[np.floating[Any]],
-    random: np.random.Generator,
-    device: torch.device,
-    std: bool = False,
+    columns: Mapping[str, Any], effects: NDArray[Any], random: Generator, device: torch.device, std: bool = False
 ) -> Iterator[pd.DataFrame]:
     """By measure, statistics over prompts of effects [*components, prompts, measures], beside columns about the components.
 
@@ -164,31 +150,22 @@ def effect_tables(
     for i, measure in enumerate(EFFECTS):
         values = effects[..., i].reshape(-1, effects.shape[-2])
         value, low, high = bootstrap_intervals(values, random, device=device)
-        statistics = {
-            "value": value,
-            "low": low,
-            "high": high,
-            "n": values.shape[1],
-            "median": np.median(values, axis=1),
-        }
+        found = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
         if std:
-            statistics["std"] = values.std(1, dtype=np.float64)
-        yield pd.DataFrame({**columns, "measure": measure, **statistics})
+            found["std"] = values.std(1, dtype=np.float64)
+        yield pd.DataFrame({**columns, "measure": measure, **found})
 
 
-def _component_columns(operator: str, places: Places, heads: int) -> dict[str, Any]:
-    """Every head, then the MLP, of each layer of each place."""
-    at = [(position, layer) for position, layers in places for layer in layers]
-    return {
-        "operator": operator,
-        "position": np.repeat([position for position, _ in at], heads + 1),
-        "layer": np.repeat(np.array([layer for _, layer in at], dtype=np.int32), heads + 1),
-        "head": np.tile(np.append(np.arange(heads), MLP).astype(np.int32), len(at)),
-    }
+def _component_columns(places: Places, heads: int) -> dict[str, Any]:
+    """Position, layer and head: every head, then the MLP, of each layer of each place."""
+    position, layer = zip(*((position, layer) for position, layers in places for layer in layers), strict=True)
+    head = np.tile(np.append(np.arange(heads), MLP).astype(np.int32), len(layer))
+    repeated = np.repeat(position, heads + 1), np.repeat(np.array(layer, dtype=np.int32), heads + 1)
+    return dict(zip(("position", "layer", "head"), (*repeated, head), strict=True))
 
 
 def _prompt_table(operator: str, split: Split) -> pd.DataFrame:
-    clean = {name: getattr(split.discovery, name) for name in _NUMBERS}
-    other = {f"counterfactual_{name}": getattr(split.counterfactuals, name) for name in ("operator", *_NUMBERS)}
-    other["counterfactual_operator"] = np.array(OPERATORS)[split.counterfactuals.operator]
-    return pd.DataFrame({"operator": operator, **clean, **other})
+    names, other = ("op1", "op2", "answer"), split.counterfactuals
+    columns = {"operator": operator, **{name: getattr(split.discovery, name) for name in names}}
+    columns |= {"counterfactual_operator": np.array(OPERATORS)[other.operator]}
+    return pd.DataFrame({**columns, **{f"counterfactual_{name}": getattr(other, name) for name in names}})

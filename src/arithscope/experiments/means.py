@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.answers import Answers
-from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.models.engine.sweep import Means
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid
+from arithscope.stats.effects import log_probability
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 
 OP1_IN_UNIT = 100
-
 Singles = NDArray[np.float32]
 
 
@@ -52,16 +52,14 @@ def means(ctx: Context) -> MeanActivations:
         parts = ctx.map(means_of, units, advance)
     heads, neurons, predicted, p_answer = zip(*parts, strict=True)
     weights = [len(some) / len(prompts) for (some,) in units]
-    mean_heads, mean_neurons = (_weighted_mean(x, weights) for x in (heads, neurons))
     answers = np.concatenate(predicted), np.concatenate(p_answer)
+    mean_heads, mean_neurons = (_weighted_mean(x, weights) for x in (heads, neurons))
     return MeanActivations(mean_heads, mean_neurons, *answers, list(operators), max_operand)
 
 
 def _weighted_mean(parts: Sequence[Singles], weights: Sequence[float]) -> Singles:
-    total = np.zeros(parts[0].shape)
-    for part, weight in zip(parts, weights, strict=True):
-        total += weight * part.astype(np.float64)
-    return total.astype(np.float32)
+    total = sum(weight * part.astype(np.float64) for part, weight in zip(parts, weights, strict=True))
+    return np.asarray(total, dtype=np.float32)
 
 
 def grid_units(operators: int, max_operand: int) -> list[slice]:
@@ -79,3 +77,22 @@ def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArr
     answers = Answers(model, prompts)
     means = model.engine.mean_activations(model, prompts, advance, observe=answers.observe)
     return means.heads.cpu().numpy(), means.neurons.cpu().numpy(), answers.predicted, answers.p_answer
+
+
+class Answers:
+    """The model's answers to some prompts, collected batch by batch during a sweep."""
+
+    predicted: NDArray[np.int32]  # number whose token is the most probable; −1 if that token is no number
+    p_answer: NDArray[np.float32]  # probability of the right answer; NaN for prompts that are not legal
+
+    def __init__(self, model: Model, prompts: Prompts):
+        self._legal = torch.from_numpy(prompts.legal(model.limit))
+        self._answer = model.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.answer, 0))]
+        self._numbers = model.token_numbers
+        self.predicted = np.full(len(prompts), -1, dtype=np.int32)
+        self.p_answer = np.full(len(prompts), np.nan, dtype=np.float32)
+
+    def observe(self, rows: NDArray[np.int64], logits: Float[Tensor, "rows vocabulary"]) -> None:
+        self.predicted[rows] = self._numbers[logits.argmax(-1).cpu()].numpy()
+        p = log_probability(logits, self._answer[rows].to(logits.device)).exp().float().cpu()
+        self.p_answer[rows] = torch.where(self._legal[rows], p, torch.nan).numpy()

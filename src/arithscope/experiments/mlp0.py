@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import Result, by_operator, summary_table
+from arithscope.experiments.common.result import Result, by_operator, of_operator, summary_table
 from arithscope.experiments.common.samples import Split, batches, splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import effect_tables
 from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.experiments.neurons import neuron_effects
@@ -60,10 +59,10 @@ class FirstMlp(Result):
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
         """Neurons in order of falling effect, averaged over positions."""
-        return _strongest(self.effects[self.effects.operator == operator], measure)
+        return _strongest(self.effects, operator, measure)
 
     def summary(self) -> dict[str, Any]:
-        out: dict[str, Any] = by_operator(self.table)
+        out = by_operator(self.table)
         for operator, share in self.smallest_share.items():
             out[operator]["share_that_suffices"] = share
         return out
@@ -85,10 +84,10 @@ def mlp0(ctx: Context) -> FirstMlp:
     counts = sorted(shares)
 
     def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
-        best = _strongest(effects[effects.operator == operator], ctx.settings.effect)
-        orders = np.stack([best, *(sources[operator].permutation(s.neurons) for _ in range(draws))])
-        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads).numpy()
-        return ctx.results[MeanActivations], heads, {0: orders.astype(np.int32)}, sizes, None
+        best = _strongest(effects, operator, ctx.settings.effect)
+        orders = ablation.with_random_orders(best, draws, sources[operator]).astype(np.int32)
+        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
+        return ctx.results[MeanActivations], heads, {0: orders}, sizes, None
 
     first = ctx.settings.sizes.first_mlp
     patched = s.neurons * len(POSITIONS) * sum(min(len(split.discovery), first) for split in samples.values())
@@ -100,14 +99,13 @@ def mlp0(ctx: Context) -> FirstMlp:
         [tuning] = ctx.map(number_tuning, [(ctx.settings.max_operand,)], advance)
     measured, smallest = {}, {}
     for operator in samples:
-        found, random = (ablation.curve_means(curve, operator, which) for which in (ablation.FOUND, ablation.RANDOM))
-        size, one_percent = ablation.smallest_on_plateau(found), max(round(0.01 * s.neurons), 1)
+        means = ablation.curve_means(curve, operator)
+        size, one_percent = ablation.smallest_on_plateau(means), means[max(round(0.01 * s.neurons), 1)]
         smallest[operator] = shares[size]
         measured[operator] = {
-            "faithfulness": found[size]["faithfulness"],
-            "accuracy": found[size]["accuracy"],
-            "faithfulness_of_1_percent": found[one_percent]["faithfulness"],
-            "random_1_percent": random[one_percent]["faithfulness"],
+            **{measure: means[size][measure] for measure in ("faithfulness", "accuracy")},
+            "faithfulness_of_1_percent": one_percent["faithfulness"],
+            "random_1_percent": one_percent["random_faithfulness"],
         }
     curve = curve.assign(share=curve["size"] / s.neurons)
     return FirstMlp(effects, curve, summary_table(measured), ctx.confirmed("tuning", tuning), smallest)
@@ -118,27 +116,25 @@ def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generat
     some, positions = slice(0, ctx.settings.sizes.first_mlp), [ctx.model.positions.named()[p] for p in POSITIONS]
     chosen = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in samples}
     chunks = {operator: split_evenly(len(neurons), NEURONS_IN_UNIT) for operator, neurons in chosen.items()}
-    units = [
-        (split.discovery[some], split.counterfactuals[some], [0], chosen[operator][None, chunk], position)
-        for operator, split in samples.items()
-        for position in positions
-        for chunk in chunks[operator]
+    groups = [
+        [(split.discovery[some], split.counterfactuals[some], [0], chosen[o][None, c], at) for c in chunks[o]]
+        for o, split in samples.items()
+        for at in positions
     ]
-    parts = iter(ctx.map(neuron_effects, units, advance))
+    parts = (np.concatenate(own, axis=1)[0] for own in ctx.map_groups(neuron_effects, groups, advance))
     tables: list[pd.DataFrame] = []
     for o, neurons in chosen.items():
-        values = np.stack([np.concatenate([next(parts)[0] for _ in chunks[o]]) for _ in positions])
-        values = np.concatenate(
-            [values, values.mean(0, keepdims=True)]
-        )  # positions and mean, neurons, prompts, measures
+        values = np.stack([next(parts) for _ in positions])
+        values = np.concatenate([values, values.mean(0, keepdims=True)])  # mean over positions, after these
         position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
         columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
         tables += effect_tables(columns, values, sources[o], ctx.model.device)
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
 
 
-def _strongest(effects: pd.DataFrame, measure: str) -> NDArray[np.int64]:
-    rows = effects[(effects.measure == measure) & (effects.position == ALL_POSITIONS)]
+def _strongest(effects: pd.DataFrame, operator: str, measure: str) -> NDArray[np.int64]:
+    rows = of_operator(effects, operator, measure)
+    rows = rows[rows.position == ALL_POSITIONS]
     return rows.sort_values(["value", "neuron"], ascending=[False, True]).neuron.to_numpy()
 
 

@@ -31,7 +31,6 @@ class Overlap(Result):
     operators: list[str] = schema.value("operators with top neurons")
 
     def pairs_with(self, operator: str) -> pd.DataFrame:
-        """Rows of `table` about an operator."""
         return self.table[(self.table.operator == operator) | (self.table.other == operator)]
 
     def summary(self) -> dict[str, Any]:
@@ -52,9 +51,7 @@ def overlap(ctx: Context) -> Overlap:
         for layer in sorted({layer for neurons in sets.values() for layer, _ in neurons})
         for row in overlaps({o: {n for n in neurons if n[0] == layer} for o, neurons in sets.items()})
     ]
-    columns = [column.name for column in _PAIR]
-    table = pd.DataFrame(overlaps(sets), columns=columns)
-    return Overlap(table, pd.DataFrame(by_layer, columns=[*columns, "layer"]), topk.operators)
+    return Overlap(Overlap.frame("table", overlaps(sets)), Overlap.frame("by_layer", by_layer), topk.operators)
 
 
 def overlaps(sets: Mapping[str, set[tuple[int, int]]]) -> list[dict[str, Any]]:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.memory import sweep_memory
 from arithscope.experiments.common.result import Result, of_neuron
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.experiments.means import Singles, grid_units
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.kinds import Ints
@@ -40,8 +39,8 @@ LARGEST = float(np.finfo(np.float16).max)
 ROWS = 16  # neurons processed together; many more are slower, because memory for them is allocated anew each time
 VERIFIED_NEURONS, VERIFIED_PROMPTS = 32, 200  # neurons of each operator, and prompts, that `verify` runs again
 Halves = NDArray[np.float16]
-EXPLAINING = ("op1", "op2", "result")
-_STATISTICS = (*(f"variance_explained_{name}" for name in EXPLAINING), "alignment")
+VARIABLES = ("op1", "op2", "result")
+_STATISTICS = (*(f"variance_explained_{name}" for name in VARIABLES), "alignment")
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,10 +52,7 @@ class ActivationMaps(Result):
         *schema.NEURON_KEY,
         schema.integer("rank", "rank in the layer, from 0"),
         schema.number("effect", "mean effect"),
-        *(
-            schema.number(f"variance_explained_{x}", f"share of the map's variance explained by {x}")
-            for x in EXPLAINING
-        ),
+        *(schema.number(f"variance_explained_{x}", f"share of the map's variance explained by {x}") for x in VARIABLES),
         schema.number("alignment", "correlation of the activation with the value vector's logit of the answer"),
         schema.truth("direct", "whether the result explains more than either operand and the alignment is positive"),
         schema.listing("tokens", "numbers with the largest logits, largest first"),
@@ -79,12 +75,10 @@ class ActivationMaps(Result):
         return [str(o) for o in self.neurons.operator.unique()]
 
     def rows(self, operator: str) -> slice:
-        """Rows of an operator's neurons."""
         rows = np.flatnonzero(self.neurons.operator == operator)
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def place(self, operator: str, layer: int, neuron: int) -> int:
-        """Row of a neuron."""
         return int(of_neuron(self.neurons.reset_index(drop=True), operator, layer, neuron).index[0])
 
     def direct_logit_attribution(self, operator: str, prompts: Prompts, numbers: NDArray[np.int64]) -> Floats:
@@ -105,13 +99,13 @@ class ActivationMaps(Result):
         return {o: {"neurons": len(rows), "share_direct": float(rows.direct.mean())} for o, rows in tables.items()}
 
 
-def _patterns_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A sweep, and the activation maps."""
     neurons = model.sizes.layers * settings.largest_k(model) * len(settings.operators)
     return sweep_memory(model, settings) + neurons * 2 * (settings.max_operand + 1) ** 2
 
 
-@stage(needs=(TopK,), reads=("max_operand",), memory=_patterns_memory, paper="3.2")
+@stage(needs=(TopK,), reads=("max_operand",), memory=_memory, paper="3.2")
 def patterns(ctx: Context) -> ActivationMaps:
     """Activation map of every top neuron over the operand grid, and the numbers its value vector promotes."""
     model, max_operand = ctx.model, ctx.settings.max_operand
@@ -149,8 +143,7 @@ def patterns(ctx: Context) -> ActivationMaps:
     tokens = np.argsort(-logits[as_slice(rows)], axis=1, kind="stable")[:, :TOP_TOKENS]
     direct = (result > np.maximum(op1, op2)) & (alignment > 0)
     table = top.assign(**dict(zip(_STATISTICS, statistics, strict=True)), direct=direct, tokens=list(tokens))
-    columns = ["operator", "layer", "neuron", "rank", "effect", *_STATISTICS, "direct", "tokens"]
-    return ActivationMaps(ctx.confirmed("neurons", table[columns]), activations, logits)
+    return ActivationMaps(ctx.confirmed("neurons", table[ActivationMaps.columns("neurons")]), activations, logits)
 
 
 def as_slice(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
@@ -163,17 +156,16 @@ def neuron_activations(model: Model, prompts: Prompts, layers: Ints, neurons: In
     activations = np.empty((len(neurons), len(prompts)), dtype=np.float16)
     by_layer = {int(layer): np.flatnonzero(layers == layer) for layer in np.unique(layers)}
     chosen = {layer: torch.from_numpy(neurons[rows]).long() for layer, rows in by_layer.items()}
-    for columns, seen in model.engine.sweep_neurons(model, prompts, chosen, advance, keep=_as_stored):
+
+    def as_stored(x: Tensor) -> Tensor:
+        return x.float().clamp(-LARGEST, LARGEST).half().T.contiguous().cpu()
+
+    for columns, seen in model.engine.sweep_neurons(model, prompts, chosen, advance, keep=as_stored):
         for layer, rows in by_layer.items():
             at = as_slice(rows), as_slice(columns)
             consecutive = all(isinstance(x, slice) for x in at)
             activations[at if consecutive else np.ix_(rows, columns)] = seen[layer].numpy()
     return activations
-
-
-def _as_stored(activations: Tensor) -> Tensor:
-    """[prompts, neurons] as float16 [neurons, prompts] on the CPU."""
-    return activations.float().clamp(-LARGEST, LARGEST).half().T.contiguous().cpu()
 
 
 def activation_map(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:

@@ -5,9 +5,9 @@
 2. Controls, as many neurons of each layer: top neurons not associated with the prompt, and any top neurons.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,10 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.ablation import ablated_scores
-from arithscope.experiments.common.association import Association, association, zero_ablation_by_prompt
-from arithscope.experiments.common.memory import replay_memory
-from arithscope.experiments.common.result import MEAN, Result, by_operator, with_average
+from arithscope.experiments.common.association import Association, association
+from arithscope.experiments.common.result import Result, by_operator, with_average
 from arithscope.experiments.common.samples import splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.heuristics.kinds import Ints
 from arithscope.models.hooks import edit
 from arithscope.models.model import Model, Site
@@ -42,8 +41,7 @@ CURVE = (
     *schema.CRITERION_KEY,
     schema.text("ablated", "neurons ablated: `associated` with the prompt, `unassociated`, or `random`", key=True),
     _SIZE,
-    schema.MEASURE,
-    *schema.MEAN_COLUMNS,
+    *schema.MEASURED,
     schema.number("removed", "mean number of neurons ablated in all layers; a prompt may have fewer than n per layer"),
 )
 
@@ -71,26 +69,25 @@ class PromptKnockout(Result):
         return by_operator(self.table[self.table.measure.str.endswith(f"_{REPORTED[-1]}")])
 
 
-@dataclass(frozen=True, eq=False)
-class AblationScores:
-    """Number of ablated neurons, correctness and P(answer) of each prompt at each size, [sizes, prompts] each."""
+class AblationScores(NamedTuple):
+    """Number of ablated neurons, correctness and P(answer) of each prompt at each size: [draws, sizes, prompts] each."""
 
     removed: Floats
     correct: Floats
     p_answer: Floats
 
 
-Scores = Mapping[str, Sequence[AblationScores]]  # of every draw, by ablated neurons
+Scores = Mapping[str, AblationScores]  # by ablated neurons
 Chosen = Bool[np.ndarray, "sizes prompts rows"]
 
 
-def _prompt_knockout_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of ablated neurons."""
     masks = len(COUNTS) * settings.sizes.prompt_knockout * model.sizes.layers * model.sizes.neurons
     return replay_memory(model, settings) + 2 * masks
 
 
-@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_prompt_knockout_memory, paper="4.2")
+@stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_memory, paper="4.2")
 def prompt_knockout(ctx: Context) -> PromptKnockout:
     """Accuracy when each prompt loses the neurons of the heuristics that hold for it, beside two controls."""
     classification, sizes, seed = ctx.results[Classification], ctx.settings.sizes, ctx.settings.seed
@@ -104,26 +101,24 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
         for operator in prompts
         for i in ctx.sample(len(CRITERIA), VERIFIED_CRITERIA, "prompt_knockout", operator)
     ]
-    units = [(bag, prompts[bag.operator], *way, seed) for _, bag in planned for way in WAYS]
-    with ctx.progress.task("prompt_knockout", len(units)) as advance:
-        parts = iter(ctx.map(ablated_by_prompt, units, advance))
+    groups = [[(bag, prompts[bag.operator], *way, seed) for way in WAYS] for _, bag in planned]
     curves, gaps = [], []
-    for criterion, bag in planned:
-        scores: dict[str, list[AblationScores]] = {name: [] for name in ABLATED}
-        for name, _ in WAYS:
-            scores[name].append(AblationScores(*next(parts)))
+    with ctx.progress.task("prompt_knockout", len(planned) * len(WAYS)) as advance:
+        parts = ctx.map_groups(ablated_by_prompt, groups, advance)
+    for (criterion, bag), own in zip(planned, parts, strict=True):
+        draws = {name: [x for x, way in zip(own, WAYS, strict=True) if way[0] == name] for name in ABLATED}
+        scores = {name: AblationScores(*np.stack(some, axis=1)) for name, some in draws.items()}
         random = random_source(seed, "prompt knockout intervals", bag.operator, criterion)
         named = {"operator": bag.operator, "criterion": criterion}
         curves += [{**named, **row} for row in _curve_rows(scores, sizes_to_try(bag), random)]
         gaps += [{**named, **row} for row in _difference_rows(scores, sizes_to_try(bag), random)]
-    columns = ["operator", "criterion", "control", "size", *MEAN]
-    curve = ctx.confirmed("curve", pd.DataFrame(curves, columns=[column.name for column in CURVE]))
-    differences = ctx.confirmed("differences", pd.DataFrame(gaps, columns=columns))
-    rows = curve[(curve.measure == "accuracy") & curve["size"].isin(REPORTED)]
-    controls = differences[differences["size"].isin(REPORTED)]
+    curve = ctx.confirmed("curve", PromptKnockout.frame("curve", curves))
+    differences = ctx.confirmed("differences", PromptKnockout.frame("differences", gaps))
+    rows = curve[curve.measure == "accuracy"]
     rows = rows.assign(measure=rows.criterion + "_" + rows.ablated)
-    controls = controls.assign(measure=controls.criterion + "_vs_" + controls.control)
+    controls = differences.assign(measure=differences.criterion + "_vs_" + differences.control)
     reported = pd.concat([rows, controls]).sort_values("size", kind="stable")
+    reported = reported[reported["size"].isin(REPORTED)]
     table = with_average(reported.assign(measure=reported.measure + "_" + reported["size"].astype(str)))
     return PromptKnockout(curve, differences, table)
 
@@ -140,7 +135,7 @@ def ablated_by_prompt(
     """Unit of work: the fields of `AblationScores` with each prompt's associated neurons ablated, or one draw of a control."""
     chosen = choose_neurons(bag, prompts, way, draw, seed)
     nothing = edit(model, Site.NEURONS, model.sizes.layers - 1, [], positions=model.positions.last)
-    scores = ablated_scores(model, prompts, zero_ablation_by_prompt(model, bag, chosen) or [nothing])
+    scores = ablated_scores(model, prompts, bag.zero_ablation(model, chosen) or [nothing])
     scores = np.broadcast_to(scores, (len(chosen), *scores.shape[1:]))
     advance(1)
     return chosen.sum(-1).astype(np.float64), scores[..., 1], scores[..., 2]
@@ -167,26 +162,19 @@ def first_by_rank(bag: Association, ranks: Ints, own: Ints, sizes: Sequence[int]
     return chosen
 
 
-def _curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> list[dict[str, Any]]:
-    rows = []
-    for name, draws in scores.items():
-        removed = np.mean([draw.removed for draw in draws], axis=0).mean(1)
-        for measure, field in (("accuracy", "correct"), ("p_answer", "p_answer")):
-            means = bootstrap_means(np.mean([getattr(draw, field) for draw in draws], axis=0), random)
-            rows += [
-                {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
-                for size, mean, n in zip(sizes, means, removed, strict=True)
-            ]
-    return rows
+def _curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+    for name, (removed, correct, p_answer) in scores.items():
+        for measure, values in {"accuracy": correct, "p_answer": p_answer}.items():
+            means = bootstrap_means(values.mean(0), random)
+            for size, mean, n in zip(sizes, means, removed.mean(0).mean(1), strict=True):
+                yield {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
 
 
-def _difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> list[dict[str, Any]]:
-    rows = []
-    [own] = scores[OWN]
+def _difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+    own = scores[OWN]
     for control in ABLATED[1:]:
-        gaps = np.mean([draw.correct for draw in scores[control]], axis=0) - own.correct
-        comparable = np.all([draw.removed == own.removed for draw in scores[control]], axis=0)
+        gaps = scores[control].correct.mean(0) - own.correct[0]
+        comparable = (scores[control].removed == own.removed).all(0)
         for size, gap, kept in zip(sizes, gaps, comparable, strict=True):
             [mean] = bootstrap_means(gap[None, kept], random)
-            rows.append({"control": control, "size": size, **asdict(mean)})
-    return rows
+            yield {"control": control, "size": size, **asdict(mean)}

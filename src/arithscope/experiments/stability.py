@@ -10,38 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.bag import Bag
-from arithscope.experiments.circuit import Circuit
+from arithscope.experiments import accuracy, bag, circuit, failures, knockout, neurons, overlap, probe, topk
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.headline import HEADLINE_NUMBERS, HeadlineNumber, headline_entries
-from arithscope.experiments.common.result import AVERAGE, MEAN, Result, mean_entry
+from arithscope.experiments.common.result import AVERAGE, Result, mean_entry
 from arithscope.experiments.common.stage import Context, Results, registered_stages, stage
-from arithscope.experiments.failures import Failures
-from arithscope.experiments.knockout import Knockout
-from arithscope.experiments.neurons import NeuronEffects
-from arithscope.experiments.overlap import Overlap, overlaps
-from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
-from arithscope.experiments.topk import TopK
 from arithscope.prompts import OPERATORS
 from arithscope.stats.intervals import Mean, difference
 
-# Results with key numbers or choices to compare.
-COMPARED = (
-    Accuracy,
-    Circuit,
-    Probe,
-    NeuronEffects,
-    TopK,
-    Classification,
-    Overlap,
-    Knockout,
-    PromptKnockout,
-    Failures,
-    Bag,
-)
+# Results with key numbers or choices to compare: the components that were found, and what they share and do.
+_COMPONENTS = (accuracy.Accuracy, circuit.Circuit, probe.Probe, neurons.NeuronEffects, topk.TopK, Classification)
+COMPARED = (*_COMPONENTS, overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
 WHOLE = "all"  # the run itself, beside its repetitions
 HALVES, SEEDS = "halves", "seeds"  # the two ways of repeating it
 HALF, SEED = "half-", "seed-"  # prefixes of the names of such repetitions
@@ -55,8 +36,6 @@ _KEY = (
 )
 _KEY_NAMES = [column.name for column in _KEY]
 
-Components = set[tuple[int, int]]  # heads or neurons as (layer, number)
-
 
 @dataclass(frozen=True)
 class Repeat:
@@ -64,11 +43,9 @@ class Repeat:
 
     name: str
     summary: Mapping[str, Any]  # of its results, by stage
-    effects: Mapping[str, pd.Series[float]]  # by operator, mean effects indexed by layer and neuron
-    heads: Mapping[str, Components]  # by operator, of the circuit
-    shared_heads: Mapping[str, Components]  # under `mean`, heads of all operators' circuits
-    neurons: Mapping[str, Components]  # by operator, top neurons
-    kinds: Mapping[str, Mapping[str, pd.DataFrame]]  # by criterion and operator, matches: layer, neuron, kind, on
+    # What it chose, by name of the choice and operator: mean effects of neurons, indexed by layer and neuron; sets of heads or
+    # neurons as (layer, number); or tables of matches with the columns layer, neuron, kind and on.
+    choices: Mapping[str, Mapping[str, pd.Series[float] | set[tuple[int, int]] | pd.DataFrame]]
 
 
 @dataclass(frozen=True)
@@ -82,21 +59,21 @@ def repeat_from(name: str, results: Results, effect: str) -> Repeat:
     """Collect what is compared from the results of a study; `effect` is the measure that ranks neurons."""
     stages = {each.result: each.name for each in registered_stages()}
     summary = {stages[kind]: results[kind].summary() for kind in COMPARED if kind in results}
-    if Circuit not in results:
-        return Repeat(name, summary, {}, {}, {}, {}, {criterion: {} for criterion in CRITERIA})
-    circuit, topk, classification = results[Circuit], results[TopK], results[Classification]
-    effects = results[NeuronEffects].effects
-    ranked = effects[effects.measure == effect]
-    columns = ["layer", "neuron", "kind", "on"]
-    return Repeat(
-        name,
-        summary,
-        {str(o): rows.set_index(["layer", "neuron"]).value for o, rows in ranked.groupby("operator", sort=False)},
-        {operator: set(circuit.chosen(operator)) for operator in circuit.operators},
-        {AVERAGE: set(circuit.shared())} if len(circuit.operators) > 1 else {},
-        {operator: topk.chosen(operator) for operator in topk.operators},
-        {c: {o: classification.matched(o, c)[columns].drop_duplicates() for o in topk.operators} for c in CRITERIA},
-    )
+    if circuit.Circuit not in results:
+        return Repeat(name, summary, {})
+    heads, top, classification = results[circuit.Circuit], results[topk.TopK], results[Classification]
+    effects, columns = results[neurons.NeuronEffects].effects, ["layer", "neuron", "kind", "on"]
+    ranked = effects[effects.measure == effect].groupby("operator", sort=False)
+    choices: dict[str, Any] = {
+        CORRELATION: {str(o): rows.set_index(["layer", "neuron"]).value for o, rows in ranked},
+        HEADS: {operator: set(heads.chosen(operator)) for operator in heads.operators},
+        SHARED_HEADS: {AVERAGE: set(heads.shared())} if len(heads.operators) > 1 else {},
+        NEURONS: {operator: top.chosen(operator) for operator in top.operators},
+    }
+    for criterion in CRITERIA:
+        matches = {o: classification.matched(o, criterion)[columns].drop_duplicates() for o in top.operators}
+        choices[f"{criterion}_kept"] = matches
+    return Repeat(name, summary, choices)
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,13 +164,11 @@ def stability(ctx: Context) -> Stability:
 
 def compare_repeats(repeats: Sequence[Repeat]) -> Stability:
     """Compare a run, the first, with its repetitions."""
-    rows = [row for repeat in repeats for row in _value_rows(repeat)]
-    values = pd.DataFrame(rows, columns=[*_KEY_NAMES, "run", *MEAN])
+    values = Stability.frame("values", (row for repeat in repeats for row in _value_rows(repeat)))
     table = [{**own[_KEY_NAMES].iloc[0], **_compared(own)} for _, own in values.groupby(_KEY_NAMES, sort=False)]
     pairs = [(HALVES, *pair) for pair in pairwise(r for r in repeats if r.name.startswith(HALF))]
     pairs += [(SEEDS, *pair) for pair in combinations([r for r in repeats if not r.name.startswith(HALF)], 2)]
-    rows = [row for pair in pairs for row in _choice_rows(*pair)]
-    choices = pd.DataFrame(rows, columns=["operator", "choice", "between", "one", "other", "value", "n"])
+    choices = Stability.frame("choices", (row for pair in pairs for row in _choice_rows(*pair)))
     return Stability(values, pd.DataFrame(table), choices, [repeat.name for repeat in repeats])
 
 
@@ -201,19 +176,11 @@ def _value_rows(repeat: Repeat) -> Iterator[dict[str, Any]]:
     for number in HEADLINE_NUMBERS:
         entries = headline_entries(number, repeat.summary, list(OPERATORS))
         for operator, entry in zip([*OPERATORS, AVERAGE], entries, strict=True):
-            mean = _as_mean(entry)
-            if mean is not None:
+            if isinstance(entry, int | float):
+                entry = {"value": float(entry), "low": np.nan, "high": np.nan, "n": 0}
+            if isinstance(entry, dict) and not np.isnan(entry["value"]):
                 key = {"experiment": number.experiment, "measure": number.measure, "operator": operator}
-                yield {**key, "run": repeat.name, **mean}
-
-
-def _as_mean(entry: Any) -> dict[str, Any] | None:
-    """A number of a summary with its interval, if it has one; None if it is no number."""
-    if isinstance(entry, dict):
-        return None if np.isnan(entry["value"]) else mean_entry(entry)
-    if isinstance(entry, int | float) and not np.isnan(entry):
-        return {"value": float(entry), "low": np.nan, "high": np.nan, "n": 0}
-    return None
+                yield {**key, "run": repeat.name, **mean_entry(entry)}
 
 
 def _compared(rows: pd.DataFrame) -> dict[str, Any]:
@@ -221,40 +188,35 @@ def _compared(rows: pd.DataFrame) -> dict[str, Any]:
     repeats = {str(row["run"]): Mean(**mean_entry(row)) for row in rows.to_dict("records")}
     nothing = Mean(np.nan, np.nan, np.nan, 0)
     whole = repeats.pop(WHOLE, nothing)
-    halves = [repeats.get(f"{HALF}{i}", nothing).value for i in (1, 2)]
+    first, second = (repeats.get(f"{HALF}{i}", nothing).value for i in (1, 2))
     seeds = [whole.value, *(mean.value for name, mean in repeats.items() if name.startswith(SEED))]
     seeds = [value for value in seeds if not np.isnan(value)]
     low, high = (min(seeds), max(seeds)) if len(seeds) > 1 else (np.nan, np.nan)
     gaps = [difference(mean, whole) for mean in repeats.values()]
     largest = max((abs(mean.value - whole.value) for mean in repeats.values()), default=np.nan)
     clear = np.nan if np.isnan(whole.low) else sum(gap.low > 0 or gap.high < 0 for gap in gaps)
-    row = asdict(whole) | {"half_1": halves[0], "half_2": halves[1], HALVES: abs(halves[0] - halves[1])}
+    row = asdict(whole) | {"half_1": first, "half_2": second, HALVES: abs(first - second)}
     row |= {"seeds_low": low, "seeds_high": high, SEEDS: high - low}
     return row | {"largest": largest, "clear": clear, "repeats": len(repeats)}
 
 
 def _choice_rows(between: str, one: Repeat, other: Repeat) -> Iterator[dict[str, Any]]:
-    named = {"between": between, "one": one.name, "other": other.name}
-    for operator, a, b in _both(one.effects, other.effects):
-        ranks = pd.concat([a, b], axis=1, join="inner").rank()
-        value = ranks.iloc[:, 0].corr(ranks.iloc[:, 1]) if len(ranks) > 1 else np.nan
-        yield {"operator": operator, "choice": CORRELATION, **named, "value": value, "n": len(ranks)}
-    for choice, name in ((HEADS, "heads"), (SHARED_HEADS, "shared_heads"), (NEURONS, "neurons")):
-        for operator, a, b in _both(getattr(one, name), getattr(other, name)):
-            [row] = overlaps({one.name: a, other.name: b})
-            yield {"operator": operator, "choice": choice, **named, "value": row["iou"], "n": row["union"]}
-    for criterion in CRITERIA:
-        for operator, a, b in _both(one.kinds[criterion], other.kinds[criterion]):
-            yield {"operator": operator, "choice": f"{criterion}_kept", **named, **_kept(a, b)}
+    for choice in CHOICES:
+        ours, theirs = (repeat.choices.get(choice, {}) for repeat in (one, other))
+        for operator in [o for o in ours if o in theirs]:
+            value, n = _agreement(ours[operator], theirs[operator])
+            key = {"operator": operator, "choice": choice, "between": between, "one": one.name, "other": other.name}
+            yield {**key, "value": value, "n": n}
 
 
-def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    return ((operator, one[operator], other[operator]) for operator in one if operator in other)
-
-
-def _kept(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, Any]:
-    """Share of classified neurons with a match of the same kind in the other run, both directions together."""
-    neurons = ["layer", "neuron"]
-    same = len(one.merge(other)[neurons].drop_duplicates())
-    n = sum(len(rows[neurons].drop_duplicates()) for rows in (one, other))
-    return {"value": 2 * same / n if n else np.nan, "n": n}
+def _agreement(ours: Any, theirs: Any) -> tuple[float, int]:
+    """Rank correlation of effects, IoU of sets, or share of classified neurons that have a match of the same kind."""
+    if isinstance(ours, pd.Series):
+        ranks = pd.concat([ours, theirs], axis=1, join="inner").rank()
+        return ranks.iloc[:, 0].corr(ranks.iloc[:, 1]) if len(ranks) > 1 else np.nan, len(ranks)
+    if isinstance(ours, set):
+        [row] = overlap.overlaps({"ours": ours, "theirs": theirs})
+        return row["iou"], row["union"]
+    both, *each = (x[["layer", "neuron"]].drop_duplicates() for x in (ours.merge(theirs), ours, theirs))
+    n = sum(map(len, each))
+    return 2 * len(both) / n if n else np.nan, n

@@ -16,10 +16,9 @@ import pandas as pd
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
-from arithscope.experiments.common.memory import replay_memory
 from arithscope.experiments.common.result import Result, by_operator, summary_table
-from arithscope.experiments.common.samples import splits
-from arithscope.experiments.common.stage import Context, stage
+from arithscope.experiments.common.samples import evaluation_prompts
+from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.models.model import Model
@@ -69,7 +68,7 @@ class TopK(Result):
         return out
 
 
-def _topk_memory(model: Model, settings: Settings) -> int:
+def _memory(model: Model, settings: Settings) -> int:
     """A replay, and the masks of the circuits' neurons."""
     s = model.sizes
     circuits = len(neuron_counts(s.neurons)) * (1 + settings.sizes.draws)
@@ -79,26 +78,23 @@ def _topk_memory(model: Model, settings: Settings) -> int:
 @stage(
     needs=(Accuracy, MeanActivations, Circuit, NeuronEffects),
     reads=("sizes", "seed", "effect", "rank", "fixed_k"),
-    memory=_topk_memory,
+    memory=_memory,
     paper="3.1",
 )
 def topk(ctx: Context) -> TopK:
     """Fewest top neurons per MLP that keep the circuit's faithfulness, by operator."""
     s, settings, neurons = ctx.model.sizes, ctx.settings, ctx.results[NeuronEffects]
     layers, fixed, draws = range(neurons.first_layer, s.layers), settings.fixed_k, settings.sizes.draws
-    counts = neuron_counts(s.neurons, () if fixed is None else fixed.values())
-    samples = {operator: split.evaluation for operator, split in splits(ctx).items()}
+    counts, samples = neuron_counts(s.neurons, (fixed or {}).values()), evaluation_prompts(ctx)
     sources = {operator: random_source(settings.seed, "topk", operator) for operator in samples}
     rankings = {operator: neurons.ranking(operator, settings.effect, settings.rank) for operator in samples}
 
     def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
-        draw, ranked = sources[operator].permutation, rankings[operator].neuron.to_numpy().reshape(len(layers), -1)
-        orders = {
-            layer: np.stack([order, *(draw(s.neurons) for _ in range(draws))]).astype(np.int32)
-            for layer, order in zip(layers, ranked, strict=True)
-        }
-        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads).numpy()
-        return ctx.results[MeanActivations], heads, orders, sizes, ctx.model.positions.last
+        ranked = rankings[operator].neuron.to_numpy().reshape(len(layers), -1)
+        orders = [ablation.with_random_orders(order, draws, sources[operator]).astype(np.int32) for order in ranked]
+        heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
+        by_layer = dict(zip(layers, orders, strict=True))
+        return ctx.results[MeanActivations], heads, by_layer, sizes, ctx.model.positions.last
 
     total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
     with ctx.progress.task("topk", total) as advance:
@@ -106,17 +102,15 @@ def topk(ctx: Context) -> TopK:
         curve = ablation.growth_curve(ctx, "topk", scores, samples, counts, arguments, sources, advance)
     tops, measured, ks, excluded = [], {}, {}, {}
     for operator, prompts in samples.items():
-        found, random = (ablation.curve_means(curve, operator, which) for which in (ablation.FOUND, ablation.RANDOM))
-        k = max(ablation.smallest_on_plateau(found), counts[1]) if fixed is None else fixed[operator]
+        means = ablation.curve_means(curve, operator)
+        k = max(ablation.smallest_on_plateau(means), counts[1]) if fixed is None else fixed[operator]
         ranked = rankings[operator].assign(rank=rankings[operator].groupby("layer").cumcount())
-        tops.append(ranked.loc[ranked["rank"] < k, ["operator", "layer", "rank", "neuron", "value"]])
-        measured[operator], ks[operator] = ablation.beside_random(found[k], random[k]), k
-        excluded[operator] = len(prompts) - found[k]["faithfulness"].n
+        tops.append(ranked.loc[ranked["rank"] < k, TopK.columns("top")])
+        measured[operator], excluded[operator], ks[operator] = means[k], len(prompts) - means[k]["faithfulness"].n, k
     return TopK(curve, summary_table(measured), pd.concat(tops, ignore_index=True), ks, s.neurons, excluded)
 
 
 def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:
     """Sizes to try: none, about ten per decade, all neurons, and fixed ones."""
-    decades = (10**power for power in range(len(str(total))))
-    steps = {int(step * decade + 0.5) for decade in decades for step in SIZES_PER_DECADE}
+    steps = {int(step * 10**power + 0.5) for power in range(len(str(total))) for step in SIZES_PER_DECADE}
     return sorted({0, total, *(n for n in steps if n < total), *fixed})

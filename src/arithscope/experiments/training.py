@@ -19,7 +19,7 @@ from arithscope.stats.intervals import Mean, bootstrap_means
 
 LAST = "final"  # name of the last checkpoint
 HALF = 0.5
-_CHECKPOINT = schema.text("checkpoint", "name of the checkpoint; `final` for the model itself", key=True)
+_NAME = schema.text("checkpoint", "name of the checkpoint; `final` for the model itself", key=True)
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,13 @@ class Training(Result):
     it would be compared with itself.
     """
 
-    accuracy: pd.DataFrame = schema.table(
-        "Accuracy on legal prompts.", _CHECKPOINT, schema.OPERATOR, *schema.MEAN_COLUMNS
-    )
+    accuracy: pd.DataFrame = schema.table("Accuracy on legal prompts.", _NAME, schema.OPERATOR, *schema.MEAN_COLUMNS)
     present: pd.DataFrame = schema.table(
-        "Share of the final pairs of neuron and heuristic that are matches already.", _CHECKPOINT, *PRESENT
+        "Share of the final pairs of neuron and heuristic that are matches already.", _NAME, *PRESENT
     )
-    faithfulness: pd.DataFrame = schema.table(
-        "Circuits reduced to heuristic neurons, as in `bag`.", _CHECKPOINT, *CURVE
-    )
+    faithfulness: pd.DataFrame = schema.table("Circuits reduced to heuristic neurons, as in `bag`.", _NAME, *CURVE)
     knockout: pd.DataFrame = schema.table(
-        "Accuracy without 5, 10 and 25 neurons per layer, as in `prompt_knockout`.", _CHECKPOINT, *KNOCKOUT_CURVE
+        "Accuracy without 5, 10 and 25 neurons per layer, as in `prompt_knockout`.", _NAME, *KNOCKOUT_CURVE
     )
     mutual_share: pd.DataFrame = schema.table(
         "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints."

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.classify import Classification
-from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.association import Association, association, matched_random_neurons
 from arithscope.experiments.common.result import Described
 from arithscope.experiments.common.samples import batches
+from arithscope.experiments.means import Answers
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.logit_attribution import direct_logit_attribution

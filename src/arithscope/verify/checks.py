@@ -14,10 +14,9 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from arithscope.experiments.common.answers import Answers
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.samples import batches
-from arithscope.experiments.means import MeanActivations
+from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid

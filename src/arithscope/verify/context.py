@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from arithscope.experiments.common.linear_probes import EPOCHS
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.schema import Table
 from arithscope.experiments.common.stage import Context
 from arithscope.experiments.neurons import RECALLED
 from arithscope.experiments.patterns import ActivationMaps
+from arithscope.experiments.probe import EPOCHS
 from arithscope.heuristics.calibration import N_CLASSES
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.pipeline.registry import stage_of

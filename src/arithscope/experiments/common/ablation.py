@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.result import MEAN, mean_entry
+from arithscope.experiments.common.result import mean_entry, mean_rows
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.stage import Context
 from arithscope.experiments.means import MeanActivations
@@ -45,14 +45,11 @@ CURVE = (
     schema.OPERATOR,
     schema.text("circuit", "`found`: the best-ranked components; `random`: as many random ones, over draws", key=True),
     schema.number("size", "number of components kept", key=True),
-    schema.MEASURE,
-    *schema.MEAN_COLUMNS,
+    *schema.MEASURED,
 )
 
 Task = tuple[tuple[Any, ...], Prompts]  # arguments of a unit function, and the prompts to score with them
 HeadMasks = Bool[np.ndarray, "variants layers heads"]
-NeuronMasks = Mapping[int, Bool[np.ndarray, "variants neurons"]]  # by layer
-Orders = Mapping[int, Int[np.ndarray, "orders neurons"]]  # by layer
 
 
 def mean_ablation(
@@ -75,13 +72,13 @@ def mean_ablation(
         One edit per layer and site, with one variant per circuit.
     """
     op1 = model.positions.op1
+    start = op1 if neurons_from is None else neurons_from
 
     def ablate(site: Site, layer: int, keep: Tensor, values: Tensor, first: int) -> Edit:
         positions = range(first, model.encoder.length)
         return edit(model, site, layer, ~keep, positions=positions, values=values[layer][None, first:])
 
     edits = [ablate(Site.HEADS, i, heads[:, i], means.heads, op1) for i in range(model.sizes.layers)]
-    start = op1 if neurons_from is None else neurons_from
     return edits + [ablate(Site.NEURONS, i, keep, means.neurons, start) for i, keep in (neurons or {}).items()]
 
 
@@ -98,7 +95,7 @@ def ablated_scores(model: Model, prompts: Prompts, edits: Sequence[Edit], advanc
     return torch.cat(scores, dim=1).double().numpy()
 
 
-def score_reducer(model: Model, prompts: Prompts, advance: Callable[[int], None]) -> Reduce:
+def score_reducer(model: Model, prompts: Prompts, advance: Advance) -> Reduce:
     """Reduces logits to [variants, prompts, scores]."""
     answer = model.answers(prompts)
 
@@ -114,7 +111,7 @@ def circuit_scores(
     model: Model,
     means: MeanActivations,
     heads: HeadMasks,
-    neurons: NeuronMasks,
+    neurons: Mapping[int, Bool[np.ndarray, "variants neurons"]],  # by layer
     neurons_from: int | None,
     prompts: Prompts,
     *,
@@ -130,7 +127,7 @@ def nested_circuit_scores(
     model: Model,
     means: MeanActivations,
     heads: HeadMasks,
-    orders: Orders,
+    orders: Mapping[int, Int[np.ndarray, "orders neurons"]],  # by layer
     counts: Sequence[int],
     neurons_from: int | None,
     prompts: Prompts,
@@ -138,16 +135,15 @@ def nested_circuit_scores(
     advance: Advance,
 ) -> Floats:
     """Unit of work: scores in circuits that keep the first n neurons of each order (smaller to send than sets), for each n."""
-    kept = {layer: nested_sets(list(layer_orders), counts).numpy() for layer, layer_orders in orders.items()}
+    kept = {layer: nested_sets(own, counts).numpy() for layer, own in orders.items()}
     return circuit_scores(model, means, heads, kept, neurons_from, prompts, advance=advance)
 
 
 def scores_of_tasks(ctx: Context, unit: Function, tasks: list[Task], advance: Advance = lambda n: None) -> list[Floats]:
     """Scores [variants, prompts, …] of each task; a unit of work has a few of a task's prompts."""
     chunks = [split_evenly(len(prompts), PROMPTS_IN_UNIT) for _, prompts in tasks]
-    units = [(*arguments, prompts[c]) for (arguments, prompts), own in zip(tasks, chunks, strict=True) for c in own]
-    parts = iter(ctx.map(unit, units, advance))
-    return [np.concatenate([next(parts) for _ in own], axis=1) for own in chunks]
+    groups = [[(*args, prompts[c]) for c in own] for (args, prompts), own in zip(tasks, chunks, strict=True)]
+    return [np.concatenate(parts, axis=1) for parts in ctx.map_groups(unit, groups, advance)]
 
 
 @dataclass(frozen=True)
@@ -173,8 +169,8 @@ class Baseline:
         """The same for scores [draws, circuits, prompts, scores] of random circuits: mean, interval and n over draws."""
         draws = [self.measure(draw, random) for draw in scores]
         values = [np.array([[circuit[m].value for circuit in draw] for draw in draws]).T for m in MEASURES]
-        means = zip(*(bootstrap_means(x, random) for x in values), strict=True)
-        return [dict(zip(MEASURES, row, strict=True)) for row in means]
+        means = [bootstrap_means(x, random) for x in values]
+        return [dict(zip(MEASURES, row, strict=True)) for row in zip(*means, strict=True)]
 
     def change(self, before: Floats, after: Floats, random: Generator) -> Mean:
         """Change of a circuit's faithfulness, prompt by prompt, between two sets of scores."""
@@ -187,20 +183,20 @@ def baselines(ctx: Context, samples: Mapping[str, Prompts]) -> dict[str, Baselin
     s, keep = ctx.model.sizes, np.array([[False], [True]])
     heads = np.broadcast_to(keep[:, :, None], (2, s.layers, s.heads)).copy()
     neurons = dict.fromkeys(range(s.layers), np.repeat(keep, s.neurons, axis=1))
-    means = ctx.results[MeanActivations]
-    tasks: list[Task] = [((means, heads, neurons, None), prompts) for prompts in samples.values()]
-    scores = scores_of_tasks(ctx, circuit_scores, tasks)
-    return {operator: Baseline(*ends[..., 0]) for operator, ends in zip(samples, scores, strict=True)}
+    ends = (ctx.results[MeanActivations], heads, neurons, None)
+    scores = scores_of_tasks(ctx, circuit_scores, [(ends, prompts) for prompts in samples.values()])
+    return {operator: Baseline(*each[..., 0]) for operator, each in zip(samples, scores, strict=True)}
 
 
-def smallest_spans(ends: Mapping[str, Baseline]) -> dict[str, float]:
-    return {operator: baseline.smallest_span for operator, baseline in ends.items()}
-
-
-def nested_sets(orders: Sequence[NDArray[np.int64]], counts: Sequence[int]) -> Bool[Tensor, "variants components"]:
-    """For each order of the components, the set of its first n, for each n."""
-    rank = torch.from_numpy(np.stack([np.argsort(order) for order in orders]))
+def nested_sets(orders: NDArray[np.integer[Any]], counts: Sequence[int]) -> Bool[Tensor, "variants components"]:
+    """For each order of the components [orders, components], the set of its first n, for each n."""
+    rank = torch.from_numpy(np.argsort(orders, axis=1))
     return (rank[:, None, :] < torch.tensor(counts)[None, :, None]).flatten(0, 1)
+
+
+def with_random_orders(order: NDArray[np.int64], draws: int, random: Generator) -> NDArray[np.int64]:
+    """An order of components, then random ones: [1 + draws, components]."""
+    return np.stack([order, *(random.permutation(len(order)) for _ in range(draws))])
 
 
 def growth_curve(
@@ -222,37 +218,31 @@ def growth_curve(
     scores = scores_of_tasks(ctx, function, tasks, advance)
     ends = baselines(ctx, samples)
     curves = [measured_curve(o, sizes[o], x, ends[o], sources[o]) for o, x in zip(samples, scores, strict=True)]
-    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=smallest_spans(ends))
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=spans)
 
 
 def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline, random: Generator) -> pd.DataFrame:
     """Measures of an operator's circuits from scores [variants, prompts, scores]: by size, then those of each random draw."""
     by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
-    curves = ((FOUND, ends.measure(by_draw[0], random)), (RANDOM, ends.measure_draws(by_draw[1:], random)))
-    return pd.DataFrame(
-        {"operator": operator, "circuit": circuit, "size": size, "measure": m, **asdict(means[m])}
-        for circuit, curve in curves
-        for size, means in zip(sizes, curve, strict=True)
-        for m in MEASURES
-    )
+    curves = {FOUND: ends.measure(by_draw[0], random), RANDOM: ends.measure_draws(by_draw[1:], random)}
+    rows = []
+    for circuit, curve in curves.items():
+        for size, means in zip(sizes, curve, strict=True):
+            rows += mean_rows(means, operator=operator, circuit=circuit, size=size)
+    return pd.DataFrame(rows)
 
 
-def curve_means(curve: pd.DataFrame, operator: str, circuit: str) -> dict[int, dict[str, Mean]]:
-    """By size, the measures of an operator's circuits."""
-    rows = curve[(curve.operator == operator) & (curve.circuit == circuit)]
+def curve_means(curve: pd.DataFrame, operator: str) -> dict[int, dict[str, Mean]]:
+    """By size, the measures of an operator's circuit, and under `random_…` those of random circuits of that size."""
     means: dict[int, dict[str, Mean]] = {}
-    for row in rows[["size", "measure", *MEAN]].to_dict("records"):
-        means.setdefault(int(row["size"]), {})[str(row["measure"])] = Mean(**mean_entry(row))
+    for row in curve[curve.operator == operator].to_dict("records"):
+        name = row["measure"] if row["circuit"] == FOUND else f"{RANDOM}_{row['measure']}"
+        means.setdefault(int(row["size"]), {})[name] = Mean(**mean_entry(row))
     return means
-
-
-def beside_random(found: Mapping[str, Mean], random: Mapping[str, Mean]) -> dict[str, Mean]:
-    """The measures of a circuit, and under `random_…` those of random circuits of its size."""
-    return {**found, **{f"random_{m}": mean for m, mean in random.items()}}
 
 
 def smallest_on_plateau(curve: Mapping[int, Mapping[str, Mean]]) -> int:
     """Smallest size whose faithfulness is within TOLERANCE of the best; the smallest size where none has a faithfulness."""
-    sizes = list(curve)
-    values = np.nan_to_num([curve[size]["faithfulness"].value for size in sizes], nan=-np.inf)
-    return sizes[int(np.argmax(values >= values.max() - TOLERANCE))]
+    values = np.nan_to_num([means["faithfulness"].value for means in curve.values()], nan=-np.inf)
+    return list(curve)[int(np.argmax(values >= values.max() - TOLERANCE))]

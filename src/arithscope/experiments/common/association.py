@@ -40,8 +40,8 @@ class Association:
 
     def holds(self, prompts: Prompts) -> Bool[np.ndarray, "heuristics prompts"]:
         """Whether each heuristic holds for each prompt."""
-        held = [h.holds(prompts) for h in self.heuristics]
-        return np.stack(held) if held else np.zeros((0, len(prompts)), dtype=np.bool_)
+        rules = self.heuristics
+        return np.array([rule.holds(prompts) for rule in rules], dtype=np.bool_).reshape(len(rules), len(prompts))
 
     def best_scores(self, prompts: Prompts) -> Float[np.ndarray, "rows prompts"]:
         """Best score of each neuron among its heuristics that hold for each prompt; 0 if none does."""
@@ -84,6 +84,14 @@ class Association:
             np.put_along_axis(ranks, rows[order], np.arange(len(rows))[:, None], axis=0)
         return np.where(np.isnan(preference), NO_RANK, ranks)
 
+    def zero_ablation(self, model: Model, chosen: Bools) -> list[Edit]:
+        """Edits that set the chosen neurons [variants, prompts, top neurons] to zero at the last position.
+
+        Sizes of 1 broadcast. Layers without a chosen neuron have no edit.
+        """
+        masks, last = self.masks(chosen, model.sizes.neurons), model.positions.last
+        return [edit(model, Site.NEURONS, layer, mask, positions=last) for layer, mask in masks.items() if mask.any()]
+
 
 def association(classification: Classification, operator: str, criterion: str) -> Association:
     """The top neurons of an operator with all their matches (`raw`), or the calibrated ones."""
@@ -105,13 +113,3 @@ def matched_random_neurons(bag: Association, members: Bools, candidates: Bools, 
     [rank] = bag.ranks(preference[:, None]).T
     counts = np.bincount(bag.layers[members], minlength=int(bag.layers.max(initial=0)) + 1)
     return rank < counts[bag.layers]
-
-
-def zero_ablation_by_prompt(model: Model, bag: Association, chosen: Bools) -> list[Edit]:
-    """Edits that set the chosen top neurons [variants, prompts, top neurons] to zero at the last position.
-
-    Sizes of 1 broadcast. Layers without a chosen neuron have no edit.
-    """
-    masks = bag.masks(chosen, model.sizes.neurons)
-    last = model.positions.last
-    return [edit(model, Site.NEURONS, layer, mask, positions=last) for layer, mask in masks.items() if mask.any()]

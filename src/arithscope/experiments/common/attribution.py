@@ -6,6 +6,7 @@ this way, and the effect formulas are applied to the estimates, prompt by prompt
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common.samples import batches
+from arithscope.models.engine.sweep import last_position
 from arithscope.models.hooks import capturing, gradients
 from arithscope.models.linearize import linearized
 from arithscope.models.memory import graph_bytes
@@ -29,9 +31,12 @@ Measures = Callable[[Float[Tensor, "batch vocabulary"]], Float[Tensor, "measures
 Slopes = dict[int, Float[Tensor, "measures batch neurons"]]  # by layer, at the last position
 
 
-def attribution_patching(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
-    """Slopes at the clean prompt."""
-    return _slopes(model, ids, measures, layers)
+def attribution_patching(
+    model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers, start: Tensor | None = None
+) -> Slopes:
+    """Slopes at the clean prompt, or at other embeddings."""
+    _, slopes = gradients(model, ids, measures, neurons=layers, embeddings=start)
+    return {layer: slope[:, :, -1] for layer, slope in slopes.neurons.items()}
 
 
 def integrated_gradients(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
@@ -40,7 +45,7 @@ def integrated_gradients(model: Model, ids: Tensor, corrupted: Tensor, measures:
     totals: Slopes = {}
     for step in range(STEPS):
         between = torch.lerp(start, end, (step + 0.5) / STEPS)
-        for layer, slope in _slopes(model, ids, measures, layers, between).items():
+        for layer, slope in attribution_patching(model, ids, corrupted, measures, layers, between).items():
             totals[layer] = totals.get(layer, 0) + slope / STEPS
     return totals
 
@@ -48,7 +53,7 @@ def integrated_gradients(model: Model, ids: Tensor, corrupted: Tensor, measures:
 def relevance_patching(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
     """Slopes at the clean prompt, of the model made linear around it."""
     with linearized(model):
-        return _slopes(model, ids, measures, layers)
+        return attribution_patching(model, ids, corrupted, measures, layers)
 
 
 ATTRIBUTION_METHODS = {"atp": attribution_patching, "ig": integrated_gradients, "relp": relevance_patching}
@@ -64,16 +69,13 @@ def attributed_effects(
     """Unit of work: estimated effects of patching each neuron at the last position: [layers, neurons, prompts, measures]."""
     found = np.empty((len(layers), model.sizes.neurons, len(prompts), len(EFFECTS)), np.float32)
     for rows, batch in batches(model, prompts, 0, graph_bytes(model, measures=3)):
-        ids, corrupted = model.encode(batch), model.encode(counterfactuals[rows])
-        answer, corrupted_answer = model.answers(batch), model.answers(counterfactuals[rows])
-
-        def measures(logits: Tensor, answer: Tensor = answer, other: Tensor = corrupted_answer) -> Tensor:
-            return landmarks(logits, answer, other)
-
+        other = counterfactuals[rows]
+        ids, corrupted = model.encode(batch), model.encode(other)
+        measures = partial(landmarks, answer=model.answers(batch), counterfactual=model.answers(other))
         slopes = ATTRIBUTION_METHODS[method](model, ids, corrupted, measures, layers)
-        with torch.no_grad(), capturing(model, neurons=layers, keep=_last) as new:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as new:
             model.logits(corrupted)
-        with torch.no_grad(), capturing(model, neurons=layers, keep=_last) as old:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as old:
             before = measures(model.logits(ids))
         for i, layer in enumerate(layers):
             change = (new.neurons[layer] - old.neurons[layer]).to(before)
@@ -82,12 +84,3 @@ def attributed_effects(
             found[i][:, rows] = torch.stack([estimates[m] for m in EFFECTS], dim=-1).float().cpu().numpy()
         advance(len(batch))
     return found
-
-
-def _slopes(model: Model, ids: Tensor, measures: Measures, layers: Layers, start: Tensor | None = None) -> Slopes:
-    _, slopes = gradients(model, ids, measures, neurons=layers, embeddings=start)
-    return {layer: slope[:, :, -1] for layer, slope in slopes.neurons.items()}
-
-
-def _last(x: Tensor) -> Tensor:
-    return x[:, -1].clone()

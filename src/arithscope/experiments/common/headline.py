@@ -11,8 +11,6 @@ from arithscope.experiments.prompt_knockout import REPORTED
 
 @dataclass(frozen=True)
 class HeadlineNumber:
-    """A key number."""
-
     name: str  # in the table of key numbers, where it may continue the row above (`… calibrated`)
     short: str  # name that stands by itself
     experiment: str  # stage whose summary has it
@@ -29,10 +27,8 @@ class HeadlineNumber:
         return self.measure not in ("heads", "shared_heads", "first_answer_layer", "k", "calibrated_contribution")
 
 
-_SECTIONS = {
-    **{"probe": "probes", "topk": "neurons", "classify": "classification", "overlap": "classification"},
-    **dict.fromkeys(("knockout", "prompt_knockout", "bag"), "proof"),
-}
+_SECTIONS = {"probe": "probes", "topk": "neurons", "classify": "classification", "overlap": "classification"}
+_SECTIONS |= dict.fromkeys(("knockout", "prompt_knockout", "bag"), "proof")
 _LOST = REPORTED[-1]  # neurons that each prompt loses per layer
 _KNOCKED_OUT = "Accuracy on a heuristic's prompts without its neurons, raw"
 _ON_OTHERS = "… calibrated: how much more is left on other prompts"

@@ -1,7 +1,7 @@
 """What every experiment returns: a frozen dataclass of tables, arrays and plain values, with a summary."""
 
 import html
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -20,7 +20,8 @@ class Described:
     """A dataclass (with `repr=False`) that shows the sizes of its fields instead of printing them."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_one_line(held)}' for name, held in self._contents())})"
+        held = (f"{name}={_described(value, brief=True)}" for name, value in self._contents())
+        return f"{type(self).__name__}({', '.join(held)})"
 
     def _repr_html_(self) -> str:
         rows = (f"<tr><th>{name}</th><td>{html.escape(_described(held))}</td></tr>" for name, held in self._contents())
@@ -41,6 +42,16 @@ class Result(Described):
         """What each field holds."""
         return {each.name: each.metadata["schema"] for each in fields(cls)}  # type: ignore[arg-type]
 
+    @classmethod
+    def columns(cls, name: str) -> list[str]:
+        """Names of the columns declared for a table."""
+        return cls.schema()[name].names  # type: ignore[union-attr]  # only tables have columns
+
+    @classmethod
+    def frame(cls, name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+        """Rows as a table with its declared columns."""
+        return pd.DataFrame(list(rows), columns=cls.columns(name))
+
     def summary(self) -> dict[str, Any]:
         """Headline numbers by operator, by default those of `table`: means as {value, low, high, n}, or plain values."""
         return by_operator(self.table)
@@ -55,19 +66,12 @@ class Result(Described):
         return super()._repr_html_() + shown.rename_axis(index=None, columns=None).to_html()
 
 
-def _described(value: Any) -> str:
+def _described(value: Any, brief: bool = False) -> str:
     if isinstance(value, pd.DataFrame):
-        return f"{len(value):,} rows of {', '.join(map(str, value.columns))}"
+        return f"{len(value):,} rows" + ("" if brief else f" of {', '.join(map(str, value.columns))}")
     if isinstance(value, np.ndarray):
         return f"{' × '.join(f'{n:,}' for n in value.shape)} {value.dtype}"
-    return _shortened(repr(value), 200)
-
-
-def _one_line(value: Any) -> str:
-    return f"{len(value):,} rows" if isinstance(value, pd.DataFrame) else _shortened(_described(value), 80)
-
-
-def _shortened(text: str, length: int) -> str:
+    text, length = repr(value), 80 if brief else 200
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -124,6 +128,11 @@ def strongest(rows: pd.DataFrame, name: Callable[[Any], str]) -> dict[str, Any]:
     return {**mean_entry(best), "median": best["median"], "component": name(best)}
 
 
+def of_operator(effects: pd.DataFrame, operator: str, measure: str) -> pd.DataFrame:
+    """The rows of a table of effects about one operator, by one effect measure."""
+    return effects[(effects.operator == operator) & (effects.measure == measure)]
+
+
 def of_neuron(table: pd.DataFrame, operator: str, layer: int, neuron: int) -> pd.DataFrame:
     """The rows of a table about one neuron under one operator."""
     return table[(table.operator == operator) & (table.layer == layer) & (table.neuron == neuron)]
@@ -139,19 +148,18 @@ def by_operator(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def with_average(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with operator, measure and the columns of a mean as a summary table, averages included."""
-    measured: dict[str, dict[str, Mean]] = {}
-    for row in rows.to_dict("records"):
-        measured.setdefault(str(row["operator"]), {})[str(row["measure"])] = Mean(**mean_entry(row))
-    return summary_table(measured)
+    entries = by_operator(rows[["operator", "measure", *MEAN]])
+    return summary_table({o: {m: Mean(**entry) for m, entry in own.items()} for o, own in entries.items()})
 
 
 def summary_table(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
     """{operator: {measure: mean}} as a summary table, with a last row per measure for the average over operators."""
     names = list(dict.fromkeys(m for means in measured.values() for m in means))
     averages = {m: average([means[m] for means in measured.values() if m in means]) for m in names}
-    rows = [
-        {"operator": operator, "measure": m, **asdict(mean)}
-        for operator, means in [*measured.items(), (AVERAGE, averages)]
-        for m, mean in means.items()
-    ]
-    return pd.DataFrame(rows)
+    by_operator = [*measured.items(), (AVERAGE, averages)]
+    return pd.DataFrame([row for operator, means in by_operator for row in mean_rows(means, operator=operator)])
+
+
+def mean_rows(means: Mapping[str, Mean], **key: Any) -> list[dict[str, Any]]:
+    """{measure: mean} as rows of a table: the key, `measure`, and the columns of a mean."""
+    return [{**key, "measure": measure, **asdict(mean)} for measure, mean in means.items()]

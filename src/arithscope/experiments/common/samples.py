@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common.stage import Context
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, counterfactuals, disjoint_samples, random_source, sample
+from arithscope.prompts import Ints, Prompts, counterfactuals, disjoint_samples, random_source, sample
 from arithscope.settings import SampleSizes
 from arithscope.utils.executor import split_evenly
 
 TRAINING_SHARE = 0.8  # of the probes' prompts; the rest are test prompts
+Places = Sequence[tuple[str, Sequence[int]]]  # names of positions, with layers
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class Split:
 def splits(ctx: Context) -> dict[str, Split]:
     """The samples of each operator of the study; see `split_prompts`."""
     return split_prompts(ctx.results[Accuracy], ctx.settings.sizes, ctx.settings.seed)
+
+
+def evaluation_prompts(ctx: Context) -> dict[str, Prompts]:
+    return {operator: split.evaluation for operator, split in splits(ctx).items()}
 
 
 def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
@@ -69,13 +73,9 @@ def probe_split(ctx: Context) -> tuple[Prompts, int]:
     """Correct prompts of all operators in random order, and how many of them, from the first on, are for training."""
     sizes, random = ctx.settings.sizes, random_source(ctx.settings.seed, "probe prompts")
     prompts = sample(ctx.results[Accuracy].correct(), sizes.probe, random)
-    training = int(TRAINING_SHARE * len(prompts))
-    if training == 0:
+    if (training := int(TRAINING_SHARE * len(prompts))) == 0:
         raise TooFewCorrect
     return prompts, training
-
-
-Places = Sequence[tuple[str, Sequence[int]]]  # names of positions, with layers
 
 
 def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: str) -> Places:
@@ -97,11 +97,8 @@ class TooFewCorrect(UserError):
         )
 
 
-Batch = tuple[NDArray[np.int64], Prompts]  # row numbers and prompts
-
-
-def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[Batch]:
-    """Split prompts into batches that fit in memory when run from position `first` on, keeping `extra_bytes` per prompt."""
+def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[tuple[Ints, Prompts]]:
+    """Row numbers and prompts in batches that fit in memory, run from `first` on and keeping `extra_bytes` per prompt."""
     length = model.encoder.length
     size = rows_that_fit(model, length - first, length, extra_bytes)
     for start in range(0, len(prompts), size):

@@ -9,6 +9,7 @@ tables of columns are generated from it.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 
@@ -17,9 +18,16 @@ class Column:
     """A column of a stored table. Key columns together identify a row."""
 
     name: str
-    kind: str  # text, integer, number, truth or list
     doc: str
     key: bool = False
+    kind: str = field(kw_only=True)  # text, integer, number, truth or list
+
+
+text = partial(Column, kind="text")
+integer = partial(Column, kind="integer")
+number = partial(Column, kind="number")
+truth = partial(Column, kind="truth")
+listing = partial(Column, kind="list")
 
 
 @dataclass(frozen=True)
@@ -49,26 +57,6 @@ class Array:
 @dataclass(frozen=True)
 class Value:
     doc: str
-
-
-def text(name: str, doc: str, key: bool = False) -> Column:
-    return Column(name, "text", doc, key)
-
-
-def integer(name: str, doc: str, key: bool = False) -> Column:
-    return Column(name, "integer", doc, key)
-
-
-def number(name: str, doc: str, key: bool = False) -> Column:
-    return Column(name, "number", doc, key)
-
-
-def truth(name: str, doc: str) -> Column:
-    return Column(name, "truth", doc)
-
-
-def listing(name: str, doc: str) -> Column:
-    return Column(name, "list", doc)
 
 
 def table(doc: str, *columns: Column, unique: bool = False) -> Any:
@@ -104,4 +92,5 @@ MEAN_COLUMNS = (
     number("n", "number of values averaged"),
 )
 EFFECT_COLUMNS = (*MEAN_COLUMNS, number("median", "median over prompts"))
-SUMMARY_TABLE = (OPERATOR, MEASURE, *MEAN_COLUMNS)
+MEASURED = (MEASURE, *MEAN_COLUMNS)
+SUMMARY_TABLE = (OPERATOR, *MEASURED)

@@ -16,7 +16,7 @@ is stored and returns that).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
@@ -24,7 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arithscope.experiments.common.result import Result
-from arithscope.models.model import Model
+from arithscope.models.engine.replicas import num_parallel_passes
+from arithscope.models.memory import budget, cache_bytes, component_bytes, row_bytes
+from arithscope.models.model import Model, Site
+from arithscope.prompts import legal_prompts
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL, Executor, Function, Unit
 from arithscope.utils.progress import Advance, Progress, Silent
@@ -74,6 +77,11 @@ class Context:
     def map(self, function: Function, units: Sequence[Unit], advance: Advance = lambda n: None) -> list[Any]:
         """What `function(model, *unit, advance=advance)` returns for each unit, in the order of the units."""
         return self.executor.map(function, self.model, units, advance)
+
+    def map_groups(self, function: Function, groups: Sequence[Sequence[Unit]], advance: Advance) -> list[list[Any]]:
+        """The same for groups of units: a list of results for each group."""
+        results = iter(self.map(function, [unit for group in groups for unit in group], advance))
+        return [[next(results) for _ in group] for group in groups]
 
     def sample(self, n: int, size: int, *names: str | int) -> NDArray[np.int64]:
         """Which of n independent pieces to compute, in order: all of them. `verify` chooses `size` of them at random."""
@@ -129,17 +137,30 @@ class Stage:
         return (self.compute.__doc__ or "").strip().split("\n")[0]
 
 
+def sweep_memory(model: Model, settings: Settings) -> int:
+    """Bytes of a sweep over the legal prompts, beside the weights."""
+    prompts = len(legal_prompts(settings.operators, settings.max_operand, model.limit))
+    length, passes = model.encoder.length, num_parallel_passes(model)
+    row = row_bytes(model, length, length) + 2 * cache_bytes(model, length)
+    return min(passes * budget(model, row, passes), row * prompts) + 64 * prompts
+
+
+def replay_memory(model: Model, settings: Settings) -> int:
+    """Bytes of patching and ablation, beside the weights: a pass, recorded prompts, activations they are patched with."""
+    length, s, prompts = model.encoder.length, model.sizes, max(settings.sizes.discovery, settings.sizes.evaluation)
+    stream = length * s.width * model.hf_model.dtype.itemsize
+    components = 4 * sum(component_bytes(model, site) for site in Site)
+    kept = s.layers * (stream + components) + cache_bytes(model, length)
+    return budget(model, row_bytes(model, length, length)) + kept * prompts
+
+
 _registered: dict[str, Stage] = {}
-
-
-def no_memory(model: Model, settings: Settings) -> int:
-    return 0
 
 
 def stage(
     needs: tuple[type[Result], ...] = (),
     reads: tuple[str, ...] = (),
-    memory: Memory = no_memory,
+    memory: Memory = lambda model, settings: 0,
     given: tuple[type, ...] = (),
     on_request: bool = False,
     paper: str = "",
@@ -148,8 +169,7 @@ def stage(
 
     def register(compute: Callable[[Context], R]) -> Callable[[Context], R]:
         name = compute.__name__
-        hints: Mapping[str, Any] = get_type_hints(compute, vars(sys.modules[compute.__module__]))
-        result = hints["return"]
+        result = get_type_hints(compute, vars(sys.modules[compute.__module__]))["return"]
         _registered[name] = Stage(name, result, needs, given, reads, compute, memory, on_request, paper)  # type: ignore[arg-type]
         return compute
 
