@@ -4,8 +4,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from arithscope.figures.registry import FigureSpec
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.registry import stage_of
@@ -13,7 +11,7 @@ from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.figure_files import FOLDER, drawn_figures, has_results
 from arithscope.report.findings.finding import all_findings
-from arithscope.report.formatting import listed
+from arithscope.report.formatting import TEMPLATES
 from arithscope.report.pictures import Picture, read_picture, within
 from arithscope.report.sections import TITLES, figures_by_section
 from arithscope.report.tables import headline_table, numbers_table, run_tables
@@ -22,15 +20,6 @@ from arithscope.utils.files import write_text
 
 REPORT = "report.html"
 PICTURE_BYTES = 14_000_000  # of all pictures together; the text takes far less than the megabyte left of 15
-_TEMPLATES = Environment(
-    loader=PackageLoader(__package__),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-_TEMPLATES.filters["listed"] = listed
 
 
 def write_report(run: RunFolder) -> Path:
@@ -59,7 +48,7 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         figures = [entry(spec) for spec in specs if has_results(run, spec.results)]
         return {"name": name, "title": TITLES[name], "missing": missing, "figures": figures}
 
-    return _TEMPLATES.get_template(REPORT).render(
+    return TEMPLATES.get_template(REPORT).render(
         manifest=run.manifest,
         operators=[SIGNS[o] for o in run.manifest["configuration"]["operators"]],
         warnings=result_warnings(run),

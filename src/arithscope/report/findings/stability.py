@@ -1,12 +1,13 @@
 """Finding on repetitions of a study."""
 
 import math
+from typing import Any
 
 from arithscope.experiments.common.headline import HeadlineNumber
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.stability import CORRELATION, HALF, HEADS, NEURONS, SEED, WHOLE, Stability
-from arithscope.report.findings.finding import Finding, Value, finding
-from arithscope.report.formatting import NOTHING, listed, number, with_interval
+from arithscope.report.findings.finding import Finding, Value, finding, worded
+from arithscope.report.formatting import NOTHING, number
 from arithscope.stats.intervals import Mean
 
 
@@ -19,20 +20,13 @@ def repeated(result: Stability) -> Finding:
         if not any(means.values()):  # measured for all operators together only
             means = {overall: result.means(row, AVERAGE)}
         numbers[row.short] = {o: _values(row, by_run) for o, by_run in means.items() if by_run}
-    summary = result.summary()[overall]
-    sentences = [
-        _least_stable(result, overall),
-        f"Of {summary['of_comparisons']} comparisons of a key number with that of a repetition, "
-        f"{summary['clear_differences']} are clearly different.",
-    ]
-    for kind, between in (("halves", "Between the halves"), ("seeds", "Between seeds")):
-        correlation, heads, neurons = (summary.get(f"{kind}_{c}", math.nan) for c in (CORRELATION, HEADS, NEURONS))
-        if not math.isnan(correlation):
-            sentences.append(
-                f"{between} the rank correlation of neuron effects is {number(correlation)}; the IoU of the circuits' heads is "
-                f"{number(heads)}, that of the top neurons {number(neurons)}."
-            )
-    return Finding(" ".join(sentences), numbers)
+    summary, agreement = result.summary()[overall], {}
+    for kind, between in (("halves", "the halves"), ("seeds", "seeds")):
+        found = [summary.get(f"{kind}_{choice}", math.nan) for choice in (CORRELATION, HEADS, NEURONS)]
+        if not math.isnan(found[0]):
+            agreement[between] = found
+    repeated = {"repetitions": len(result.runs) - 1, "summary": summary, "agreement": agreement}
+    return worded("stability", numbers, **repeated, **_least_stable(result, overall))
 
 
 def _values(row: HeadlineNumber, means: dict[str, Mean]) -> str:
@@ -49,18 +43,15 @@ def _values(row: HeadlineNumber, means: dict[str, Mean]) -> str:
     return "; ".join(parts)
 
 
-def _least_stable(result: Stability, operator: str) -> str:
-    """The key number that varies most, among those on the same scale."""
+def _least_stable(result: Stability, operator: str) -> dict[str, Any]:
+    """The key number that varies most, among those on the same scale: its name, and its values in the run and repetitions."""
     shares = {(row.experiment, row.measure): row for row in result.headline_numbers if row.share}
     table = result.table[(result.table.operator == operator) & result.table.largest.notna()]
     entries = [entry for entry in table.to_dict("records") if (entry["experiment"], entry["measure"]) in shares]
     if not entries:
-        return "No repetition has numbers to compare."
+        return {"least": None}
     worst = max(entries, key=lambda entry: entry["largest"])
     row = shares[worst["experiment"], worst["measure"]]
     means = result.means(row, operator)
-    others = listed(f"{number(mean.value)} ({name})" for name, mean in means.items() if name != WHOLE)
-    return (
-        f"Repeated {len(result.runs) - 1} times, the share or faithfulness that varies most is {row.short}: "
-        f"{with_interval(means[WHOLE])} in the run, {others} in repetitions."
-    )
+    others = [f"{number(mean.value)} ({name})" for name, mean in means.items() if name != WHOLE]
+    return {"least": row.short, "run": means[WHOLE], "others": others}
