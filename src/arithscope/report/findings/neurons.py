@@ -44,7 +44,7 @@ def first_mlp_effects(result: FirstMlp) -> Finding:
 def first_mlp_faithfulness(result: FirstMlp) -> Finding:
     sufficient = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.smallest_share.items()}
     means, random = means_of(result.table, "faithfulness_of_1_percent"), means_of(result.table, "random_1_percent")
-    numbers = {"share that suffices": sufficient, "top 1 %": means, "random 1 %": random}
+    numbers: Numbers = {"share that suffices": sufficient, "top 1 %": means, "random 1 %": random}
     return worded("first_mlp_faithfulness", numbers, means=means, random=random)
 
 
@@ -80,8 +80,12 @@ def attribution_against_exact(result: NeuronEffects) -> Finding:
 @finding("faithfulness-by-neurons", TopK)
 def faithfulness_by_neurons(result: TopK) -> Finding:
     means, random, right = (means_of(result.table, m) for m in ("faithfulness", "random_faithfulness", "accuracy"))
-    numbers = {"neurons per MLP": result.k, "faithfulness": means, "accuracy": right}
-    numbers["faithfulness, random neurons"] = random
+    numbers: Numbers = {
+        "neurons per MLP": result.k,
+        "faithfulness": means,
+        "accuracy": right,
+        "faithfulness, random neurons": random,
+    }
     words = {"means": means, "random": random, "accuracy": right}
     return worded("faithfulness_by_neurons", numbers, k=result.k, mlp_size=result.mlp_size, **words)
 
