@@ -30,9 +30,8 @@ from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
 from arithscope.report.figure_files import draw_figures, drawn_figures
 from arithscope.report.formatting import number
-from arithscope.report.page import write_report
+from arithscope.report.page import MORE, TITLES, write_report
 from arithscope.report.pictures import read_picture, within
-from arithscope.report.sections import MORE, TITLES
 from arithscope.report.tables import PAPER, Cell, Table, setting_text
 from arithscope.settings import Settings
 from arithscope.utils.files import checksum, locked, with_checksum

@@ -4,22 +4,35 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from arithscope.figures.registry import FigureSpec
+from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import SIGNS
-from arithscope.pipeline.registry import stage_of
+from arithscope.pipeline.registry import load_plugins, stage_of
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.figure_files import FOLDER, drawn_figures, has_results
 from arithscope.report.findings.finding import all_findings
 from arithscope.report.formatting import TEMPLATES
 from arithscope.report.pictures import Picture, read_picture, within
-from arithscope.report.sections import TITLES, figures_by_section
 from arithscope.report.tables import headline_table, numbers_table, run_tables
 from arithscope.report.warnings import result_warnings
 from arithscope.utils.files import write_text
 
 REPORT = "report.html"
 PICTURE_BYTES = 14_000_000  # of all pictures together; the text takes far less than the megabyte left of 15
+TITLES = {  # of the sections, in the paper's order; the question that each answers is in templates/questions.html
+    "accuracy": "Accuracy",
+    "circuit": "The circuit",
+    "probes": "Where the answer appears",
+    "neurons": "Single neurons",
+    "gallery": "A gallery of heuristics",
+    "classification": "Raw and calibrated classification",
+    "proof": "Causal tests",
+    "failures": "Failures",
+    "training": "Training",
+    "stability": "Stability",
+    "more": "More results",
+}
+MORE = "more"  # for figures that name no section; left out if there are none
 
 
 def write_report(run: RunFolder) -> Path:
@@ -56,3 +69,12 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         sections=[section(name, specs) for name, specs in groups.items()],
         appendix=run_tables(run, [spec for specs in groups.values() for spec in specs if spec.name in pictures]),
     )
+
+
+def figures_by_section() -> dict[str, list[FigureSpec]]:
+    """The figures of each section by its name."""
+    load_plugins()
+    groups: dict[str, list[FigureSpec]] = {name: [] for name in TITLES}
+    for spec in all_figures():
+        groups[spec.section if spec.section in TITLES else MORE].append(spec)
+    return {name: specs for name, specs in groups.items() if specs}

@@ -19,21 +19,15 @@ SMALLEST = 0.05  # scale at which shrinking ends
 
 @dataclass(frozen=True)
 class Picture:
-    """An image to embed.
-
-    Attributes:
-        width, height: Size in CSS pixels.
-        top, bottom: Where the body lies between title and caption, as shares of the height.
-        png: The file from which smaller versions are made.
-    """
+    """An image to embed."""
 
     kind: str
     data: bytes
-    width: int
+    width: int  # in CSS pixels
     height: int
-    top: float
+    top: float  # where the body lies between title and caption, as shares of the height
     bottom: float
-    png: Path
+    png: Path  # from which smaller versions are made
     scale: float = 1.0
 
     @property

@@ -1,4 +1,4 @@
-"""Findings on ablations of heuristic neurons, failures, and training checkpoints."""
+"""Findings on ablations of heuristic neurons, and on failures."""
 
 from typing import Any
 
@@ -10,9 +10,8 @@ from arithscope.experiments.common.result import with_average
 from arithscope.experiments.failures import AUC, Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
-from arithscope.experiments.training import Training
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
-from arithscope.report.formatting import NOTHING, as_mean, means_of, p_value
+from arithscope.report.formatting import means_of, p_value
 from arithscope.stats.intervals import Mean
 
 
@@ -101,28 +100,3 @@ def worst_prompts(result: Failures) -> Finding:
     if worst.empty:
         return Finding("There are no incorrect prompts.")
     return worded("worst_prompts", worst=worst, least=worst.iloc[int(worst.p_answer.argmin())])
-
-
-@finding("training", Training)
-def training_curves(result: Training) -> Finding:
-    ends = result.checkpoints[0], result.checkpoints[-1]
-    numbers: dict[str, Any] = {f"accuracy at {name}": _at(result.accuracy, name) for name in ends}
-    summary, shares = result.summary(), dict[str, Any]()
-    for criterion in CRITERIA:
-        present = result.present[result.present.criterion == criterion]
-        shares[criterion] = None if present.empty else means_of(result.mutual_share, f"{criterion}_mutual_share")
-        if present.empty:
-            continue
-        start, half = str(present.checkpoint.iloc[0]), f"{criterion}_half_present_at"
-        numbers |= {
-            f"{criterion}: final pairs present at {start}": _at(present, start),
-            f"{criterion}: half of them first present at": {
-                str(o): summary.get(str(o), {}).get(half, NOTHING) for o in present.operator.unique()
-            },
-            f"{criterion}: share carried by mutual neurons": shares[criterion],
-        }
-    return worded("training", numbers, earlier=len(result.checkpoints) - 1, shares=shares)
-
-
-def _at(table: pd.DataFrame, checkpoint: str) -> dict[str, Mean]:
-    return {str(row["operator"]): as_mean(row) for row in table[table.checkpoint == checkpoint].to_dict("records")}

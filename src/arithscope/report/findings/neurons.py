@@ -12,7 +12,7 @@ from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import walkthrough_match
-from arithscope.figures.first_mlp import top_first_mlp_neurons
+from arithscope.figures.neurons import top_first_mlp_neurons
 from arithscope.heuristics.kinds import kind_name
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
 from arithscope.report.formatting import as_mean, means_of, number, with_interval

@@ -1,14 +1,43 @@
-"""Finding on repetitions of a study."""
+"""Findings on several studies: training checkpoints, and repetitions."""
 
 import math
 from typing import Any
 
+import pandas as pd
+
+from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.common.headline import HeadlineNumber
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.stability import CORRELATION, HALF, HEADS, NEURONS, SEED, WHOLE, Stability
+from arithscope.experiments.training import Training
 from arithscope.report.findings.finding import Finding, Value, finding, worded
-from arithscope.report.formatting import NOTHING, number
+from arithscope.report.formatting import NOTHING, as_mean, means_of, number
 from arithscope.stats.intervals import Mean
+
+
+@finding("training", Training)
+def training_curves(result: Training) -> Finding:
+    ends = result.checkpoints[0], result.checkpoints[-1]
+    numbers: dict[str, Any] = {f"accuracy at {name}": _at(result.accuracy, name) for name in ends}
+    summary, shares = result.summary(), dict[str, Any]()
+    for criterion in CRITERIA:
+        present = result.present[result.present.criterion == criterion]
+        shares[criterion] = None if present.empty else means_of(result.mutual_share, f"{criterion}_mutual_share")
+        if present.empty:
+            continue
+        start, half = str(present.checkpoint.iloc[0]), f"{criterion}_half_present_at"
+        numbers |= {
+            f"{criterion}: final pairs present at {start}": _at(present, start),
+            f"{criterion}: half of them first present at": {
+                str(o): summary.get(str(o), {}).get(half, NOTHING) for o in present.operator.unique()
+            },
+            f"{criterion}: share carried by mutual neurons": shares[criterion],
+        }
+    return worded("training", numbers, earlier=len(result.checkpoints) - 1, shares=shares)
+
+
+def _at(table: pd.DataFrame, checkpoint: str) -> dict[str, Mean]:
+    return {str(row["operator"]): as_mean(row) for row in table[table.checkpoint == checkpoint].to_dict("records")}
 
 
 @finding("stability", Stability)
