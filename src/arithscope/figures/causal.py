@@ -68,10 +68,8 @@ def knockout_by_heuristic(knockout: Knockout) -> Figure:
             title = "no heuristic has enough neurons"
             if (operator, criterion, "prompts") in signs.index:
                 sign = signs.loc[(operator, criterion, "prompts")]
-                title = (
-                    f"associated prompts lose more for {sign.above:.0f} heuristics, less for {sign.below:.0f} "
-                    f"(sign test p = {sign.p:.2g})"
-                )
+                counts = f"{sign.above:.0f} heuristics, less for {sign.below:.0f}"
+                title = f"associated prompts lose more for {counts} (sign test p = {sign.p:.2g})"
             panel.set_title(f"{SIGNS[operator]}, {criterion}: {title}")
         row[0].set_ylabel("accuracy left")
     if operators:

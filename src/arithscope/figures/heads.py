@@ -82,10 +82,8 @@ def _arrows(roles: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_mlp(axes: Axes, x: float, y: float, text: str, strength: float) -> None:
     colour = (0.84, 0.37, 0.0, 0.25 + 0.75 * min(1.0, strength))
-    box = FancyBboxPatch((x - 0.3, y - 0.25), 0.6, 0.5, boxstyle="round,pad=0.02", facecolor=colour)
-    box.set_edgecolor("black")
-    box.set_linewidth(0.6)
-    axes.add_patch(box)
+    style: Any = {"boxstyle": "round,pad=0.02", "facecolor": colour, "edgecolor": "black", "linewidth": 0.6}
+    axes.add_patch(FancyBboxPatch((x - 0.3, y - 0.25), 0.6, 0.5, **style))
     axes.text(x, y, text, ha="center", va="center", fontsize=6.5)
 
 
@@ -112,7 +110,8 @@ def attention_patterns(heads: Heads) -> Figure:
     rows, columns = grid_shape(len(shown), 4)
     figure, axes = new_figure(2.6 * columns + 0.8, 2.5 * rows + 1.3, rows, columns)
     panels = axes.ravel()
-    names, first = _position_names(heads.positions)
+    first = heads.positions.index("op1")
+    names = [PRECEDING, *heads.positions[first:]]
     for panel, (head, roles) in zip(panels, shown, strict=False):
         pattern = _merged(heads.attention[roles.index].mean(0)[first:], first)
         image = panel.imshow(pattern, vmin=0, vmax=1, cmap="Blues")
@@ -136,7 +135,8 @@ def head_roles(heads: Heads) -> Figure:
     position is cut off from the prompt's earlier tokens in all layers below the head. {FAITHFULNESS} Heads in bold
     are shared by all operators; of very large circuits only the top heads are shown. (Paper: Appendix B.)"""
     roles = heads.top_rows(MOST_ROWS)
-    names, first = _position_names(heads.positions)
+    first = heads.positions.index("op1")
+    names = [PRECEDING, *heads.positions[first:]]
     figure, [[left, right]] = new_figure(9, 1.9 + 0.23 * max(1, len(roles)), 1, 2, sharey=True)
     if len(roles) == 0:
         return figure
@@ -167,12 +167,6 @@ def _isolation(axes: Axes, isolation: pd.DataFrame, heads: Sequence[tuple[Any, .
     axes.set(xlabel="faithfulness", title="circuit before and after isolation")
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(loc="best")
-
-
-def _position_names(positions: Sequence[str]) -> tuple[list[str], int]:
-    """Names of the positions shown, and the index of op1, before which positions are merged."""
-    first = positions.index("op1")
-    return [PRECEDING, *positions[first:]], first
 
 
 def _merged(pattern: NDArray[np.float32], first: int) -> NDArray[np.float32]:

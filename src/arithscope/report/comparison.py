@@ -140,18 +140,12 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     for experiment in dict.fromkeys(comparison.table.experiment):
         rows = comparison.table[comparison.table.experiment == experiment]
         averages = rows[rows.operator == AVERAGE]
-        chosen = (rows if averages.empty else averages).to_dict("records")
-        entries = {(str(row["measure"]), str(row["operator"]), str(row["run"])): row for row in chosen}
+        entries = dict[tuple[str, str, str], Any]()  # of a summary: a mean, a plain number, or None
+        for row in (rows if averages.empty else averages).to_dict("records"):
+            entry = row["value"] if pd.isna(row["n"]) else row
+            entries[row["measure"], row["operator"], row["run"]] = None if pd.isna(row["value"]) else entry
         table = experiment_table(experiment, comparison.runs)
         for measure, operator in dict.fromkeys((m, o) for m, o, _ in entries):
             name = measure.replace("_", " ") + ("" if operator == AVERAGE else f" {operator}")
-            cells = (_entry(entries.get((measure, operator, run))) for run in comparison.runs)
-            table.add_row(name, *map(entry_text, cells))
+            table.add_row(name, *(entry_text(entries.get((measure, operator, run))) for run in comparison.runs))
         yield table
-
-
-def _entry(row: Any) -> Any:
-    """A row as an entry of a summary: a mean, a plain number, or None."""
-    if row is None or pd.isna(row["value"]):
-        return None
-    return row["value"] if pd.isna(row["n"]) else row

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pandas as pd
-
 from arithscope.experiments.bag import RANDOM, TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
 from arithscope.experiments.common.result import with_average
@@ -24,19 +22,18 @@ def knockout_by_heuristic(result: Knockout) -> Finding:
     numbers = dict[str, Any]()
     for criterion, means in criteria.items():
         if means["associated"]:
+            signs = result.signs[(result.signs.criterion == criterion) & (result.signs.difference == "prompts")]
+            tests = per_operator(
+                signs, lambda r: f"{r.above.item()} of {(r.above + r.below).item()}, {p_value(r.p.item())}"
+            )
             numbers |= {
                 f"{criterion}: accuracy left, prompts that satisfy it": means["associated"],
                 f"{criterion}: accuracy left, prompts that do not": means["not_associated"],
                 f"{criterion}: difference": means["difference"],
-                f"{criterion}: heuristics whose prompts lose more, sign test": _sign_tests(result.signs, criterion),
+                f"{criterion}: heuristics whose prompts lose more, sign test": tests,
                 f"{criterion}: accuracy left, other neurons ablated minus own": means["vs_unmatched"],
             }
     return worded("knockout_by_heuristic", numbers, criteria=criteria)
-
-
-def _sign_tests(signs: pd.DataFrame, criterion: str) -> dict[str, str]:
-    rows = signs[(signs.criterion == criterion) & (signs.difference == "prompts")].to_dict("records")
-    return {str(r["operator"]): f"{r['above']} of {r['above'] + r['below']}, {p_value(r['p'])}" for r in rows}
 
 
 @finding("prompt-knockout", PromptKnockout)
