@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from arithscope.experiments.accuracy import in_half
 from arithscope.experiments.common.headline import HEADLINE_NUMBERS
 from arithscope.experiments.stability import Repeat, Stability, compare_repeats
-from arithscope.figures.stability import repeated_numbers
+from arithscope.figures.studies import repeated_numbers
 from arithscope.prompts import OPERATORS, legal_prompts
-from arithscope.report.findings.stability import repeated
+from arithscope.report.findings.studies import repeated
 from arithscope.settings import PRESETS
 from tests.figures.test_figures import drawn
 

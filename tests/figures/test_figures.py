@@ -16,12 +16,15 @@ from arithscope.experiments.classify import Classification
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.localize import MLP, Localization
 from arithscope.figures.activation_maps import matching_walkthrough
-from arithscope.figures.circuit import circuit_table, faithfulness_by_heads
-from arithscope.figures.circuit_diagram import MOST_HEADS, circuit_diagram
-from arithscope.figures.first_mlp import first_mlp_faithfulness, number_tuning
-from arithscope.figures.heads import MOST_ROWS, attention_patterns, head_roles
-from arithscope.figures.localization import localization, localization_by_operator
-from arithscope.figures.probe import probe_accuracy
+from arithscope.figures.circuit import (
+    circuit_table,
+    faithfulness_by_heads,
+    localization,
+    localization_by_operator,
+    probe_accuracy,
+)
+from arithscope.figures.heads import MOST_HEADS, MOST_ROWS, attention_patterns, circuit_diagram, head_roles
+from arithscope.figures.neurons import first_mlp_faithfulness, number_tuning
 from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.registry import figure as registered
 from arithscope.figures.style import finish
@@ -125,7 +128,7 @@ def test_a_figure_from_outside_the_package() -> None:
         assert last.caption.startswith("The effect of an intervention (Eq. 1) is")
         assert last.caption.endswith(". And more.")
         assert mine.__module__ == __name__
-        with pytest.raises(ValueError, match=r"arithscope\.figures\.probe has registered a figure 'probe-accuracy'"):
+        with pytest.raises(ValueError, match=r"arithscope\.figures\.circuit has registered a figure 'probe-accuracy'"):
             registered("probe-accuracy", Accuracy, title="Another")(mine)
     assert "mine" not in [spec.name for spec in all_figures()]
 

@@ -14,9 +14,15 @@ from arithscope.experiments.failures import Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.training import Training
-from arithscope.figures.failures import failure_contributions, worst_prompts
-from arithscope.figures.knockout import MOST_NAMES, bag_alone, knockout_by_heuristic, prompt_knockout_curves
-from arithscope.figures.training import training_curves
+from arithscope.figures.causal import (
+    MOST_NAMES,
+    bag_alone,
+    failure_contributions,
+    knockout_by_heuristic,
+    prompt_knockout_curves,
+    worst_prompts,
+)
+from arithscope.figures.studies import training_curves
 from tests.experiments.test_failures import known  # noqa: F401 (a fixture)
 from tests.figures.test_figures import drawn, texts
 

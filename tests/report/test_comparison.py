@@ -14,8 +14,7 @@ from rich.console import Console
 from arithscope.errors import UserError
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
-from arithscope.report.comparison import comparison_tables, write_comparison
-from arithscope.report.comparison_figures import FIGURES
+from arithscope.report.comparison import FIGURES, comparison_tables, write_comparison
 from arithscope.results.comparison import CURVES, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.settings import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.figures.accuracy import accuracy_table
+from arithscope.figures.circuit import accuracy_table
 from arithscope.figures.registry import FigureSpec, all_figures, figure
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages

@@ -20,7 +20,7 @@ from arithscope.experiments.probe import Probe
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.experiments.training import Training
 from arithscope.figures.registry import all_figures
-from arithscope.report.findings import causal, circuit, neurons
+from arithscope.report.findings import causal, circuit, neurons, studies
 from arithscope.report.findings.finding import all_findings
 from arithscope.report.formatting import (
     grouped,
@@ -269,7 +269,7 @@ def test_training() -> None:
     accuracy = pd.DataFrame([row(x, x, x, operator="+", checkpoint=c) for c, x in (("step 0", 0.1), ("final", 0.9))])
     present = pd.DataFrame([row(0.6, 0.5, 0.7, operator="+", checkpoint="step 0", criterion="raw")])
     share = summary_table({"+": {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1)}})
-    found = causal.training_curves(Training(accuracy, present, NOWHERE, NOWHERE, share, ["step 0", "final"], ["key"]))
+    found = studies.training_curves(Training(accuracy, present, NOWHERE, NOWHERE, share, ["step 0", "final"], ["key"]))
     assert "checkpoints compared: 1." in found.text
     assert "carry .800 [.700, .900] (n = 1) of the faithfulness" in found.text
     assert "No earlier checkpoint has calibrated matches" in found.text

@@ -22,17 +22,15 @@ from playwright.sync_api import Browser
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common.headline import HEADLINE_NUMBERS
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.figures.accuracy import accuracy_table
+from arithscope.figures.circuit import accuracy_table
 from arithscope.figures.registry import all_figures, figure
 from arithscope.pipeline.registry import all_stages, stage_of
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
-from arithscope.report.figure_files import draw_figures, drawn_figures
-from arithscope.report.formatting import number
-from arithscope.report.page import write_report
-from arithscope.report.pictures import read_picture, within
-from arithscope.report.sections import MORE, TITLES
+from arithscope.report.figure_files import draw_figures, drawn_figures, read_picture, within
+from arithscope.report.formatting import TEMPLATES, number
+from arithscope.report.page import MORE, SECTIONS, write_report
 from arithscope.report.tables import PAPER, Cell, Table, setting_text
 from arithscope.settings import Settings
 from arithscope.utils.files import checksum, locked, with_checksum
@@ -45,7 +43,7 @@ from tests.test_cli import call, complaint
 HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
 MOST = 15_000_000
 LEFT_OUT = ("mlp0", "training", "stability")
-SECTIONS = [name for name in TITLES if name != MORE]
+NAMED = [name for name in SECTIONS if name != MORE]
 DRAWN = [spec for spec in all_figures() if not {stage_of(result).name for result in spec.results} & {*LEFT_OUT}]
 
 
@@ -122,7 +120,7 @@ def test_a_whole_page(made: Path) -> None:
     assert max(Counter(document.ids).values()) == 1
     for link in document.links:
         assert link[1:] in document.ids if link.startswith("#") else (made / unquote(link)).is_file()
-    for name in SECTIONS:
+    for name in NAMED:
         assert name in document.ids
         question = document.text.split(f'<section id="{name}">')[1].split('<p class="question">')[1].split("</p>")[0]
         assert len(question) > 50
@@ -163,10 +161,10 @@ def test_every_figure_is_there_with_what_it_shows(made: Path) -> None:
 
 
 def test_the_figures_of_each_section_are_in_order(made: Path) -> None:
-    assert {spec.section for spec in all_figures()} == set(SECTIONS)
+    assert {spec.section for spec in all_figures()} == set(NAMED)
     document = Document(made / "report.html")
     shown = [name.removeprefix("figure-") for name in document.ids if name.startswith("figure-")]
-    assert shown == [spec.name for section in SECTIONS for spec in DRAWN if spec.section == section]
+    assert shown == [spec.name for section in NAMED for spec in DRAWN if spec.section == section]
     assert shown == [spec.name for spec in DRAWN]
 
 
@@ -226,9 +224,9 @@ def test_a_run_with_accuracy_alone(partial: Path) -> None:
     draw_figures(RunFolder(partial), Silent())
     document = report(partial)
     assert [image["alt"] for image in document.images] == [all_figures()[0].title]
-    assert document.text.count("This run has no results of the stage") == len(SECTIONS) - 1
+    assert document.text.count("This run has no results of the stage") == len(NAMED) - 1
     assert "no results of the stages localize, circuit, heads and mlp0." in document.text
-    assert set(document.ids) >= set(SECTIONS)
+    assert set(document.ids) >= set(NAMED)
 
 
 def test_a_run_without_any_number(tmp_path: Path) -> None:
@@ -276,7 +274,7 @@ def test_nothing_comes_through_unescaped(partial: Path) -> None:
 
 def test_a_table() -> None:
     rows = [["a < b", Cell("1", ("[0, 2]", "n = 3")), Cell("file", href="a&b"), Cell("ff", code=True)]]
-    macros: Any = page_module._TEMPLATES.get_template("macros.html").module
+    macros: Any = TEMPLATES.get_template("macros.html").module
     text = str(macros.data_table(Table('"&', ["", "<", "", ""], rows)))
     assert 'aria-label="&#34;&amp;"><' in text.replace("\n", "")
     assert '<tr><th scope="col"></th><th scope="col">&lt;</th>' in text

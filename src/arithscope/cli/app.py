@@ -121,7 +121,7 @@ def neuron(
     operator: Annotated[str, opt.option("OPERATOR", "One of + - * /.")] = "+",
 ) -> None:
     """Show one neuron of a run: its effect and rank, its activation map, the numbers it promotes and its heuristics."""
-    from arithscope.report.neuron import neuron_report
+    from arithscope.report.explanation import neuron_report
     from arithscope.results.run import Run
 
     _print_all(neuron_report(Run(run), layer, index, operator))

@@ -27,14 +27,14 @@ from arithscope.prompts import operand_grid
 SMALLEST, LARGEST_SHARE = 30, 0.3  # prompts of a heuristic worth showing; larger shares only if there is no other
 VISIBLE_SHARE = 0.02  # of all prompts, for a set that can be seen in a map
 ZOOM = 30  # numbers shown for residues
+RESULTS = (ActivationMaps, Classification)  # that the figures of the gallery are drawn from
 EXAMPLES, HEURISTICS = 6, 4  # neurons per operator, and heuristics named per neuron
+Map = NDArray[np.float32]  # a value for each pair of operands, or for each number
 _ORDER = [ANY, "range", "modulo", "pattern", "identical", "multi-result", "op1", "op2", "result", "op1, op2"]
 
 
 @styled
-def neuron_figure(
-    operator: str, activations: NDArray[np.float32], logits: NDArray[np.float32], push: NDArray[np.float32], title: str
-) -> Figure:
+def neuron_figure(operator: str, activations: Map, logits: Map, push: Map, title: str) -> Figure:
     """One neuron: activation map, logits of its value vector, and their product on the answer."""
     figure, [[left, middle, right]] = new_figure(11, 3.4, 1, 3)
     draw_map(left, operator, activations, "activation", scale=activations[~np.isnan(push)])
@@ -47,14 +47,7 @@ def neuron_figure(
     return figure
 
 
-@figure(
-    "heuristic-gallery",
-    ActivationMaps,
-    Classification,
-    section="gallery",
-    order=160,
-    title="Kinds of heuristics in neurons",
-)
+@figure("heuristic-gallery", *RESULTS, section="gallery", order=160, title="Kinds of heuristics in neurons")
 def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each kind of heuristic, the neuron whose activation adds most to its calibrated match. Colour: activation
     at the last position for each pair of operands. Pale: prompts that are not legal. Expected: the score due to the
@@ -115,13 +108,7 @@ def _draw_neuron(axes: Axes, maps: ActivationMaps, place: int, *, labels: bool =
 
 
 def draw_map(
-    axes: Axes,
-    operator: str,
-    values: NDArray[np.float32],
-    name: str,
-    *,
-    colour_bar: bool = True,
-    scale: NDArray[np.float32] | None = None,
+    axes: Axes, operator: str, values: Map, name: str, *, colour_bar: bool = True, scale: Map | None = None
 ) -> None:
     """Draw values over all pairs of operands; colours run from the 2nd to the 98th percentile of `scale` (or `values`)."""
     low, high = np.nanquantile(values if scale is None else scale, [0.02, 0.98])
@@ -155,14 +142,7 @@ def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], **options: Any) 
     return image
 
 
-@figure(
-    "matching-walkthrough",
-    ActivationMaps,
-    Classification,
-    section="gallery",
-    order=170,
-    title="Matching a neuron with a heuristic",
-)
+@figure("matching-walkthrough", *RESULTS, section="gallery", order=170, title="Matching a neuron with a heuristic")
 def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figure:
     """The activation map (a) times the value vector's logit of each prompt's answer (b, c) is the neuron's
     contribution to the correct answer (d). Its top k prompts (e) are compared with the k prompts of the heuristic
@@ -184,7 +164,7 @@ def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figu
     top[top_prompts(contribution)[0, :k]] = True
     members = torch.from_numpy(heuristic.holds(sets.prompts))
 
-    def on_grid(values: torch.Tensor) -> NDArray[np.float32]:
+    def on_grid(values: torch.Tensor) -> Map:
         grid = np.full((maps.max_operand + 1) ** 2, np.nan, dtype=np.float32)
         grid[sets.grid_index.numpy()] = values.numpy()
         return grid.reshape(maps.max_operand + 1, -1)
@@ -229,7 +209,7 @@ def walkthrough_match(classify: Classification) -> pd.Series[Any] | None:
     return matches.iloc[int(matches.added.argmax())]
 
 
-@figure("example-neurons", ActivationMaps, Classification, section="gallery", order=180, title="Example neurons")
+@figure("example-neurons", *RESULTS, section="gallery", order=180, title="Example neurons")
 def example_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each operator, neurons of large effect with a calibrated match, one for each kind of heuristic first.
     Shown are the activation for each pair of operands (op1 to the right, op2 upwards; pale: not legal), the ten
@@ -238,14 +218,7 @@ def example_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     return _neuron_table(maps, classify, classified=True)
 
 
-@figure(
-    "unclassified-neurons",
-    ActivationMaps,
-    Classification,
-    section="gallery",
-    order=190,
-    title="Strongest unclassified neurons",
-)
+@figure("unclassified-neurons", *RESULTS, section="gallery", order=190, title="Strongest unclassified neurons")
 def unclassified_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each operator, the neurons of largest effect without a calibrated match. Heuristics named here score at
     least 0.6, but no better than chance and the value vector explain. (Paper: Appendix C.)"""

@@ -1,23 +1,132 @@
-"""Faithfulness of circuits: curves against their size, and the table of chosen circuits."""
+"""Accuracy of the model and of linear probes for the answer; circuits: effects of heads and MLPs by layer and position,
+faithfulness against size, and the table of chosen circuits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common.ablation import FOUND, RANDOM
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.experiments.localize import component_name
+from arithscope.experiments.localize import MLP, Localization, component_name
+from arithscope.experiments.probe import ALL, Probe
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, new_figure, table_figure
+from arithscope.figures.style import (
+    OPERATOR_COLOURS,
+    POSITION_COLOURS,
+    SIGNS,
+    line_with_band,
+    log_limits,
+    new_figure,
+    outside_legend,
+    table_figure,
+)
 
 MEASURE_NAMES = {"faithfulness": "faithfulness", "accuracy": "accuracy", "p_answer": "mean P(answer)"}
 HEADS_PER_LINE, MOST_NAMES = 6, 24  # in the table
+
+
+@figure("accuracy", Accuracy, section="accuracy", order=10, title="Accuracy on arithmetic prompts")
+def accuracy_table(accuracy: Accuracy) -> Figure:
+    """Share of legal prompts whose most probable next token is the answer, by operator; the mean weights operators
+    equally. Brackets: 95 % bootstrap intervals. (Paper: Appendix I, table of model accuracies.)"""
+    names = {"accuracy": "accuracy", "p_answer": "mean P(answer)", "p_answer_correct": "… on correct prompts"}
+    rows = []
+    for operator, measures in accuracy.summary().items():
+        cells = (f"{m['value']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" for m in (measures[name] for name in names))
+        rows.append([SIGNS.get(operator, operator), f"{measures['accuracy']['n']:,}", *cells])
+    return table_figure(["operator", "legal prompts", *names.values()], rows, [0.9, 1.2, 2.0, 2.0, 2.0])
+
+
+@figure("probe-accuracy", Probe, section="probes", order=120, title="Where the answer is linearly decodable")
+def probe_accuracy(probe: Probe) -> Figure:
+    """Accuracy of linear probes from the residual stream to the answer, on held-out prompts. The first answer layer
+    is the first whose accuracy at the last position reaches half of the best layer's. Bands: 95 % bootstrap
+    intervals. (Paper: Figure 3.)"""
+    figure, [[left, right]] = new_figure(8.5, 3.6, 1, 2, sharey=True)
+    table = probe.table
+    for position, colour in POSITION_COLOURS.items():
+        rows = table[(table.operator == ALL) & (table.position == position)]
+        line_with_band(left, rows.layer, rows, color=colour, label=position, marker=".")
+    left.axhline(probe.chance[ALL], color="grey", linestyle=":", label="most frequent answer")
+    left.set_title("all operators together")
+    for operator, colour in OPERATOR_COLOURS.items():
+        rows = table[(table.operator == operator) & (table.position == "last")]
+        if len(rows):
+            line_with_band(right, rows.layer, rows, color=colour, label=SIGNS[operator], marker=".")
+    right.set_title("position: last, by operator")
+    left.set_ylabel("probe accuracy on test prompts")
+    first = probe.first_answer_layer
+    for axes in (left, right):
+        axes.axvline(first, color="black", linestyle="--", linewidth=0.8)
+        axes.set(xlabel="layer (residual stream after it)", ylim=(-0.03, 1.03))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(loc="upper left")
+    beside = {"xytext": (3, 0), "textcoords": "offset points"}
+    left.annotate(f"first answer layer: {first}", (first, 0.99), fontsize=7, va="top", **beside)
+    return figure
+
+
+@figure("localization", Localization, section="circuit", order=20, title="Which heads and MLPs matter, and where")
+def localization(localize: Localization) -> Figure:
+    """Activation patching: each attention head and each MLP is set, at one position, to its activation on a
+    counterfactual prompt. {EFFECT} Averaged over operators. Top: mean over prompts; bottom: median, since single
+    prompts can dominate the mean. The darkest colour stands for no effect or a negative one. (Paper: Figure 2a.)"""
+    rows = localize.effects[localize.effects.measure == "probability"]
+    averaged = rows.groupby(["position", "layer", "head"], as_index=False)[["value", "median"]].mean()
+    panels = {"mean effect": ("value", averaged), "median effect": ("median", averaged)}
+    return _heat_maps(panels, "effect of patching (Eq. 1), log scale")
+
+
+@figure("localization-by-operator", Localization, section="circuit", order=30, title="Localization by operator")
+def localization_by_operator(localize: Localization) -> Figure:
+    """As in the localization figure: mean over the discovery prompts of each operator. (Paper: Figure 2a.)"""
+    rows = localize.effects[localize.effects.measure == "probability"]
+    panels = {SIGNS[str(o)]: ("value", rows[rows.operator == o]) for o in rows.operator.unique()}
+    return _heat_maps(panels, "mean effect of patching (Eq. 1), log scale")
+
+
+def _heat_maps(panels: dict[str, tuple[str, pd.DataFrame]], label: str) -> Figure:
+    """A row of heat maps, one per position, for each named column of a table."""
+    layers = int(next(iter(panels.values()))[1].layer.max()) + 1
+    height = min(3.2, 0.9 + 0.16 * layers)
+    figure, axes = new_figure(9, 1.3 + height * len(panels), len(panels), len(POSITION_COLOURS), sharey=True)
+    norm = LogNorm(*log_limits(np.concatenate([table[column] for column, table in panels.values()])))
+    for r, (name, (column, table)) in enumerate(panels.items()):
+        axes[r, 0].set_ylabel(f"{name}\nlayer")
+        for c, position in enumerate(POSITION_COLOURS):
+            mesh = _heat_map(axes[r, c], table[table.position == position], column, norm)
+            if r == 0:
+                axes[r, c].set_title(f"position: {position}")
+    figure.colorbar(mesh, ax=axes, label=label, extend="min", shrink=0.8)
+    return figure
+
+
+def _heat_map(axes: Axes, table: pd.DataFrame, column: str, norm: LogNorm) -> Any:
+    grid = table.pivot(index="layer", columns="head", values=column)
+    heads = grid.drop(columns=MLP).to_numpy()
+    layers, n = heads.shape
+    wide = max(1.0, n / 8)  # keeps the MLP's column visible beside many heads
+    edges = np.arange(layers + 1) - 0.5
+    options: Any = {"norm": norm, "cmap": "magma", "rasterized": heads.size > 500}
+    floor = norm.vmin or 0.0
+    axes.pcolormesh(np.arange(n + 1) - 0.5, edges, np.maximum(heads, floor), **options)
+    start = n - 0.5 + wide / 2
+    mesh = axes.pcolormesh([start, start + wide], edges, np.maximum(grid[[MLP]].to_numpy(), floor), **options)
+    step = -(-n // 8)
+    axes.set_xticks([*range(0, n, step), start + wide / 2], [*map(str, range(0, n, step)), "MLP"])
+    axes.set_yticks(range(0, layers, -(-layers // 8)))
+    axes.set_xlabel("head")
+    axes.spines[:].set_visible(False)
+    return mesh
 
 
 @figure("faithfulness-by-heads", Circuit, section="circuit", order=50, title="How many heads the circuit needs")
@@ -25,48 +134,44 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
     """The circuit consists of all MLPs and the n heads of largest effect. {FAITHFULNESS} Circles: the smallest
     circuit within 0.02 of the plateau. Dotted: n random heads instead (mean over draws). (Paper: Appendix A,
     faithfulness over heads.)"""
-    label = "heads in the circuit (beside all MLPs)"
-    figure, panels = curves_with_random(circuit.curve, circuit.curve["size"], label)
-    mark_chosen(panels, circuit.curve, {o: len(circuit.chosen(o)) for o in circuit.operators})
+    label, chosen = "heads in the circuit (beside all MLPs)", {o: len(circuit.chosen(o)) for o in circuit.operators}
+    figure, panels = curves_with_random(circuit.curve, circuit.curve["size"], label, "random heads", chosen)
     largest = int(circuit.curve["size"].max())
-    for axes in panels:
-        if largest > 64:
-            axes.set_xscale("symlog", linthresh=16)
-            axes.set_xlim(0, largest * 1.1)
-    legend_with_random(figure, panels[0], "random heads")
+    if largest > 64:
+        set_log_scale(panels, 16, largest * 1.1)
     return figure
 
 
-def curves_with_random(curve: pd.DataFrame, x: pd.Series[Any], label: str, **options: Any) -> tuple[Figure, Any]:
-    """One panel per measure, one line with its interval per operator; dotted, random circuits of the same size."""
+def curves_with_random(
+    curve: pd.DataFrame, x: pd.Series[Any], label: str, random_name: str, sizes: Mapping[str, int] | None = None
+) -> tuple[Figure, Any]:
+    """One panel per measure, one line with its interval per operator; dotted, random circuits of the same size. The chosen
+    sizes are circled, if there are any; curves without them have dots."""
     figure, [panels] = new_figure(11, 3.9, 1, len(MEASURE_NAMES))
     for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
         table = curve[curve.measure == measure]
-        for operator in table.operator.unique():
-            rows = table[table.operator == operator]
+        for operator, rows in table.groupby("operator", sort=False):
             chosen, random = (rows[rows.circuit == c] for c in (FOUND, RANDOM))
             colour = OPERATOR_COLOURS[str(operator)]
+            options = {"marker": "."} if sizes is None else {}
             line_with_band(axes, x[chosen.index], chosen, color=colour, label=SIGNS[str(operator)], **options)
             axes.plot(x[random.index], random.value, color=colour, linestyle=":", linewidth=1)
+        for operator, size in (sizes or {}).items():
+            chosen = table[(table.circuit == FOUND) & (table.operator == operator) & (table["size"] == size)]
+            colour = OPERATOR_COLOURS[operator]
+            axes.plot(chosen["size"], chosen.value, "o", color=colour, markersize=6, markeredgecolor="black")
         axes.set(xlabel=label, ylabel=name, ylim=(min(-0.05, table.value.min() - 0.05), 1.05))
+    if sizes is not None:
+        panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
+    panels[0].plot([], [], color="grey", linestyle=":", label=random_name)
+    outside_legend(figure, panels[0])
     return figure, panels
 
 
-def mark_chosen(panels: Sequence[Axes], curve: pd.DataFrame, sizes: Mapping[str, int]) -> None:
-    """Circle the chosen size on each operator's curve."""
-    for axes, measure in zip(panels, MEASURE_NAMES, strict=True):
-        rows = curve[(curve.circuit == FOUND) & (curve.measure == measure)]
-        for operator, size in sizes.items():
-            chosen = rows[(rows.operator == operator) & (rows["size"] == size)]
-            colour = OPERATOR_COLOURS[operator]
-            axes.plot(chosen["size"], chosen.value, "o", color=colour, markersize=6, markeredgecolor="black")
-    panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
-
-
-def legend_with_random(figure: Figure, axes: Axes, random: str) -> None:
-    """A legend to the right of all panels, with an entry for the dotted lines."""
-    axes.plot([], [], color="grey", linestyle=":", label=random)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+def set_log_scale(panels: Sequence[Axes], linear_up_to: float, end: float) -> None:
+    for axes in panels:
+        axes.set_xscale("symlog", linthresh=linear_up_to)
+        axes.set_xlim(0, end)
 
 
 @figure("circuit-table", Circuit, section="circuit", order=60, title="Circuits by operator")

@@ -1,4 +1,5 @@
-"""Single neurons: effects, attribution methods against exact effects, how many are needed, and overlap between operators."""
+"""Single neurons: those of the first MLP and their tuning to numbers; effects of later ones, attribution methods against exact
+effects, how many are needed, how many are classified, and overlap between operators."""
 
 from typing import Any
 
@@ -9,24 +10,99 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classification
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
+from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, FirstMlp
 from arithscope.experiments.neurons import RECALLED, NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.topk import TopK
-from arithscope.figures.circuit import curves_with_random, legend_with_random, mark_chosen
+from arithscope.figures.activation_maps import display_order
+from arithscope.figures.circuit import curves_with_random, set_log_scale
 from arithscope.figures.registry import figure
-from arithscope.figures.style import (
-    OPERATOR_COLOURS,
-    SIGNS,
-    log_limits,
-    new_figure,
-    plot_sorted_effects,
-)
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, hide_unused, log_limits, new_figure
+from arithscope.heuristics.kinds import kind_name
 
+MOST_NEURONS = 9
 METHOD_STYLES: dict[str, Any] = {"atp": "-", "ig": "--", "relp": ":"}
 MEASURE_TITLES = {"probability": "by probability (Eq. 1)", "log_ratio": "by log-ratio"}
 MOST_LAYERS_NAMED = 10
+CRITERION_COLOURS = {RAW: "#BBBBBB", CALIBRATED: "#0072B2"}
+MOST_LAYERS = 12  # with shares written into the cells
 SMALLEST = 1e-3  # lower end of the effect axis
+
+
+@figure("first-mlp-effects", FirstMlp, section="circuit", order=90, title="Effects of single neurons of the first MLP")
+def first_mlp_effects(mlp0: FirstMlp) -> Figure:
+    """Each neuron of the first MLP is patched on its own at op1, operator or op2. {EFFECT} Neurons are sorted by
+    mean effect (solid) or median effect (dotted). (Paper: Appendix B, MLP0 neuron effects.)"""
+    figure, [panels] = new_figure(10, 3.6, 1, len(POSITIONS) + 1, sharey=True)
+    table = mlp0.effects[mlp0.effects.measure == "probability"]
+    low, high = log_limits(table.value)
+    for axes, position in zip(panels, (*POSITIONS, ALL_POSITIONS), strict=True):
+        for operator, rows in table[table.position == position].groupby("operator", sort=False):
+            percent = 100 * np.arange(1, len(rows) + 1) / max(1, len(rows))
+            _plot_sorted_effects(axes, percent, rows, low, OPERATOR_COLOURS[str(operator)], SIGNS[str(operator)])
+        axes.set(title="mean over the three" if position == ALL_POSITIONS else f"position: {position}")
+        axes.set(ylim=(low, high * 1.5), xlabel="neurons, strongest first (%)")
+    panels[0].set_ylabel("effect of patching (Eq. 1)")
+    panels[-1].plot([], [], ":", color="grey", label="median")
+    panels[-1].legend()
+    return figure
+
+
+def _plot_sorted_effects(
+    axes: Axes, x: Any, rows: pd.DataFrame, low: float, colour: Any, label: str | None = None
+) -> None:
+    """Mean effects (solid) and median effects (dotted), each sorted and cut off at `low`, on log scales."""
+    for column, style in (("value", "-"), ("median", ":")):
+        effects = np.maximum(np.sort(rows[column])[::-1], low)
+        axes.plot(x, effects, style, color=colour, label=label if style == "-" else None)
+    axes.set(xscale="log", yscale="log")
+
+
+@figure(
+    "first-mlp-faithfulness",
+    FirstMlp,
+    section="circuit",
+    order=100,
+    title="How much of the first MLP the circuit needs",
+)
+def first_mlp_faithfulness(mlp0: FirstMlp) -> Figure:
+    """Only the top neurons of the first MLP are kept in each operator's circuit. {FAITHFULNESS} Dotted: as many
+    random neurons (mean over draws). (Paper: Appendix B, faithfulness over MLP0 neurons.)"""
+    percent, label = 100 * mlp0.curve.share, "first-MLP neurons kept (%)"
+    figure, panels = curves_with_random(mlp0.curve, percent, label, "random neurons")
+    set_log_scale(panels, 1, 150)
+    for axes in panels:
+        axes.set_xticks([0, 1, 5, 10, 50, 100], ["0", "1", "5", "10", "50", "100"])
+    return figure
+
+
+@figure("number-tuning", FirstMlp, section="circuit", order=110, title="Number tuning of first-MLP neurons")
+def number_tuning(mlp0: FirstMlp) -> Figure:
+    """Activation at op1, for each number, of the first-MLP neurons with the highest effect rank, averaged over
+    operators. (Paper: Appendix B, MLP0 activation patterns.)"""
+    neurons = top_first_mlp_neurons(mlp0)
+    figure, axes = new_figure(9, 6, 3, 3, sharex=True)
+    panels = axes.ravel()
+    numbers = np.arange(mlp0.tuning.shape[1])
+    for panel, neuron in zip(panels, neurons, strict=False):
+        panel.plot(numbers, mlp0.tuning[neuron], linewidth=0.5, color="#999999")
+        panel.scatter(numbers, mlp0.tuning[neuron], s=3, color="#0072B2")
+        panel.set_title(f"neuron {neuron}")
+    hide_unused(panels, len(neurons))
+    for panel in axes[-1]:
+        panel.set_xlabel("number at op1")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("activation")
+    return figure
+
+
+def top_first_mlp_neurons(mlp0: FirstMlp) -> list[int]:
+    """The neurons with the best rank by effect, averaged over operators."""
+    rows = mlp0.effects[(mlp0.effects.measure == "probability") & (mlp0.effects.position == ALL_POSITIONS)]
+    ranks: pd.Series[float] = rows.groupby("operator").value.rank(ascending=False).groupby(rows.neuron).mean()
+    return [int(n) for n in ranks.sort_values(kind="stable").index[:MOST_NEURONS]]
 
 
 @figure("neuron-effects", NeuronEffects, section="neurons", order=130, title="Effects of single neurons")
@@ -44,7 +120,7 @@ def neuron_effects(neurons: NeuronEffects) -> Figure:
     figure, [panels] = new_figure(2.6 * len(operators) + 1.4, 3.8, 1, len(operators), sharey=True)
     for axes, operator in zip(panels, operators, strict=True):
         for layer, rows in table[table.operator == operator].groupby("layer"):
-            plot_sorted_effects(axes, np.arange(1, len(rows) + 1), rows, low, colours[layer])
+            _plot_sorted_effects(axes, np.arange(1, len(rows) + 1), rows, low, colours[layer])
         axes.set(title=SIGNS[operator], ylim=(low, high * 1.5), xlabel="neurons of a layer, strongest first")
     panels[0].set_ylabel("effect of patching (Eq. 1)")
     named = layers[:: -(-len(layers) // MOST_LAYERS_NAMED)]
@@ -92,8 +168,8 @@ def _plot_correlations(axes: Axes, rows: pd.DataFrame) -> None:
         x = np.arange(len(methods)) + (i - (len(operators) - 1) / 2) * width
         axes.bar(x, values, width, color=OPERATOR_COLOURS[operator])
     axes.set_xticks(range(len(methods)), methods)
-    axes.set(ylim=(np.nanmin(rows.rank_correlation.to_numpy(np.float64), initial=0.0), 1))
-    axes.set(ylabel="rank correlation with exact")
+    lowest = np.nanmin(rows.rank_correlation.to_numpy(np.float64), initial=0.0)
+    axes.set(ylim=(lowest, 1), ylabel="rank correlation with exact")
 
 
 def _plot_recall(axes: Axes, rows: pd.DataFrame) -> None:
@@ -112,12 +188,73 @@ def faithfulness_by_neurons(topk: TopK) -> Figure:
     """The operator's circuit, in which each MLP from the first answer layer on keeps only its top k neurons by
     effect at the last position. {FAITHFULNESS} Circles: the chosen k. Dotted: k random neurons per layer instead
     (mean over draws). (Paper: Section 3.1, faithfulness over neurons.)"""
-    figure, panels = curves_with_random(topk.curve, topk.curve["size"], "neurons kept per MLP (k)")
-    mark_chosen(panels, topk.curve, topk.k)
-    for axes in panels:
-        axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlim(0, topk.mlp_size * 1.2)
-    legend_with_random(figure, panels[0], "random neurons")
+    size, label = topk.curve["size"], "neurons kept per MLP (k)"
+    figure, panels = curves_with_random(topk.curve, size, label, "random neurons", topk.k)
+    set_log_scale(panels, 1, topk.mlp_size * 1.2)
+    return figure
+
+
+@figure(
+    "classified-shares",
+    Classification,
+    section="classification",
+    order=200,
+    title="How many top neurons are classified",
+)
+def classified_shares(classify: Classification) -> Figure:
+    """Raw: some heuristic scores at least 0.6, the paper's criterion. Calibrated: such a heuristic also has a
+    false-discovery rate of at most 0.05 against the permutation null. Right: variance of a neuron's activation map
+    explained by its matched heuristics together (R² of a linear regression, mean over neurons). Error bars: 95 %
+    bootstrap intervals. (Paper: Section 4.1.)"""
+    figure, [[left, right]] = new_figure(10, 3.6, 1, 2)
+    operators = classify.operators
+    x = np.arange(len(operators))
+    table = classify.table.set_index(["measure", "operator"])
+    for axes, names, label in (
+        (left, ("raw_share", "calibrated_share"), "share of top neurons classified"),
+        (right, ("coverage_raw", "coverage_calibrated"), "variance explained (mean)"),
+    ):
+        for i, (name, criterion) in enumerate(zip(names, CRITERIA, strict=True)):
+            rows = table.loc[name].loc[operators]
+            at, colour = x + (i - 0.5) * 0.38, CRITERION_COLOURS[criterion]
+            bars = axes.bar(at, rows.value, 0.36, yerr=errors(rows), color=colour, label=criterion)
+            axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
+        axes.set_xticks(x, [SIGNS[o] for o in operators])
+        axes.set(ylabel=label, ylim=(0, 1.12))
+    right.legend(loc="upper left")
+    return figure
+
+
+@figure("kinds-by-layer", Classification, section="classification", order=210, title="Kinds of heuristics by layer")
+def kinds_by_layer(classify: Classification) -> Figure:
+    """Share of a layer's top neurons that match at least one heuristic of a kind; a neuron may match several. Top:
+    raw score; bottom: after calibration. (Paper: Section 4.1.)"""
+    operators = classify.operators
+    figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)
+    shares = classify.shares[classify.shares.layer != ALL_LAYERS]
+    kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: ([*map(display_order, k)], k))
+    layers = sorted(int(layer) for layer in shares.layer.unique())
+    step, image = max(1, len(layers) // 12), None
+    style: Any = {"ha": "center", "va": "center", "fontsize": 6}
+    for row, criterion in zip(axes, CRITERIA, strict=True):
+        for panel, operator in zip(row, operators, strict=True):
+            rows = shares[(shares.operator == operator) & (shares.criterion == criterion)]
+            values = rows.set_index(["kind", "on", "layer"]).value
+            grid = np.array([[values.get((*kind, layer), np.nan) for layer in layers] for kind in kinds])
+            edges = np.arange(len(layers) + 1), np.arange(len(kinds) + 1)
+            image = panel.pcolormesh(*edges, grid, vmin=0, vmax=1, cmap="magma")
+            for (i, j), value in np.ndenumerate(grid):
+                if value >= 0.005 and len(layers) <= MOST_LAYERS:
+                    text = f"{value:.2f}"[1:] if value < 0.995 else "1"
+                    panel.text(j + 0.5, i + 0.5, text, color="white" if value < 0.6 else "black", **style)
+            panel.set_xticks(np.arange(len(layers))[::step] + 0.5, [str(layer) for layer in layers][::step])
+            panel.set_yticks(np.arange(len(kinds)) + 0.5, [kind_name(kind, on) for kind, on in kinds])
+            panel.set_title(f"{SIGNS[operator]}, {criterion}")
+    axes[0, 0].invert_yaxis()
+    for panel in axes[-1]:
+        panel.set_xlabel("layer")
+    if image is not None:
+        figure.colorbar(image, ax=axes, shrink=0.6, label="share of the layer's top neurons")
     return figure
 
 

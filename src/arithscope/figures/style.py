@@ -65,6 +65,20 @@ def errors(table: Any) -> NDArray[np.float64]:
     return np.abs(np.stack([table.value - table.low, table.high - table.value]))
 
 
+def grouped_bars(axes: Axes, operators: Sequence[str], bars: Sequence[tuple[Any, str, str]], **options: Any) -> None:
+    """A group of bars for each operator; each bar has a table with a mean for each operator, a colour and a label."""
+    x, width = np.arange(len(operators)), 0.8 / len(bars)
+    for i, (rows, colour, label) in enumerate(bars):
+        at, error_bars = x + (i - (len(bars) - 1) / 2) * width, np.nan_to_num(errors(rows))
+        axes.bar(at, rows.value, width * 0.95, yerr=error_bars, color=colour, label=label, **options)
+    axes.set_xticks(x, [SIGNS.get(o, o) for o in operators])
+
+
+def outside_legend(figure: Figure, axes: Axes) -> None:
+    """A legend of what is drawn in these axes, to the right of all panels."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
 def grid_shape(n: int, widest: int) -> tuple[int, int]:
     """Rows and columns for n panels, at most `widest` in a row."""
     columns = max(1, min(n, widest))
@@ -80,16 +94,6 @@ def log_limits(values: Any) -> tuple[float, float]:
     """Limits of a log scale for effects; those at or below the lower limit, negative ones included, are drawn there."""
     top = float(np.nanmax(values, initial=0.0))
     return (min(1e-2, top / 1e3), top) if top > 0 else (1e-3, 1.0)
-
-
-def plot_sorted_effects(
-    axes: Axes, x: Any, rows: pd.DataFrame, low: float, colour: Any, label: str | None = None
-) -> None:
-    """Mean effects (solid) and median effects (dotted), each sorted and cut off at `low`, on log scales."""
-    for column, style in (("value", "-"), ("median", ":")):
-        effects = np.maximum(np.sort(rows[column])[::-1], low)
-        axes.plot(x, effects, style, color=colour, label=label if style == "-" else None)
-    axes.set(xscale="log", yscale="log")
 
 
 LINE = 0.24  # height of a table's line in inches

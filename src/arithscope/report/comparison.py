@@ -2,34 +2,121 @@
 
 comparison.json                     which runs were compared
 table.parquet, curves.parquet       all headline numbers, and the curves
-NAME.png, NAME.svg                  figures
+NAME.png, NAME.svg                  figures, each with all runs: bars of headline numbers by operator, curves on common axes
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.report.comparison_figures import FIGURES
+from arithscope.figures.style import SIGNS, grouped_bars, line_with_band, new_figure, outside_legend, styled
 from arithscope.report.figure_files import save_figure
+from arithscope.report.formatting import worded
 from arithscope.report.terminal import entry_text, experiment_table
 from arithscope.results.comparison import Comparison, compare
 from arithscope.utils.files import atomic_folder, explain_write_errors, write_json
 from arithscope.utils.progress import Progress
 
 INDEX = "comparison.json"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#666666")
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One panel per measure of an experiment, one group of bars per operator, one bar per run."""
+
+    name: str
+    experiment: str
+    measures: tuple[str, ...]
+
+    def has_data(self, comparison: Comparison) -> bool:
+        return set(self.measures) <= set(comparison.measures(self.experiment))
+
+    @styled
+    def draw(self, comparison: Comparison) -> Figure:
+        t = comparison.table
+        table = t[(t.experiment == self.experiment) & t.measure.isin(self.measures)]
+        operators, panels = list(table.operator.unique()), len(self.measures)
+        figure, axes = new_figure(min(15, 1.6 + (1.0 + 0.5 * len(operators)) * panels), 3.6, 1, panels)
+        for panel, measure in zip(axes[0], self.measures, strict=True):
+            means = table[table.measure == measure].set_index(["run", "operator"])
+            runs = zip(comparison.runs, cycle(COLOURS), strict=False)
+            bars = [(means.reindex([(run, o) for o in operators]), colour, run) for run, colour in runs]
+            grouped_bars(panel, operators, bars, error_kw={"elinewidth": 0.8})
+            panel.set_title(measure.replace("_", " "))
+            panel.axhline(0, color="black", linewidth=0.6)
+        outside_legend(figure, axes[0, 0])
+        return figure
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One panel per operator, one line per run, and a dotted one for a control if there is one."""
+
+    name: str
+    label: str
+    curve: str
+    control: str | None = None
+    log: bool = False
+
+    def has_data(self, comparison: Comparison) -> bool:
+        return self.curve in set(comparison.curves.curve)
+
+    @styled
+    def draw(self, comparison: Comparison) -> Figure:
+        table = comparison.curves[comparison.curves.curve.isin((self.curve, self.control))]
+        operators = list(dict.fromkeys(table.operator))
+        figure, axes = new_figure(2.8 * len(operators) + 1.8, 3.4, 1, len(operators), sharey=True)
+        for panel, operator in zip(axes[0], operators, strict=True):
+            lines = table[table.operator == operator]
+            for curve, style in ((self.curve, "-"), (self.control, ":")) if self.control else ((self.curve, "-"),):
+                for run, colour in zip(comparison.runs, cycle(COLOURS), strict=False):
+                    rows = lines[(lines.curve == curve) & (lines.run == run)].sort_values("x")
+                    label = run if style == "-" else f"{run}, {curve.split(' without ')[-1]}"
+                    line_with_band(panel, rows.x, rows, color=colour, linestyle=style, label=label)
+            panel.set(title=SIGNS[operator], xlabel=self.label, ylim=(-0.05, 1.05))
+            if self.log:
+                panel.set_xscale("symlog", linthresh=1)
+            panel.set_xlim(0, None)
+        axes[0, 0].set_ylabel(self.curve.split(" by ")[0].split(" without ")[0])
+        outside_legend(figure, axes[0, 0])
+        return figure
+
+
+FIGURES: tuple[Bars | Curves, ...] = (
+    Bars("accuracy", "accuracy", ("accuracy", "p_answer")),
+    Curves("faithfulness-by-heads", "share of all heads", "faithfulness by share of heads"),
+    Curves("probe-accuracy", "depth (share of layers)", "probe accuracy by depth"),
+    Curves("faithfulness-by-neurons", "share of an MLP's neurons", "faithfulness by share of neurons"),
+    Bars("classified-shares", "classify", ("raw_share", "calibrated_share")),
+    Curves("classified-by-depth", "depth (share of layers)", "share classified by depth"),
+    Bars("overlap", "overlap", ("mean_iou",)),
+    Bars("knockout", "knockout", ("calibrated_associated", "calibrated_not_associated", "calibrated_difference")),
+    Curves(
+        "prompt-knockout",
+        "neurons ablated per layer",
+        "accuracy without associated neurons",
+        "accuracy without random neurons",
+        log=True,
+    ),
+    Bars(
+        "bag-alone", "bag", ("calibrated_faithfulness", "random_faithfulness", "calibrated_accuracy", "random_accuracy")
+    ),
+    Bars("failures", "failures", ("calibrated_associated_neurons", "calibrated_contribution", "calibrated_auc")),
+    Curves("training", "training (first to final checkpoint)", "final pairs present over training"),
+)
 
 
 def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Comparison:
-    """Compare runs and write the results into a folder, which appears complete or not at all.
-
-    Raises:
-        UserError: If the folder holds something else, or cannot be written.
-    """
+    """Compare runs and write the results into a folder, complete or not at all; it must not hold anything else."""
     if out.exists() and not (out / INDEX).exists():
         raise UserError(f"{out} exists and holds no comparison; choose another --out.")
     comparison = compare(paths)
@@ -40,7 +127,9 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
             comparison.table.to_parquet(folder / "table.parquet", index=False)
             comparison.curves.to_parquet(folder / "curves.parquet", index=False)
             for figure in figures:
-                save_figure(folder, figure.name, figure.draw(comparison), figure.title, figure.caption)
+                title = worded("comparison", "title", figure=figure.name)
+                caption = worded("comparison", figure.name.replace("-", "_"))
+                save_figure(folder, figure.name, figure.draw(comparison), title, caption)
                 advance(1)
             write_json(folder / INDEX, {"runs": dict(zip(comparison.runs, map(str, paths), strict=True))})
     return comparison
@@ -51,18 +140,12 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     for experiment in dict.fromkeys(comparison.table.experiment):
         rows = comparison.table[comparison.table.experiment == experiment]
         averages = rows[rows.operator == AVERAGE]
-        chosen = (rows if averages.empty else averages).to_dict("records")
-        entries = {(str(row["measure"]), str(row["operator"]), str(row["run"])): row for row in chosen}
+        entries = dict[tuple[str, str, str], Any]()  # of a summary: a mean, a plain number, or None
+        for row in (rows if averages.empty else averages).to_dict("records"):
+            entry = row["value"] if pd.isna(row["n"]) else row
+            entries[row["measure"], row["operator"], row["run"]] = None if pd.isna(row["value"]) else entry
         table = experiment_table(experiment, comparison.runs)
         for measure, operator in dict.fromkeys((m, o) for m, o, _ in entries):
             name = measure.replace("_", " ") + ("" if operator == AVERAGE else f" {operator}")
-            cells = (_entry(entries.get((measure, operator, run))) for run in comparison.runs)
-            table.add_row(name, *map(entry_text, cells))
+            table.add_row(name, *(entry_text(entries.get((measure, operator, run))) for run in comparison.runs))
         yield table
-
-
-def _entry(row: Any) -> Any:
-    """A row as an entry of a summary: a mean, a plain number, or None."""
-    if row is None or pd.isna(row["value"]):
-        return None
-    return row["value"] if pd.isna(row["n"]) else row

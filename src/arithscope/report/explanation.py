@@ -1,49 +1,57 @@
-"""The explanation of one prompt in the terminal."""
+"""One prompt or one neuron in the terminal: lines and tables to print."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from rich.table import Table
 
 from arithscope.experiments.neurons import neuron_name
 from arithscope.heuristics.kinds import kind_name
 from arithscope.report.terminal import bare_table
 from arithscope.results.explanation import HEURISTIC_NEURONS, Answer, Explanation
+from arithscope.results.neuron import Neuron
+from arithscope.results.run import Run
 
-MOST_HEURISTICS, MOST_NEURONS = 12, 15
+MOST_HEURISTICS, MOST_NEURONS, MOST_OF_NEURON = 12, 15, 15  # rows of a prompt's tables, and heuristics of a neuron
 BAR = 24  # characters of the longest bar
-HEADERS = {"contribution": "adds", "value_logit": "logit", "name": "neuron"}  # of columns named differently
+SHADES = " ·:-=+*#%@"
+WIDTH, HEIGHT = 50, 25  # characters of a map; a character is about twice as high as wide
+COLUMNS = ["heuristic", "sign", "size", "score", "chance", "corrected", "expected"]  # of a neuron's heuristics
+COLUMNS += ["neg_log10_p_hypergeom", "fdr", "calibrated"]
+HEADERS = {"size": "prompts", "neg_log10_p_hypergeom": "−log₁₀ tail", "fdr": "FDR"}  # of columns named differently
 
 
 def explanation_report(e: Explanation) -> Iterator[str | Table]:
-    """Lines and tables to print on a prompt."""
+    """The explanation of a prompt."""
     correct = "correct" if e.answer.number == e.right else f"wrong: it is {e.right}, with P = {e.answer.p_answer:.3f}"
     yield f"{e.prompt} {_prediction(e.answer)} ({correct})"
     yield ""
     yield f"The logit of {e.right} is {e.logit:.2f}, the sum of"
-    table = _table(("", "adds", "sum", ""))
-    total, longest = 0.0, max(map(abs, e.parts.values()))
-    for name, value in e.parts.items():
-        total += value
-        table.add_row(name, f"{value:+.3f}", f"{total:.2f}", _bar(value, longest))
-    yield table
+    sums = accumulate(e.parts.values())
+    yield _sum_table([""], [((name,), adds, total) for (name, adds), total in zip(e.parts.items(), sums, strict=True)])
     yield (
         f"{len(e.heuristics)} heuristics hold for this prompt and are matched by {len(e.neurons)} neurons ({e.criterion}). "
         "A neuron may match several. Contribution of each heuristic's neurons:"
     )
-    yield from _top_rows(e.heuristics, MOST_HEURISTICS, ("heuristic", "neurons", "contribution"))
+    rows = e.heuristics.assign(adds=e.heuristics.contribution.map("{:+.3f}".format))
+    columns = ["heuristic", "neurons", "adds"]
+    yield from _top_rows(_table(columns), rows[columns], MOST_HEURISTICS, _rounded)
     yield "By kind, each neuron counted once, for its best heuristic:"
-    table = _table(("kind", "neurons", "adds", "sum", ""))
-    longest = max(map(abs, e.kinds.contribution), default=0.0)
-    for row in e.kinds.to_dict("records"):
-        name, adds = kind_name(row["kind"], row["on"]), row["contribution"]
-        table.add_row(name, str(row["neurons"]), f"{adds:+.3f}", f"{row['running']:.2f}", _bar(adds, longest))
-    yield table
+    kinds = [
+        (kind_name(kind, on), str(n)) for kind, on, n in zip(e.kinds.kind, e.kinds.on, e.kinds.neurons, strict=True)
+    ]
+    yield _sum_table(["kind", "neurons"], list(zip(kinds, e.kinds.contribution, e.kinds.running, strict=True)))
     names = [neuron_name(*n) for n in zip(e.neurons.layer, e.neurons.neuron, strict=True)]
     yield f"Its {HEURISTIC_NEURONS}: activation × logit of {e.right} in the value vector ÷ scale ({e.scale:.2f})"
-    columns = ("name", "activation", "value_logit", "contribution", "heuristic", "score")
-    yield from _top_rows(e.neurons.assign(name=names), MOST_NEURONS, columns)
+    rows = e.neurons.assign(
+        neuron=names, logit=e.neurons.value_logit, adds=e.neurons.contribution.map("{:+.3f}".format)
+    )
+    columns = ["neuron", "activation", "logit", "adds", "heuristic", "score"]
+    yield from _top_rows(_table(columns), rows[columns], MOST_NEURONS, _rounded)
     ablated, control = e.ablated.answer, e.ablated.control
     yield f"Without these {e.ablated.neurons} neurons: {_ablated(e, ablated)}"
     if control is None:
@@ -68,21 +76,86 @@ def _table(header: Sequence[str]) -> Table:
     return table
 
 
-def _top_rows(rows: pd.DataFrame, most: int, columns: Sequence[str]) -> Iterator[str | Table]:
-    """The first rows of a table, and the number of the others."""
-    table = _table([HEADERS.get(column, column) for column in columns])
-    for row in rows.head(most).to_dict("records"):
-        table.add_row(*(_text(column, row[column]) for column in columns))
+def _sum_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], float, float]]) -> Table:
+    """For each row its names, what it adds, the sum so far, and a bar."""
+    table, longest = _table([*header, "adds", "sum", ""]), max((abs(adds) for _, adds, _ in rows), default=0.0)
+    for names, adds, total in rows:
+        bar = ("▇" if adds >= 0 else "░") * round(BAR * abs(adds) / max(longest, 1e-30))
+        table.add_row(*names, f"{adds:+.3f}", f"{total:.2f}", bar)
+    return table
+
+
+def _top_rows(table: Table, rows: pd.DataFrame, most: int, text: Callable[[Any], str]) -> Iterator[str | Table]:
+    """The table filled with the first rows, and the number of the others."""
+    for row in rows.head(most).to_dict("split")["data"]:
+        table.add_row(*map(text, row))
     yield table
     if len(rows) > most:
         yield f"and {len(rows) - most} more"
 
 
-def _text(column: str, value: Any) -> str:
-    if column == "contribution":
-        return f"{value:+.3f}"
+def _rounded(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _bar(value: float, longest: float) -> str:
-    return ("▇" if value >= 0 else "░") * round(BAR * abs(value) / max(longest, 1e-30))
+def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[str | Table]:
+    """A neuron of a run: effect and rank, activation map, tokens, heuristics."""
+    info = run.neuron(layer, neuron, operator)
+    yield f"{info.name} of {run.name}, operator {operator}"
+    for row in info.effects.to_dict("records"):
+        yield (
+            f"effect by {str(row['measure']).replace('_', ' ')}: {row['value']:.4g} [{row['low']:.4g}, {row['high']:.4g}], "
+            f"median {row['median']:.4g}, rank {row['rank']} of {row['of']} in its layer ({row['n']} prompts, {row['method']})"
+        )
+    if "patterns" not in run.stages:
+        yield "The run has no stage patterns, so there is no activation map."
+        return
+    if info.activation_map is None:
+        yield f"It is not among the top {run.topk.k[operator]} neurons of its layer, so there is no activation map."
+        return
+    p = info.activation_map
+    a, share = p.activations, p.variance_explained
+    yield f"activation from {a.min():.3g} (blank) to {a.max():.3g} ({SHADES[-1]}), op1 downwards, op2 to the right:"
+    yield from shaded(a)
+    yield (
+        f"variance explained by op1 {share['op1']:.0%}, by op2 {share['op2']:.0%}, by the result {share['result']:.0%}; "
+        f"correlation with its value vector's logit of the answer {p.alignment:.2f}: {'direct' if p.direct else 'indirect'}"
+    )
+    yield f"numbers it promotes most: {' '.join(map(str, p.tokens))}"
+    yield from _heuristics(info)
+
+
+def shaded(values: NDArray[np.float32]) -> list[str]:
+    """A map in characters, averaged down to a screen's size; shades run from the 2nd to the 98th percentile."""
+    height, width = (min(n, most) for n, most in zip(values.shape, (HEIGHT, WIDTH), strict=True))
+    small = np.stack([part.mean(0) for part in np.array_split(values, height)])
+    small = np.stack([part.mean(1) for part in np.array_split(small, width, axis=1)], axis=1)
+    low, high = np.quantile(small, [0.02, 0.98])
+    shade = ((small - low) / max(high - low, 1e-30) * len(SHADES)).clip(0, len(SHADES) - 1).astype(int)
+    return ["  |" + "".join(SHADES[i] for i in line) + "|" for line in shade]
+
+
+def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
+    rows, explained = neuron.heuristics, neuron.coverage
+    if not explained:
+        yield "The run has no stage classify, so there are no heuristics."
+        return
+    yield (
+        f"{len(rows)} heuristics match, {int(rows.calibrated.sum())} of them after calibration; together they explain "
+        f"{explained['raw']:.0%} ({explained['calibrated']:.0%}) of the variance of the activation map"
+    )
+    if rows.empty:
+        rows = neuron.best
+        yield "best heuristic of each kind, none of them a match:"
+    table = bare_table()
+    for column in COLUMNS:
+        table.add_column(HEADERS.get(column, column), no_wrap=column == "heuristic")
+    yield from _top_rows(table, rows[COLUMNS], MOST_OF_NEURON, _short)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:.1f}" if value >= 10 else f"{value:.2g}" if 0 < value < 0.01 else f"{value:.2f}"
+    return f"{value:+d}" if value in (1, -1) else str(value)

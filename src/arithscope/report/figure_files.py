@@ -1,11 +1,16 @@
-"""Figures of a run as files in its folder.
+"""Figures of a run as files in its folder, and as images embedded in its report.
 
 figures/NAME.png, figures/NAME.svg
 figures/index.json       for each figure: title, caption, the keys of the stages it was drawn from, the checksums of its files,
                          and where its body lies between title and caption (shares of the height, from the top)
 """
 
+import base64
+import io
 import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from PIL import Image
 
 from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import STYLE, finish
@@ -23,6 +29,9 @@ from arithscope.utils.progress import Progress
 
 FOLDER = "figures"
 PNG_DPI, SVG_DPI = 150, 100  # the latter for images inside an SVG
+CSS_DPI = 96
+SHRINK = 0.8  # factor by which an image is scaled at each step
+SMALLEST = 0.05  # scale at which shrinking ends
 GAP = 1.5  # points between a figure's body and the texts around it; the layout leaves 3
 
 
@@ -119,3 +128,61 @@ def _read_index(run: Path) -> dict[str, Any]:
         return dict(json.loads((run / FOLDER / "index.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}  # all figures are drawn again
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image to embed: the smaller of SVG and PNG."""
+
+    kind: str
+    data: bytes
+    width: int  # in CSS pixels
+    height: int
+    top: float  # where the body lies between title and caption, as shares of the height
+    bottom: float
+    png: Path  # from which smaller versions are made
+    scale: float = 1.0
+
+    @property
+    def uri(self) -> str:
+        return f"data:image/{self.kind};base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def embedded_bytes(self) -> int:
+        return -(-len(self.data) // 3) * 4
+
+
+def read_picture(folder: Path, name: str, entry: Mapping[str, Any]) -> Picture:
+    """A figure of a run, from its files and its entry in the index."""
+    svg, png = (folder / f"{name}.{ending}" for ending in ("svg", "png"))
+    png_data = png.read_bytes()
+    width, height = (round(n * CSS_DPI / PNG_DPI) for n in struct.unpack(">II", png_data[16:24]))
+    kind, data = ("svg+xml", svg.read_bytes()) if svg.stat().st_size < len(png_data) else ("png", png_data)
+    top, bottom = entry["body"]
+    return Picture(kind, data, width, height, top, bottom, png)
+
+
+def within(pictures: Mapping[str, Picture], budget: int) -> dict[str, Picture]:
+    """The same pictures, the largest ones re-encoded until all of them take at most `budget` bytes."""
+    fitted = dict(pictures)
+    while sum(picture.embedded_bytes for picture in fitted.values()) > budget:
+        shrinkable = [name for name, picture in fitted.items() if picture.scale > SMALLEST]
+        if not shrinkable:
+            break
+        largest = max(shrinkable, key=lambda name: fitted[name].embedded_bytes)
+        fitted[largest] = _smaller(fitted[largest])
+    return fitted
+
+
+def _smaller(picture: Picture) -> Picture:
+    """With 256 colours first, then with fewer pixels at each step; the old data is kept if that does not help."""
+    scale = picture.scale if picture.kind == "svg+xml" else picture.scale * SHRINK
+    with Image.open(picture.png) as image:
+        size = [max(1, round(n * scale)) for n in image.size]
+        small = image.convert("RGB").resize((size[0], size[1]), Image.Resampling.LANCZOS).quantize(256)
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG", optimize=True)
+    data = buffer.getvalue()
+    if len(data) < len(picture.data):
+        return replace(picture, kind="png", data=data, scale=scale)
+    return replace(picture, scale=scale * SHRINK)

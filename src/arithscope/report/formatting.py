@@ -1,10 +1,12 @@
-"""Numbers in sentences: means with intervals, operators side by side, and what an interval allows to be claimed."""
+"""Numbers in sentences: means with intervals, operators side by side, and what an interval allows to be claimed. The sentences
+themselves are in the folder templates."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
@@ -107,3 +109,22 @@ def verdict(means: Mapping[str, Mean], above: str, below: str, neither: str = "t
 
 def _operators(signs: Sequence[str], operators: Iterable[str]) -> str:
     return "all operators" if len(signs) == len(list(operators)) > 1 else listed(signs)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader(__package__),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters |= {f.__name__: f for f in (clear_sign, grouped, listed, number, overall, span, with_interval)}
+TEMPLATES.filters |= {"sign": lambda operator: SIGNS[str(operator)], "thousands": lambda count: f"{count:,}"}
+TEMPLATES.globals |= {"differences": differences, "verdict": verdict}
+
+
+def worded(template: str, name: str, /, **values: Any) -> str:
+    """A text of templates/TEMPLATE.txt, in one line: the macro of that name with these values as arguments."""
+    macro = getattr(TEMPLATES.get_template(f"{template}.txt").module, name)
+    return " ".join(macro(**values).split())

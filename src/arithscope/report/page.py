@@ -4,33 +4,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from arithscope.figures.registry import FigureSpec
+from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import SIGNS
-from arithscope.pipeline.registry import stage_of
+from arithscope.pipeline.registry import load_plugins, stage_of
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder
-from arithscope.report.figure_files import FOLDER, drawn_figures, has_results
+from arithscope.report.figure_files import FOLDER, Picture, drawn_figures, has_results, read_picture, within
 from arithscope.report.findings.finding import all_findings
-from arithscope.report.formatting import listed
-from arithscope.report.pictures import Picture, read_picture, within
-from arithscope.report.sections import TITLES, figures_by_section
+from arithscope.report.formatting import TEMPLATES
 from arithscope.report.tables import headline_table, numbers_table, run_tables
 from arithscope.report.warnings import result_warnings
 from arithscope.utils.files import write_text
 
 REPORT = "report.html"
 PICTURE_BYTES = 14_000_000  # of all pictures together; the text takes far less than the megabyte left of 15
-_TEMPLATES = Environment(
-    loader=PackageLoader(__package__),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
+MORE = "more"  # for figures that name no section; left out if there are none
+SECTIONS = (  # in the paper's order; titles, and the question that each answers, are in templates/sections.html
+    *("accuracy", "circuit", "probes", "neurons", "gallery", "classification", "proof", "failures", "training"),
+    *("stability", MORE),
 )
-_TEMPLATES.filters["listed"] = listed
 
 
 def write_report(run: RunFolder) -> Path:
@@ -57,9 +49,9 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         stages = dict.fromkeys(stage_of(result).name for spec in specs for result in spec.results)
         missing = [stage for stage in stages if not run.is_done(stage)]
         figures = [entry(spec) for spec in specs if has_results(run, spec.results)]
-        return {"name": name, "title": TITLES[name], "missing": missing, "figures": figures}
+        return {"name": name, "missing": missing, "figures": figures}
 
-    return _TEMPLATES.get_template(REPORT).render(
+    return TEMPLATES.get_template(REPORT).render(
         manifest=run.manifest,
         operators=[SIGNS[o] for o in run.manifest["configuration"]["operators"]],
         warnings=result_warnings(run),
@@ -67,3 +59,12 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         sections=[section(name, specs) for name, specs in groups.items()],
         appendix=run_tables(run, [spec for specs in groups.values() for spec in specs if spec.name in pictures]),
     )
+
+
+def figures_by_section() -> dict[str, list[FigureSpec]]:
+    """The figures of each section by its name."""
+    load_plugins()
+    groups: dict[str, list[FigureSpec]] = {name: [] for name in SECTIONS}
+    for spec in all_figures():
+        groups[spec.section if spec.section in SECTIONS else MORE].append(spec)
+    return {name: specs for name, specs in groups.items() if specs}

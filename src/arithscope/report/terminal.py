@@ -14,7 +14,8 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     tables = []
     for experiment, columns in summary.items():
         table = experiment_table(experiment, list(columns))
-        sizes = [_sample_size(entries) for entries in columns.values()]
+        means = [[entry for entry in entries.values() if isinstance(entry, dict)] for entries in columns.values()]
+        sizes = [max((mean["n"] for mean in column), default=0) for column in means]  # prompts, neurons or heuristics
         if any(sizes):
             table.add_row("n", *(f"{n:,}" for n in sizes))
         for measure in dict.fromkeys(name for entries in columns.values() for name in entries):
@@ -36,11 +37,6 @@ def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
     for name in columns:
         table.add_column(name)
     return table
-
-
-def _sample_size(entries: dict[str, Any]) -> int:
-    """The largest sample size of a column's means: prompts, neurons or heuristics."""
-    return max((entry["n"] for entry in entries.values() if isinstance(entry, dict)), default=0)
 
 
 def entry_text(value: Any) -> str:

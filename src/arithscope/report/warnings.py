@@ -6,7 +6,7 @@ from typing import Any
 
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
-from arithscope.report.formatting import as_mean, listed, number, with_interval
+from arithscope.report.formatting import as_mean, number, with_interval, worded
 from arithscope.stats.intervals import Mean
 
 SATURATED = 0.98  # mean probability of correct answers above which there is hardly room for differences
@@ -55,36 +55,24 @@ def _too_few_prompts(summary: Mapping[str, Any], settings: Mapping[str, Any]) ->
     correct |= {o: mean.n for o, mean in _means(summary, "accuracy", "p_answer_correct").items()}
     few = [f"{n} for {SIGNS[o]}" for o, n in correct.items() if n < needed]
     if few:
-        yield ResultWarning(
-            "accuracy",
-            "Too few correct prompts",
-            f"only {listed(few)}, while the samples need {needed} for each operator. Samples are smaller there, and results "
-            "based on them are uncertain.",
-        )
+        text = worded("warnings", "too_few_prompts", few=few, needed=needed)
+        yield ResultWarning("accuracy", "Too few correct prompts", text)
 
 
 def _saturation(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[ResultWarning]:
     means = _means(summary, "accuracy", "p_answer_correct")
     saturated = [f"{number(p.value)} for {SIGNS[o]}" for o, p in means.items() if p.value >= SATURATED]
     if saturated and settings.get("effect") == "probability":
-        yield ResultWarning(
-            "circuit",
-            "Saturated probabilities",
-            f"correct answers have a mean probability of {listed(saturated)}. So close to 1, probabilities hardly separate "
-            "components that move the logits differently; compare with --effect logit.",
-        )
+        text = worded("warnings", "saturation", saturated=saturated)
+        yield ResultWarning("circuit", "Saturated probabilities", text)
 
 
 def _unstable_ranking(summary: Mapping[str, Any]) -> Iterator[ResultWarning]:
     halves = {o: entries.get("split_half") for o, entries in summary.get("neurons", {}).items() if o in SIGNS}
     low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if isinstance(r, int | float) and r < STABLE]
     if low:
-        yield ResultWarning(
-            "neurons",
-            "Unstable ranking of neurons",
-            f"the correlation of neuron effects between two halves of the prompts is only {listed(low)}. Which neurons are the "
-            "top ones depends on the sample; the preset paper uses more prompts.",
-        )
+        text = worded("warnings", "unstable_ranking", low=low)
+        yield ResultWarning("neurons", "Unstable ranking of neurons", text)
 
 
 def _disagreement(summary: Mapping[str, Any]) -> Iterator[ResultWarning]:
@@ -94,16 +82,10 @@ def _disagreement(summary: Mapping[str, Any]) -> Iterator[ResultWarning]:
         apart = [
             f"{SIGNS[o]}: faithfulness {with_interval(f)}, accuracy {with_interval(accuracy[o])}"
             for o, f in faithfulness.items()
-            if o in accuracy and abs(f.value - accuracy[o].value) >= DISAGREEMENT and not _overlap(f, accuracy[o])
+            if o in accuracy
+            and abs(f.value - accuracy[o].value) >= DISAGREEMENT
+            and not (f.low <= accuracy[o].high and accuracy[o].low <= f.high)  # their intervals overlap
         ]
         if apart:
-            yield ResultWarning(
-                section,
-                f"Faithfulness disagrees with accuracy, for {circuit}",
-                f"{'; '.join(apart)}. The answer's logit can stay close to the largest while another number has overtaken it, "
-                "so faithfulness alone is misleading here.",
-            )
-
-
-def _overlap(a: Mean, b: Mean) -> bool:
-    return a.low <= b.high and b.low <= a.high
+            text = worded("warnings", "disagreement", apart=apart)
+            yield ResultWarning(section, f"Faithfulness disagrees with accuracy, for {circuit}", text)

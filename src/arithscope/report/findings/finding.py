@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from arithscope.report import findings
+from arithscope.report import findings, formatting
 from arithscope.stats.intervals import Mean
 
 Value = Mean | float | int | str
@@ -47,6 +47,11 @@ def all_findings() -> dict[str, tuple[tuple[type, ...], Callable[..., Finding]]]
     for module in pkgutil.iter_modules(findings.__path__):
         import_module(f"{findings.__name__}.{module.name}")
     return dict(_FINDINGS)
+
+
+def worded(name: str, numbers: Numbers | None = None, /, **values: Any) -> Finding:
+    """A finding in the words of templates/findings.txt."""
+    return Finding(formatting.worded("findings", name, **values), numbers or {})
 
 
 def per_operator(table: pd.DataFrame, value: Callable[[Any], T]) -> dict[str, T]:

@@ -1,5 +1,6 @@
-"""Ablation of heuristic neurons: knockout by heuristic, knockout by prompt, and the bag of heuristics alone."""
+"""Causal tests of heuristic neurons (knockout by heuristic, knockout by prompt, the bag of heuristics alone), and failures."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,23 @@ from matplotlib.figure import Figure
 from arithscope.experiments.bag import RANDOM as RANDOM_TOP
 from arithscope.experiments.bag import TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW
+from arithscope.experiments.failures import AUC, HYPOTHESES, Failures
 from arithscope.experiments.knockout import ASSOCIATED, OTHERS, OWN, UNMATCHED, Knockout
 from arithscope.experiments.prompt_knockout import ABLATED, PromptKnockout
 from arithscope.figures.circuit import MEASURE_NAMES
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, line_with_band, new_figure
+from arithscope.figures.style import (
+    OPERATOR_COLOURS,
+    OTHER_COLOUR,
+    SIGNS,
+    errors,
+    grouped_bars,
+    hide_unused,
+    line_with_band,
+    new_figure,
+    outside_legend,
+    table_figure,
+)
 
 MOST_NAMES = 60  # heuristics named in a panel
 GROUPS = (
@@ -24,11 +37,18 @@ GROUPS = (
 STYLES: dict[str, Any] = dict(zip(ABLATED, ("-", "--", ":"), strict=True))
 NAMES = dict(zip(ABLATED, ("associated neurons", "as many not associated", "as many random ones"), strict=True))
 KEPT = {
-    TOP: ("all top neurons", "#666666"),
+    TOP: ("all top neurons", OTHER_COLOUR),
     RAW: ("with a raw match", "#BBBBBB"),
     CALIBRATED: ("with a calibrated match", "#0072B2"),
     RANDOM_TOP: ("as many at random", "#E69F00"),
 }
+LABELS = (  # of both hypotheses, and of the logistic regression on them
+    "associated heuristic\nneurons",
+    "contribution to the\ncorrect answer's logit",
+    "log-odds of being correct\nper standard deviation",
+)
+SHOWN = 5  # worst prompts per operator
+LINE = 76  # characters in a line of the heuristics column
 
 
 @figure("knockout-by-heuristic", Knockout, section="proof", order=230, title="Knockout by heuristic")
@@ -48,15 +68,12 @@ def knockout_by_heuristic(knockout: Knockout) -> Figure:
             title = "no heuristic has enough neurons"
             if (operator, criterion, "prompts") in signs.index:
                 sign = signs.loc[(operator, criterion, "prompts")]
-                title = (
-                    f"associated prompts lose more for {sign.above:.0f} heuristics, less for {sign.below:.0f} "
-                    f"(sign test p = {sign.p:.2g})"
-                )
+                counts = f"{sign.above:.0f} heuristics, less for {sign.below:.0f}"
+                title = f"associated prompts lose more for {counts} (sign test p = {sign.p:.2g})"
             panel.set_title(f"{SIGNS[operator]}, {criterion}: {title}")
         row[0].set_ylabel("accuracy left")
     if operators:
-        handles, labels = max((panel.get_legend_handles_labels() for panel in axes.ravel()), key=lambda x: len(x[0]))
-        figure.legend(handles, labels, loc="outside right center")
+        outside_legend(figure, max(axes.ravel(), key=lambda panel: len(panel.get_legend_handles_labels()[0])))
     else:
         axes[0, 0].text(0.5, 0.5, "no heuristic has enough neurons", ha="center", transform=axes[0, 0].transAxes)
     return figure
@@ -100,14 +117,14 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
             rows = table[(table.operator == operator) & (table.criterion == criterion)]
             for ablated, style in STYLES.items():
                 line = rows[rows.ablated == ablated]
-                colour = OPERATOR_COLOURS[operator] if style == "-" else "#666666"
+                colour = OPERATOR_COLOURS[operator] if style == "-" else OTHER_COLOUR
                 line_with_band(panel, line["size"], line, color=colour, linestyle=style, label=NAMES[ablated])
             panel.set_xscale("symlog", linthresh=1)
             panel.set(xlim=(0, None), ylim=(-0.03, 1.05), title=f"{SIGNS[operator]}, {criterion}")
         panels[0].set_ylabel("accuracy left")
     for panel in axes[-1]:
         panel.set_xlabel("neurons ablated per layer")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
+    outside_legend(figure, axes[0, 0])
     return figure
 
 
@@ -117,14 +134,80 @@ def bag_alone(bag: Bag) -> Figure:
     at the last position. {FAITHFULNESS} (Paper: Section 5, for training checkpoints.)"""
     operators = [str(o) for o in bag.curve.operator.unique()]
     figure, [panels] = new_figure(11, 3.4, 1, len(MEASURE_NAMES))
-    x, width = np.arange(len(operators)), 0.8 / len(KEPT)
     for panel, (measure, label) in zip(panels, MEASURE_NAMES.items(), strict=True):
         table = bag.curve[bag.curve.measure == measure].set_index(["neurons", "operator"])
-        for i, (kept, (name, colour)) in enumerate(KEPT.items()):
-            rows = table.loc[kept].loc[operators]
-            at = x + (i - (len(KEPT) - 1) / 2) * width
-            panel.bar(at, rows.value, width * 0.95, yerr=errors(rows), color=colour, label=name)
-        panel.set_xticks(x, [SIGNS[o] for o in operators])
+        bars = [(table.loc[kept].loc[operators], colour, name) for kept, (name, colour) in KEPT.items()]
+        grouped_bars(panel, operators, bars)
         panel.set(ylabel=label, ylim=(min(0.0, float(np.nanmin(table.low, initial=0.0))), 1.05))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    outside_legend(figure, panels[0])
     return figure
+
+
+@figure("failure-contributions", Failures, section="failures", order=260, title="Why some prompts fail")
+def failure_contributions(failures: Failures) -> Figure:
+    """Correctly and incorrectly answered prompts. Top: number of associated heuristic neurons (calibrated). Middle:
+    activation × value-vector logit of the correct answer, summed over all heuristic neurons. Titles: difference of
+    means, correct minus incorrect. Bottom: coefficients of a logistic regression of correctness on both. Lines:
+    quartiles; diamonds: means; brackets and error bars: 95 % bootstrap intervals. (Paper: Section 4.3.)"""
+    operators = [str(o) for o in failures.prompts.operator.unique()]
+    columns = max(1, len(operators))
+    figure, axes = new_figure(2.7 * columns + 0.8, 7.4, len(LABELS), columns)
+    differences: Any = failures.differences.set_index(["operator", "criterion", "feature"])
+    for panels, operator in zip(axes.T, operators, strict=False):
+        rows = failures.prompts[failures.prompts.operator == operator]
+        for panel, feature in zip(panels, HYPOTHESES, strict=False):
+            difference = differences.loc[(operator, CALIBRATED, feature)]
+            _plot_prompts(panel, rows, f"{CALIBRATED}_{feature}", OPERATOR_COLOURS[operator])
+            interval = f"[{difference.low:.2f}, {difference.high:.2f}]"
+            panel.set_title(f"{SIGNS[operator]}: {difference.value:+.2f} {interval}")
+        _plot_coefficients(panels[-1], failures.regression, operator)
+    if not operators:
+        axes[0, 0].text(0, 0.5, "no operator has both correct and incorrect prompts")
+        hide_unused(axes[:, 0], 1)
+    for panel, label in zip(axes[:, 0], LABELS, strict=True):
+        panel.set_ylabel(label)
+    return figure
+
+
+def _plot_prompts(panel: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
+    """Every prompt as a dot, with means and quartiles of both groups."""
+    random = np.random.default_rng(0)
+    for x, (correct, shade) in enumerate(((True, colour), (False, OTHER_COLOUR))):
+        values = rows.loc[rows.correct == correct, column].to_numpy(dtype=np.float64)
+        panel.plot(x + random.uniform(-0.18, 0.18, len(values)), values, ".", color=shade, markersize=3, alpha=0.6)
+        quartiles = np.quantile(values, [0.25, 0.5, 0.75])
+        panel.hlines(quartiles, x - 0.3, x + 0.3, color="black", linewidth=(0.7, 1.6, 0.7))
+        panel.plot(x, values.mean(), "D", color="white", markeredgecolor="black", markersize=5)
+    panel.set_xticks([0, 1], ["correct", "incorrect"])
+    panel.set_xlim(-0.5, 1.5)
+
+
+def _plot_coefficients(panel: Axes, regression: pd.DataFrame, operator: str) -> None:
+    terms = regression[(regression.operator == operator) & (regression.criterion == CALIBRATED)].set_index("term")
+    rows = terms.loc[list(HYPOTHESES)]
+    panel.axhline(0, color="grey", linewidth=0.8)
+    panel.errorbar([0, 1], rows.value, yerr=errors(rows), fmt="o", color=OPERATOR_COLOURS[operator], capsize=3)
+    panel.set_xticks([0, 1], ["number of\nneurons", "contribution"])
+    panel.set_xlim(-0.5, 1.5)
+    auc: Any = terms.loc[AUC]
+    panel.set_title(f"AUC {auc.value:.2f} [{auc.low:.2f}, {auc.high:.2f}]", fontsize=7.5)
+
+
+@figure(
+    "worst-prompts", Failures, section="failures", order=270, title="The worst errors, and the heuristics behind them"
+)
+def worst_prompts(failures: Failures) -> Figure:
+    """For each operator the incorrect prompts with the least probable correct answer. Push: by how much heuristic
+    neurons (calibrated) raise the predicted answer's logit over the correct one's, in total and by heuristic; each
+    neuron counts for the heuristic it matches furthest beyond expectation. Logit lens, up to the final norm's
+    scale. (Paper: Section 4.3.)"""
+    rows = []
+    for _, worst in failures.worst.groupby("operator", sort=False):
+        for row in worst.head(SHOWN).to_dict("records"):
+            pushes = [f"{h} ({push:+.2f})" for h, push in zip(row["heuristics"], row["logit_differences"], strict=True)]
+            prompt = f"{row['op1']}{SIGNS[row['operator']]}{row['op2']}="
+            answers, p = (str(row["answer"]), str(row["predicted"])), f"{row['p_answer']:.1e}"
+            heuristics = textwrap.fill("; ".join(pushes) or "none", LINE)
+            rows.append([prompt, *answers, p, f"{row['logit_difference']:+.2f}", heuristics])
+    header = ["prompt", "correct", "predicted", "P(correct)", "total push", "largest pushes, by heuristic"]
+    return table_figure(header, rows, [1.0, 0.7, 0.8, 0.9, 0.9, 6.0])
