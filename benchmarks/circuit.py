@@ -118,7 +118,7 @@ def prepare(model: Model, prompts: int) -> Task:
     others = counterfactuals(chosen, pool, random_source(0, "benchmark counterfactuals"))
     s = model.sizes
     random = random_source(0, "benchmark heads")
-    orders = [random.permutation(s.layers * s.heads) for _ in range(10)]
+    orders = np.stack([random.permutation(s.layers * s.heads) for _ in range(10)])
     sets = nested_sets(orders, np.linspace(0, s.layers * s.heads, CIRCUITS // 10).astype(int).tolist())
     more = sample(pool, PROBE_PROMPTS, random_source(0, "benchmark probes"))
     examples = read_states(model, more, "last", range(s.layers))
