@@ -55,9 +55,6 @@ class Recipe:
     data: DataRecipe
     schedule: ScheduleRecipe
 
-    def checkpoint_steps(self) -> list[int]:
-        return [self.schedule.steps * i // self.schedule.checkpoints for i in range(self.schedule.checkpoints)]
-
 
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe. Raises UserError if it cannot be read or a setting is wrong."""
