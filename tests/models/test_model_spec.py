@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from arithscope.errors import UserError
-from arithscope.models.model_spec import model_spec, weights_of
+from arithscope.models.load import model_spec, weights_of
 from tests import units
 from tests.families import FAMILY_AND_ATTENTION, small
 

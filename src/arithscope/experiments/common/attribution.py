@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.experiments.common.samples import batches
-from arithscope.models.hooks import capturing, gradients
-from arithscope.models.linearize import linearized
+from arithscope.models.hooks import capturing, gradients, linearized
 from arithscope.models.memory import graph_bytes
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts

@@ -1,6 +1,6 @@
 """Estimates of the memory that stages need beside the model's weights, in bytes."""
 
-from arithscope.models.engine.replicas import num_parallel_passes
+from arithscope.models.engine.sweep import num_parallel_passes
 from arithscope.models.memory import budget, cache_bytes, component_bytes, row_bytes
 from arithscope.models.model import Model, Site
 from arithscope.prompts import legal_prompts
