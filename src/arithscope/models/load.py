@@ -127,9 +127,9 @@ def _silence_libraries() -> None:
     """Turn off the libraries' warnings and progress bars; problems are reported by UserError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    for library in ("accelerate", "bitsandbytes"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    levels = {"huggingface_hub": logging.CRITICAL, "accelerate": logging.ERROR, "bitsandbytes": logging.ERROR}
+    for library, level in levels.items():
+        logging.getLogger(library).setLevel(level)
 
 
 def _source_arguments(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
@@ -253,9 +253,8 @@ def checked_model(hf_model: Any, tokenizer: Any, identity: Identity, template: T
 class Weights:
     """Every parameter and buffer, persistent or not. Tied ones are stored once: several names share an index."""
 
-    arrays: list[NDArray[np.uint8]]
-    formats: list[tuple[torch.dtype, tuple[int, ...]]]
-    indices: dict[str, int]  # name → array
+    stored: list[tuple[NDArray[np.uint8], torch.dtype, tuple[int, ...]]]  # bytes, type and shape
+    indices: dict[str, int]  # name → index into stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,8 +278,7 @@ class ModelSpec:
         hf_model = self._empty_hf_model()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is read-only
-            stored = zip(weights.arrays, weights.formats, strict=True)
-            tensors = [torch.from_numpy(x).view(dtype).view(shape).to(device) for x, (dtype, shape) in stored]
+            tensors = [torch.from_numpy(x).view(kind).view(shape).to(device) for x, kind, shape in weights.stored]
         parameters = [nn.Parameter(tensor, requires_grad=False) for tensor in tensors]
         for name, index in weights.indices.items():
             path, _, leaf = name.rpartition(".")
@@ -314,8 +312,6 @@ def weights_of(model: Model) -> Weights:
         raise UserError(f"The weights of {model.identity.name} {problem}; {advice}.")
     distinct: dict[int, Tensor] = {id(tensor): tensor for _, tensor in named}
     index = {key: i for i, key in enumerate(distinct)}
-    return Weights(
-        [x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for x in distinct.values()],
-        [(x.dtype, tuple(x.shape)) for x in distinct.values()],
-        {name: index[id(tensor)] for name, tensor in named},
-    )
+    arrays = (x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for x in distinct.values())
+    stored = [(array, x.dtype, tuple(x.shape)) for array, x in zip(arrays, distinct.values(), strict=True)]
+    return Weights(stored, {name: index[id(tensor)] for name, tensor in named})

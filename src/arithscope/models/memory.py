@@ -20,10 +20,7 @@ GRAPH = 2  # what a backward pass keeps of a layer, in multiples of the layer's 
 
 def flops_per_position(model: Model, start: int = 0) -> int:
     """FLOPs that take one position from layer `start` to its logits: 2 × the entries of all matrices, however they are stored.
-
-    Attention to the few earlier positions, norms and activation functions are left out: a few thousandths of a large model's
-    work.
-    """
+    Attention, norms and activation functions are left out: a few thousandths of a large model's work."""
     modules = [*(m for layer in model.layers[start:] for m in layer.modules()), model.unembedding]
     return 2 * sum(prod(widths(m)) for m in modules if isinstance(m, Conv1D) or hasattr(m, "in_features"))
 

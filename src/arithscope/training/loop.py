@@ -79,11 +79,8 @@ class Batches:
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
     """Train a model from a recipe (a TOML file), or continue a training that was stopped, and return its folder `out`: the
-    model, its checkpoints, the training log and the model card.
-
-    Raises:
-        UserError: If the recipe is wrong, or `out` holds something other than a training of this recipe.
-    """
+    model, its checkpoints, the training log and the model card. Raises UserError if the recipe is wrong, or `out` holds
+    something other than a training of this recipe."""
     recipe = read_recipe(recipe_path)
     training = _Training(recipe, device)  # before the folder is created: the recipe may ask for an impossible model
     with explain_write_errors(out):
