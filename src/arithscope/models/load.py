@@ -87,7 +87,6 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
         source = find_model(model)
         arguments = _source_arguments(source, options)
         config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
-        architecture_of(config)  # refuses unknown families before the weights are read
         hf_model = _load_weights(source, config, device, options)
         tokenizer = _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
         revision = source.revision or "" if source.local else source.folder().name
@@ -155,6 +154,7 @@ def _attempt(source: ModelSource, what: str, function: Any, *args: Any, **kwargs
 
 
 def _load_weights(source: ModelSource, config: Any, device: torch.device, options: LoadOptions) -> Any:
+    attention = "eager" if architecture_of(config).eager_only else "sdpa"
     if source.local and not source.weight_files() and not options.allow_pickle:
         why = "pickled weights can run code, so they are loaded only with --allow-pickle"
         raise UserError(f"The folder {source.location} holds no .safetensors weights; {why}.")
@@ -163,7 +163,6 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
     stored = getattr(config, "dtype", None)
     half = stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
     dtype = DTYPES.get(options.dtype) or (torch.float32 if parameters < SMALL else half)
-    attention = "eager" if architecture_of(config).eager_only else "sdpa"
     arguments = _source_arguments(source, options) | dict(config=config, dtype=dtype, output_loading_info=True)
     arguments["attn_implementation"] = attention
     if source.gguf is None:

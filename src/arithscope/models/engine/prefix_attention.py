@@ -8,7 +8,6 @@ model they took a third of the time. Here each prefix is multiplied with the que
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ def prefix_attention(model: Model, prefix: KeysValues, owner: Int[Tensor, " rows
     before = config._attn_implementation
     window, length = getattr(config, "sliding_window", None), model.encoder.length
     shared = _Prefix(prefix, owner, window is None or window >= length)
-    if before != "sdpa" or not prefix or (owner is not None and _kernels(shared, model.device, length) is None):
+    if before != "sdpa" or not prefix or (owner is not None and not _has_kernel(shared, model.device, length)):
         yield False
         return
     _active.append(shared)
@@ -54,10 +53,9 @@ def prefix_attention(model: Model, prefix: KeysValues, owner: Int[Tensor, " rows
         _active.pop()
 
 
-def _kernels(prefix: _Prefix, device: torch.device, length: int) -> ModuleType | None:
-    """The module of our GPU kernels; None where its attention cannot be used."""
+def _has_kernel(prefix: _Prefix, device: torch.device, length: int) -> bool:
     kernels = triton_kernels(device)
-    return kernels if kernels is not None and prefix.causal_only and length <= kernels.MAX_KEYS else None
+    return kernels is not None and prefix.causal_only and length <= kernels.MAX_KEYS
 
 
 def _attention_forward(
@@ -72,8 +70,8 @@ def _attention_forward(
     """The function that transformers calls."""
     prefix = _active[-1]
     keys, values = prefix.keys_values[module.layer_idx]
-    kernels = _kernels(prefix, query.device, keys.shape[2] + key.shape[2])
-    if kernels is None:
+    kernels = triton_kernels(query.device)
+    if kernels is None or not _has_kernel(prefix, query.device, keys.shape[2] + key.shape[2]):
         return attend(query, key, value, keys, values, attention_mask, scaling), None
     owner = torch.arange(len(query), device=query.device) % len(keys) if prefix.owner is None else prefix.owner
     return kernels.attend(query, key, value, keys, values, owner, scaling), None

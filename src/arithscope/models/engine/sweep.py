@@ -211,13 +211,11 @@ def _run_tails(
             yield from passes(run, _tails(model, prompts, chosen, owner, prefixes, size))
 
 
-def _tails(
-    model: Model, prompts: Prompts, chosen: Rows, owner: Rows, prefixes: KeysValues, size: int
-) -> Iterator[_Tail]:
-    for start in range(0, len(chosen), size):
-        rows, owners = (x[start : start + size] for x in (chosen, owner))
-        ids = model.encode(prompts[rows])[:, model.positions.op2 :]
-        yield _Tail(rows, ids, prefixes, torch.from_numpy(owners).to(model.device))
+def _tails(model: Model, prompts: Prompts, rows: Rows, owner: Rows, prefixes: KeysValues, size: int) -> Iterator[_Tail]:
+    for start in range(0, len(rows), size):
+        chosen, prefix = (x[start : start + size] for x in (rows, owner))
+        ids = model.encode(prompts[chosen])[:, model.positions.op2 :]
+        yield _Tail(chosen, ids, prefixes, torch.from_numpy(prefix).to(model.device))
 
 
 def _distinct_prefixes(
