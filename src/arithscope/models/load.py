@@ -171,8 +171,8 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
         arguments["device_map"] = _device_map(options.device_map, config, source)
     if options.quantize is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
-            advice = "run: pip install 'arithscope[quant]'"
-            raise UserError(f"Loading in 4 or 8 bits needs the package bitsandbytes; {advice}.")
+            loading = "Loading in 4 or 8 bits"
+            raise UserError(f"{loading} needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
         bits = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
         arguments = {"device_map": device} | arguments | {"quantization_config": bits}
     # Weights that stay on disk are read from their own files as needed; pickled ones are written there once more.
