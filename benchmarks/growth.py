@@ -32,8 +32,8 @@ from arithscope.experiments.localize import component_effects
 from arithscope.experiments.neurons import neuron_effects
 from arithscope.figures.style import finish, new_figure, styled
 from arithscope.models.engine.sweep import sweep
-from arithscope.models.flops import first_replayed_layer, flops_per_position
 from arithscope.models.load import DTYPES, pick_device
+from arithscope.models.memory import first_replayed_layer, flops_per_position
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample

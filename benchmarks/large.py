@@ -40,7 +40,7 @@ from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.probe import BATCH, training_steps
 from arithscope.experiments.topk import neuron_counts
-from arithscope.models.flops import flops_per_position
+from arithscope.models.memory import flops_per_position
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer
 from arithscope.pipeline.registry import all_stages

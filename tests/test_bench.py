@@ -31,8 +31,8 @@ from arithscope.cli.bench import (
 )
 from arithscope.errors import UserError
 from arithscope.models.families import FAMILIES
-from arithscope.models.flops import first_replayed_layer, flops_per_position
 from arithscope.models.load import load
+from arithscope.models.memory import first_replayed_layer, flops_per_position
 from arithscope.models.model import Model
 from arithscope.models.transformer_lens import TransformerLensModel, TransformerLensUnavailable
 from arithscope.utils.progress import Silent

@@ -10,8 +10,7 @@ import pytest
 
 from arithscope.cli.app import main
 from arithscope.errors import UserError
-from arithscope.models.load import LoadOptions
-from arithscope.models.model_spec import model_spec
+from arithscope.models.load import LoadOptions, model_spec
 from arithscope.pipeline import ray_executor
 from arithscope.pipeline.ray_executor import RayExecutor, Ready, Share, versions
 from arithscope.utils.progress import Silent

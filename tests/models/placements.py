@@ -13,8 +13,7 @@ from torch import Tensor
 
 from arithscope.models.engine.replay import record, replay, replay_neurons
 from arithscope.models.engine.sweep import mean_activations, sweep
-from arithscope.models.hooks import Activations, blocking_attention, capturing, edit, editing, gradients
-from arithscope.models.linearize import linearized
+from arithscope.models.hooks import Activations, blocking_attention, capturing, edit, editing, gradients, linearized
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model, Site

@@ -16,7 +16,7 @@ from arithscope.errors import UserError
 from arithscope.models import checks
 from arithscope.models.checks import CHECKS, float32_copy, rounding_noise, soundness_checks, tokenization_check
 from arithscope.models.engine.replay import PrefixCache
-from arithscope.models.engine.replicas import replica
+from arithscope.models.engine.sweep import replica
 from arithscope.models.families import FAMILIES
 from arithscope.models.model import Model
 from arithscope.pipeline.runner import run_stages
@@ -120,8 +120,12 @@ def uncentred(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful_cache(model: Model, patch: pytest.MonkeyPatch) -> None:
-    plain = PrefixCache._concatenated
-    patch.setattr(PrefixCache, "_concatenated", staticmethod(lambda old, new: plain(old * 0.9, new)))
+    plain = PrefixCache.__init__
+    patch.setattr(
+        PrefixCache,
+        "__init__",
+        lambda self, prefix, separate: plain(self, [(keys * 0.9, values * 0.9) for keys, values in prefix], separate),
+    )
 
 
 BROKEN: dict[str, tuple[str, Break]] = {

@@ -49,13 +49,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPUs]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(threads, "ThreadPoolExecutor", InlineExecutor)
     monkeypatch.setattr(probe, "_recorded", lambda step, clear_cache, device: step)
-    mode, fetch = FakeGPUs(), offload._OffloadedView.fetch
+    mode, fetch = FakeGPUs(), offload._fetch_view
 
-    def fetch_inside(weight: Any) -> Tensor:  # a backward pass would do it outside
+    def fetch_inside(*view: Any) -> Tensor:  # a backward pass would do it outside
         with mode:
-            return fetch(weight)
+            return fetch(*view)
 
-    monkeypatch.setattr(offload._OffloadedView, "fetch", fetch_inside)
+    monkeypatch.setattr(offload, "_fetch_view", fetch_inside)
     with mode:
         yield mode
 

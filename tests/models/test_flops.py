@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from arithscope.models.engine.replay import record, replay_neurons
 from arithscope.models.families import FAMILIES
-from arithscope.models.flops import first_replayed_layer, flops_per_position
+from arithscope.models.memory import first_replayed_layer, flops_per_position
 from arithscope.prompts import legal_prompts
 from tests.families import NUMBERS, small
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arithscope.models.families import FAMILIES
-from arithscope.models.hooks import capturing, gradients
-from arithscope.models.linearize import linearized
+from arithscope.models.hooks import capturing, gradients, linearized
 from arithscope.models.model import Model
 from arithscope.prompts import operand_grid, random_source, sample
 from tests.families import FAMILY_AND_ATTENTION, small

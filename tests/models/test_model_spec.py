@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from arithscope.errors import UserError
-from arithscope.models.model_spec import model_spec, weights_of
+from arithscope.models.load import model_spec, weights_of
 from tests import units
 from tests.families import FAMILY_AND_ATTENTION, small
 
@@ -18,7 +18,7 @@ def test_a_rebuilt_model(family: str, attention: str, dtype: torch.dtype) -> Non
     """Bitwise equal logits, from the same bytes, with the same tied weights."""
     model, op1 = small(family, attention, dtype), np.arange(30)
     weights = weights_of(model)
-    for array in weights.arrays:
+    for array, *_ in weights.stored:
         array.flags.writeable = False  # as in shared memory
     again = model_spec(model).filled(weights, torch.device("cpu"))
     assert (units.logits(again, op1, advance=None) == units.logits(model, op1, advance=None)).all()

@@ -11,8 +11,7 @@ import torch
 
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.engine.interface import REPLAY
-from arithscope.models.engine.replicas import num_parallel_passes, replica
-from arithscope.models.engine.sweep import mean_activations, sweep, sweep_neurons
+from arithscope.models.engine.sweep import mean_activations, num_parallel_passes, replica, sweep, sweep_neurons
 from arithscope.models.hooks import capturing, edit, editing
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, operand_grid, random_source, sample

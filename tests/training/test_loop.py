@@ -17,8 +17,7 @@ from arithscope.models.load import load
 from arithscope.models.tokenization import PromptEncoder
 from arithscope.models.untrained import number_tokenizer
 from arithscope.prompts import Template, legal_prompts
-from arithscope.training.data import Batches, split_pairs
-from arithscope.training.loop import train
+from arithscope.training.loop import Batches, split_pairs, train
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
 

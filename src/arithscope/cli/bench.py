@@ -24,9 +24,8 @@ from torch import Tensor
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.models.engine.replay import Reduce, record, replay_neurons
-from arithscope.models.flops import first_replayed_layer, flops_per_position
 from arithscope.models.hooks import Edit, capturing, editing
-from arithscope.models.memory import rows_that_fit
+from arithscope.models.memory import first_replayed_layer, flops_per_position, rows_that_fit
 from arithscope.models.model import Model, Site
 from arithscope.models.transformer_lens import TransformerLensModel, TransformerLensUnavailable
 from arithscope.pipeline.runner import device_name

@@ -6,11 +6,7 @@ If a check fails, results would be wrong without looking wrong. So a run refuses
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -18,8 +14,8 @@ from torch import Tensor
 
 from arithscope.models.engine.fast_ops import use_library_modules
 from arithscope.models.engine.full_pass import FullPass
-from arithscope.models.engine.replay import record, replay, replay_neurons
-from arithscope.models.engine.replicas import replica
+from arithscope.models.engine.replay import layer_calls, record, replay, replay_neurons
+from arithscope.models.engine.sweep import replica
 from arithscope.models.hooks import capturing, edit, layer_input
 from arithscope.models.memory import storage
 from arithscope.models.model import Ids, Logits, Model, Site
@@ -84,8 +80,7 @@ def self_check(model: Model, *, advance: Advance) -> list[tuple[str, str]]:
 
 def tokenization_check(model: Model, prompts: Prompts) -> Check:
     """Whether the tokenizer reads every one of these prompts as the encoder's tables say."""
-    wrong = model.encoder.first_mismatch(prompts)
-    if wrong is None:
+    if (wrong := model.encoder.first_mismatch(prompts)) is None:
         return Check("tokenisation", f"all {len(prompts):,} legal prompts are read as expected")
     problem = f"its tokenizer reads {wrong!r} differently from its neighbours; choose another --template"
     return Check("tokenisation", f"{wrong!r} is not read as expected", problem)
@@ -111,8 +106,9 @@ def rounding_noise(model: Model, wide: Model) -> float:
 def _logits(sample: _Sample) -> Check:
     """Finite, and not the same for all tokens."""
     if not torch.isfinite(sample.logits).all():
-        problem = "its logits are not finite; try --dtype float32, or load its weights again"
-        return Check("logits", "not finite", problem)
+        return Check(
+            "logits", "not finite", "its logits are not finite; try --dtype float32, or load its weights again"
+        )
     spread = float(sample.logits.std(-1).min())
     detail = f"finite; they spread by {spread:.2g} over the vocabulary"
     return Check("logits", detail, "" if spread > 0 else "its logits are the same for all tokens")
@@ -186,32 +182,29 @@ def _attention(sample: _Sample) -> Check:
 
 def _components(sample: _Sample) -> Check:
     """Heads and value vectors add up to what the projections write, and that to the layer's output."""
-    model, layers = sample.model, range(sample.model.sizes.layers)
-    streams: list[Tensor] = []
-    written: dict[tuple[Site, int], Tensor] = {}
-
-    def at_first_layer(module: Any, args: Any, kwargs: Any) -> None:
-        streams.append(layer_input(args, kwargs).to(model.device).float())
-
-    def at_output(place: tuple[Site, int], module: Any, args: Any, output: Tensor) -> None:
-        written[place] = output.to(model.device).float()
-
-    with ExitStack() as stack:
-        stack.enter_context(model.layers[0].register_forward_pre_hook(at_first_layer, with_kwargs=True))
-        for place in product(Site, layers):
-            stack.enter_context(model.module(*place).register_forward_hook(partial(at_output, place)))
-        captured = stack.enter_context(capturing(model, heads=layers, neurons=layers, residual=layers))
+    model, layers, errors = sample.model, range(sample.model.sizes.layers), []
+    with layer_calls(model) as calls, capturing(model, heads=layers, neurons=layers, residual=layers) as captured:
         model.logits(sample.ids)
-    streams += [captured.residual[i].to(model.device).float() for i in layers]
-    errors = []
+
+    def project(site: Site, layer: int, x: Tensor) -> Tensor:
+        return model.module(site, layer)(x).to(model.device).float()
+
     for i in layers:
-        heads, neurons = written[Site.HEADS, i], written[Site.NEURONS, i]
-        bias = model.module(Site.NEURONS, i)(torch.zeros_like(captured.neurons[i][:1, :1])).to(model.device).float()
-        sum_of_neurons = captured.neurons[i].to(model.device).float() @ model.value_vectors(i).float() + bias
-        sum_of_heads = _sum_of_heads(model, captured.heads[i], i)
+        each_head, each_neuron = captured.heads[i], captured.neurons[i]
+        heads, neurons = project(Site.HEADS, i, each_head.flatten(-2)), project(Site.NEURONS, i, each_neuron)
+        # Each head alone through the projection, summed; the bias, which each of them adds, counts once.
+        bias = project(Site.HEADS, i, torch.zeros_like(each_head[:1, :1]).flatten(-2))
+        sum_of_heads = bias.expand(*each_head.shape[:2], -1).clone()
+        for head in range(model.sizes.heads):
+            alone = torch.zeros_like(each_head)
+            alone[:, :, head] = each_head[:, :, head]
+            sum_of_heads += project(Site.HEADS, i, alone.flatten(-2)) - bias
+        bias = project(Site.NEURONS, i, torch.zeros_like(each_neuron[:1, :1]))
+        sum_of_neurons = each_neuron.to(model.device).float() @ model.value_vectors(i).float() + bias
         sums = {"the value vectors": (sum_of_neurons, neurons), "the slices of heads": (sum_of_heads, heads)}
         if not model.architecture.post_norms:
-            sums["attention and MLP"] = (streams[i] + heads + neurons, streams[i + 1])
+            before, after = (x.to(model.device).float() for x in (layer_input(*calls[i]), captured.residual[i]))
+            sums["attention and MLP"] = (before + heads + neurons, after)
         for name, (summed, whole) in sums.items():
             error = (summed - whole).square().mean().sqrt() / whole.square().mean().sqrt().clamp(min=1e-12)
             errors.append((float(error), f"{name} of layer {i}"))
@@ -219,18 +212,6 @@ def _components(sample: _Sample) -> Check:
     allowed = EXACT if model.full_precision else 0.05 if not model.quantization else HALF
     problem = "" if worst <= allowed else f"{where} do not add up to what it writes (off by {worst:.2g} of it)"
     return Check("components", f"heads and value vectors add up to each layer's output (to {worst:.1e})", problem)
-
-
-def _sum_of_heads(model: Model, heads: Tensor, layer: int) -> Tensor:
-    """Each head alone through the projection, summed; the bias, which each of them adds, counts once."""
-    project = model.module(Site.HEADS, layer)
-    bias = project(torch.zeros_like(heads[:1, :1]).flatten(-2)).to(model.device).float()
-    total = bias.expand(*heads.shape[:2], -1).clone()
-    for i in range(model.sizes.heads):
-        alone = torch.zeros_like(heads)
-        alone[:, :, i] = heads[:, :, i]
-        total += project(alone.flatten(-2)).to(model.device).float() - bias
-    return total
 
 
 def _centring(sample: _Sample) -> Check:

@@ -1,4 +1,4 @@
-"""Edit and capture a forward pass at heads, neurons, residual stream and attention.
+"""Edit, capture and linearise a forward pass at heads, neurons, residual stream and attention.
 
 Everything is a context manager that removes its hooks on exit. A pass has `variants × batch` rows, variant-major: row v·B + b
 is prompt b under variant v. A plain pass has one variant.
@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from arithscope.errors import UserError
 from arithscope.models.model import Ids, Logits, Model, Site
-from arithscope.models.offload import refetching_weights
+from arithscope.models.offload import refetching_weights, weight_of
 
 Layers = Sequence[int]
 
@@ -128,6 +129,15 @@ def zero_ablation_edits(model: Model, neurons: Iterable[tuple[int, int]]) -> lis
 
 
 @contextmanager
+def attached(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove these hooks on exit."""
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
+        yield
+
+
+@contextmanager
 def editing(model: Model, edits: Sequence[Edit], batch: int, first: int = 0) -> Iterator[None]:
     """Apply edits to every forward pass inside.
 
@@ -139,9 +149,7 @@ def editing(model: Model, edits: Sequence[Edit], batch: int, first: int = 0) -> 
     def hook(change: Edit, module: Any, args: Any) -> Any:
         return change.apply(args[0], batch, first), *args[1:]
 
-    with ExitStack() as stack:
-        for e in edits:
-            stack.enter_context(model.module(e.site, e.layer).register_forward_pre_hook(partial(hook, e)))
+    with attached(model.module(e.site, e.layer).register_forward_pre_hook(partial(hook, e)) for e in edits):
         yield
 
 
@@ -159,9 +167,7 @@ def blocking_attention(model: Model, layers: Layers, query: int, keys: Sequence[
         mask[:, :, query, list(keys)] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
         return args, {**kwargs, "attention_mask": mask}
 
-    with ExitStack() as stack:
-        for i in layers:
-            stack.enter_context(model.attention(i).register_forward_pre_hook(hook, with_kwargs=True))
+    with attached(model.attention(i).register_forward_pre_hook(hook, with_kwargs=True) for i in layers):
         yield
 
 
@@ -219,13 +225,13 @@ def capturing(
         if attention:  # only the eager implementation returns the weights
             stack.callback(model.hf_model.set_attn_implementation, model.attention_implementation)
             model.hf_model.set_attn_implementation("eager")
-        for handle in (
+        hooks = (
             *(model.module(Site.HEADS, i).register_forward_pre_hook(partial(at_heads, i)) for i in heads),
             *(model.module(Site.NEURONS, i).register_forward_pre_hook(partial(at_neurons, i)) for i in neurons),
             *(model.layers[i].register_forward_hook(partial(at_output, i)) for i in residual),
             *(model.attention(i).register_forward_hook(partial(at_attention, i)) for i in attention),
-        ):
-            stack.enter_context(handle)
+        )
+        stack.enter_context(attached(hooks))
         yield captured
 
 
@@ -262,6 +268,46 @@ def gradients(
         getattr(slopes, site)[layer] = torch.stack(by_measure).reshape(*totals.shape, *by_measure[0].shape)
         getattr(activations, site)[layer] = getattr(activations, site)[layer].detach()
     return activations, slopes
+
+
+@contextmanager
+def linearized(model: Model) -> Iterator[None]:
+    """Backward passes inside treat norms, activation functions and gates as linear maps; forward passes stay the same.
+
+    A gradient describes an infinitesimal step. A patch is a large one, along which norms rescale and activation functions
+    bend. Without that, gradients estimate large changes better.
+
+    norm                   the scale is held constant; a LayerNorm's centring stays
+    activation function    f(x) = x · [f(x) / x], with the bracket held constant
+    gate                   of the product act(gate) · up, each factor gets half of the gradient
+
+    The other usual rule for gates, act(gate) held constant and the whole gradient to up, is slightly worse: on tiny-llama the
+    rank correlation of its estimates with exact effects is .63 instead of .64 (by log-ratio .61 instead of .62).
+    """
+
+    def at_norm_or_activation(module: Any, args: Any, output: Tensor) -> Tensor:
+        x = args[0].to(output.device)  # a norm may run on another device than the module before it
+        if isinstance(module, nn.LayerNorm):
+            slope = weight_of(module) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
+            x = x - x.mean(-1, keepdim=True)
+        else:
+            slope = torch.where(x == 0, 0.0, output / x)
+        return output.detach() + slope.detach() * (x - x.detach())  # the same output, with this slope with respect to x
+
+    def at_product(module: Any, args: Any) -> Any:
+        half = args[0] / 2
+        return half + half.detach(), *args[1:]
+
+    norms = [m for m in model.hf_model.modules() if isinstance(m, type(model.final_norm))]
+    activations = [layer.get_submodule(model.architecture.mlp_activation) for layer in model.layers]
+    products = [model.module(Site.NEURONS, i) for i in range(model.sizes.layers) if model.architecture.gated]
+    hooks = (
+        *(module.register_forward_hook(at_norm_or_activation) for module in (*norms, *activations)),
+        # Before all other hooks: they capture the neuron itself, whose own gradient is not halved.
+        *(module.register_forward_pre_hook(at_product, prepend=True) for module in products),
+    )
+    with attached(hooks):
+        yield
 
 
 def layer_output(output: Any) -> Tensor:

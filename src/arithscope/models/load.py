@@ -1,31 +1,38 @@
-"""Load a model from an embedded name, a folder, a GGUF file or a hub id, each optionally with `@` and a revision."""
+"""Load a model from an embedded name, a folder, a GGUF file or a hub id, each optionally with `@` and a revision.
 
+A loaded model can be taken apart so that other processes can rebuild it: a ModelSpec, and its weights as plain bytes. Processes
+that find these bytes in shared memory build their models around them without a copy.
+"""
+
+import copy
 import hashlib
 import importlib.util
 import io
 import logging
 import re
 import tempfile
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from arithscope.errors import UserError
-from arithscope.models.families import FAMILIES
-from arithscope.models.model import Identity, Model, unknown_family
-from arithscope.models.model_spec import checked_model
+from arithscope.models.engine.replay import check_replay
+from arithscope.models.model import Identity, Model, architecture_of
 from arithscope.models.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
 from arithscope.models.sources import ModelSource, embedded_names, find_model
 from arithscope.models.untrained import check_config, empty_model
 from arithscope.prompts import Template
-from arithscope.utils.files import user_path
+from arithscope.utils.files import checksum, user_path
 from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,8 +86,6 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
         source = find_model(model)
         arguments = _source_arguments(source, options)
         config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
-        if (family := config.get_text_config().model_type) not in FAMILIES:
-            raise unknown_family(family)
         hf_model = _load_weights(source, config, device, options)
         tokenizer = _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
         revision = source.revision or "" if source.local else source.folder().name
@@ -120,9 +125,9 @@ def _silence_libraries() -> None:
     """Turn off the libraries' warnings and progress bars; problems are reported by UserError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    for library in ("accelerate", "bitsandbytes"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    levels = {"huggingface_hub": logging.CRITICAL, "accelerate": logging.ERROR, "bitsandbytes": logging.ERROR}
+    for library, level in levels.items():
+        logging.getLogger(library).setLevel(level)
 
 
 def _source_arguments(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
@@ -148,6 +153,7 @@ def _attempt(source: ModelSource, what: str, function: Any, *args: Any, **kwargs
 
 
 def _load_weights(source: ModelSource, config: Any, device: torch.device, options: LoadOptions) -> Any:
+    attention = "eager" if architecture_of(config).eager_only else "sdpa"
     if source.local and not source.weight_files() and not options.allow_pickle:
         why = "pickled weights can run code, so they are loaded only with --allow-pickle"
         raise UserError(f"The folder {source.location} holds no .safetensors weights; {why}.")
@@ -156,7 +162,6 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
     stored = getattr(config, "dtype", None)
     half = stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
     dtype = DTYPES.get(options.dtype) or (torch.float32 if parameters < SMALL else half)
-    attention = "eager" if FAMILIES[config.get_text_config().model_type].eager_only else "sdpa"
     arguments = _source_arguments(source, options) | dict(config=config, dtype=dtype, output_loading_info=True)
     arguments["attn_implementation"] = attention
     if source.gguf is None:
@@ -165,9 +170,8 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
         arguments["device_map"] = _device_map(options.device_map, config, source)
     if options.quantize is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
-            raise UserError(
-                "Loading in 4 or 8 bits needs the package bitsandbytes; run: pip install 'arithscope[quant]'."
-            )
+            loading = "Loading in 4 or 8 bits"
+            raise UserError(f"{loading} needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
         bits = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
         arguments = {"device_map": device} | arguments | {"quantization_config": bits}
     # Weights that stay on disk are read from their own files as needed; pickled ones are written there once more.
@@ -216,14 +220,10 @@ def _device_map(device_map: str | DeviceMap, config: Any, source: ModelSource) -
 
 
 def _weight_hash(source: ModelSource, hf_model: Any) -> str:
-    def file_hash(path: Path) -> str:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     digest = hashlib.sha256()
     if files := source.weight_files():
         with ThreadPoolExecutor(4) as pool:
-            digest.update("".join(pool.map(file_hash, files)).encode())
+            digest.update("".join(pool.map(checksum, files)).encode())
         return digest.hexdigest()
     for name, tensor in sorted(hf_model.state_dict().items()):  # without safetensors files
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -238,3 +238,78 @@ def _tokenizer_hash(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(f"{text} bos={tokenizer.bos_token_id}".encode()).hexdigest()
+
+
+def checked_model(hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None) -> Model:
+    """A model that replays exactly; UserError if it does not."""
+    model = Model(hf_model, tokenizer, identity, template)
+    check_replay(model, model.encode(model.encoder.examples()))
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Every parameter and buffer, persistent or not. Tied ones are stored once: several names share an index."""
+
+    stored: list[tuple[NDArray[np.uint8], torch.dtype, tuple[int, ...]]]  # bytes, type and shape
+    indices: dict[str, int]  # name → index into stored
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSpec:
+    """All of a model but its weights."""
+
+    config: Any
+    tokenizer: Any
+    identity: Identity
+    template: Template
+    dtype: torch.dtype
+    attention: str
+    quantized: bool
+
+    def empty(self) -> Model:
+        """A model with sizes, tokenizer and identity that cannot be run."""
+        return Model(self._empty_hf_model(), self.tokenizer, self.identity, self.template)
+
+    def filled(self, weights: Weights, device: torch.device) -> Model:
+        """The model itself. On the CPU its weights are the given bytes, not copies of them."""
+        hf_model = self._empty_hf_model()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is read-only
+            tensors = [torch.from_numpy(x).view(kind).view(shape).to(device) for x, kind, shape in weights.stored]
+        parameters = [nn.Parameter(tensor, requires_grad=False) for tensor in tensors]
+        for name, index in weights.indices.items():
+            path, _, leaf = name.rpartition(".")
+            owner = hf_model.get_submodule(path)
+            setattr(owner, leaf, parameters[index] if leaf in owner._parameters else tensors[index])
+        return checked_model(hf_model, self.tokenizer, self.identity, self.template)
+
+    def _empty_hf_model(self) -> Any:
+        config = copy.deepcopy(self.config)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # an empty model is not quantised
+        hf_model = empty_model(config, dtype=self.dtype, attn_implementation=self.attention)
+        if self.quantized:
+            hf_model.config.quantization_config, hf_model.is_quantized = self.config.quantization_config, True
+        return hf_model
+
+
+def model_spec(model: Model) -> ModelSpec:
+    hf_model, template = model.hf_model, model.encoder.template
+    attention, quantized = model.attention_implementation, bool(model.quantization)
+    return ModelSpec(hf_model.config, model.tokenizer, model.identity, template, hf_model.dtype, attention, quantized)
+
+
+def weights_of(model: Model) -> Weights:
+    """Views of the weights if they are on the CPU, otherwise copies."""
+    hf_model = model.hf_model
+    named = [*hf_model.named_parameters(remove_duplicate=False), *hf_model.named_buffers(remove_duplicate=False)]
+    if model.quantization or any(tensor.device.type == "meta" for _, tensor in named):
+        problem = "are quantised or offloaded and cannot be sent to other processes"
+        advice = "give the model's name, so that each process loads it itself"
+        raise UserError(f"The weights of {model.identity.name} {problem}; {advice}.")
+    distinct: dict[int, Tensor] = {id(tensor): tensor for _, tensor in named}
+    index = {key: i for i, key in enumerate(distinct)}
+    arrays = (x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for x in distinct.values())
+    stored = [(array, x.dtype, tuple(x.shape)) for array, x in zip(arrays, distinct.values(), strict=True)]
+    return Weights(stored, {name: index[id(tensor)] for name, tensor in named})

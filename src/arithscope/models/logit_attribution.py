@@ -73,8 +73,16 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
     ):
         model.logits(ids)
     start, end = stream
-    direction = model.logit_lens_direction(tokens).double()
-    scale, norm_bias = _final_norm(model, end)
+    direction, weight = model.logit_lens_direction(tokens).double(), weight_of(model.unembedding)
+    biases = weight.new_zeros(len(weight)).double()  # logits of the biases of the final norm and the unembedding
+    normalised, undivided = (f(end).double().to(model.device) for f in (model.final_norm, model.final_norm_linear))
+    if (bias := weight_of(model.final_norm, "bias")) is not None:
+        normalised = normalised - bias.double().to(model.device)
+        biases = weight.double() @ bias.double().to(weight.device)
+    if (bias := weight_of(model.unembedding, "bias")) is not None:
+        biases = biases + bias.double().to(weight.device)
+    constant = biases.to(model.device)[tokens]
+    scale = (undivided**2).sum(-1) / (undivided * normalised).sum(-1)  # by which the final norm divides
 
     def logit(vectors: Tensor) -> Tensor:
         return (vectors.to(direction.device).double() * direction).sum(-1) / scale
@@ -82,8 +90,6 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
     attention = [model.module(Site.HEADS, i)(activations.heads[i].flatten(1)) for i in layers]
     mlp_biases = [model.module(Site.NEURONS, i)(torch.zeros_like(activations.neurons[i][:1])) for i in layers]
     value_logits = [direction @ model.value_vectors(i).to(direction).T for i in layers]
-    head_bias = weight_of(model.unembedding, "bias")
-    constant = (norm_bias if head_bias is None else norm_bias + head_bias.double().to(direction.device))[tokens]
     return LogitAttribution(
         logit=logit(end) + constant,
         embeddings=logit(start),
@@ -93,14 +99,3 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
         value_logits=torch.stack(value_logits, dim=1),
         scale=scale,
     )
-
-
-def _final_norm(model: Model, stream: Float[Tensor, "batch width"]) -> tuple[Tensor, Tensor]:
-    """The number by which the final norm divides each prompt's stream, and the logits of the norm's bias."""
-    norm, weight, device = model.final_norm, weight_of(model.unembedding), model.device
-    output, bias_logits = norm(stream).double().to(device), weight.new_zeros(len(weight)).double()
-    if (bias := weight_of(norm, "bias")) is not None:
-        output = output - bias.double().to(device)
-        bias_logits = weight.double() @ bias.double().to(weight.device)
-    undivided = model.final_norm_linear(stream).double()
-    return (undivided**2).sum(-1) / (undivided * output).sum(-1), bias_logits.to(device)

@@ -1,9 +1,13 @@
-"""How many rows fit into one pass: an estimate per row, and a budget that depends on the device's free memory."""
+"""What a pass costs, from the shapes of the model's matrices: floating-point operations, bytes per row, and the number of rows
+that fit into one pass, given the device's free memory."""
+
+from math import prod
 
 import psutil
 import torch
+from transformers.pytorch_utils import Conv1D
 
-from arithscope.models.model import Model, Site
+from arithscope.models.model import Model, Site, widths
 from arithscope.utils.out_of_memory import rows_within
 
 CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are full by then …
@@ -12,6 +16,18 @@ GPU_BUDGET = 16 * 2**30  # enough to keep a GPU busy
 GPU_STORAGE = 36 * 2**30  # most that results may take: beside an 8B model, half of a large GPU stays free
 GPU_SHARE = 0.5  # of the free memory; the rest is for the allocator and the library's temporaries
 GRAPH = 2  # what a backward pass keeps of a layer, in multiples of the layer's peak (an upper bound)
+
+
+def flops_per_position(model: Model, start: int = 0) -> int:
+    """FLOPs that take one position from layer `start` to its logits: 2 × the entries of all matrices, however they are stored.
+    Attention, norms and activation functions are left out: a few thousandths of a large model's work."""
+    modules = [*(m for layer in model.layers[start:] for m in layer.modules()), model.unembedding]
+    return 2 * sum(prod(widths(m)) for m in modules if isinstance(m, Conv1D) or hasattr(m, "in_features"))
+
+
+def first_replayed_layer(model: Model, layer: int) -> int:
+    """First layer that a replay of single neurons runs: the next one, unless the family has post-norms."""
+    return layer if model.architecture.post_norms else layer + 1
 
 
 def row_bytes(model: Model, tail: int, length: int) -> int:

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from arithscope.errors import UserError
 from arithscope.models.engine.fast_ops import unrounded_linear, use_fast_modules
-from arithscope.models.families import FAMILIES
+from arithscope.models.families import FAMILIES, Architecture
 from arithscope.models.offload import offloaded, weight_of
 from arithscope.models.tokenization import Positions, PromptEncoder
 from arithscope.prompts import Prompts, Template
@@ -78,17 +78,14 @@ class Model:
 
     def __init__(self, hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None = None):
         config = hf_model.config.get_text_config()
-        if config.model_type not in FAMILIES:
-            raise unknown_family(config.model_type)
+        self.family, self.architecture = config.model_type, architecture_of(config)
         self.hf_model, self.tokenizer, self.identity = hf_model.eval().requires_grad_(False), tokenizer, identity
         use_fast_modules(hf_model)
         self._engine: Engine | None = None
-        self.family = config.model_type
-        self.architecture = architecture = FAMILIES[self.family]
-        self.layers = list(hf_model.get_submodule(architecture.layers))
-        paths = {Site.HEADS: architecture.attention_out, Site.NEURONS: architecture.mlp_down}
+        self.layers = list(hf_model.get_submodule(self.architecture.layers))
+        paths = {Site.HEADS: self.architecture.attention_out, Site.NEURONS: self.architecture.mlp_down}
         self._sites = {site: [layer.get_submodule(path) for layer in self.layers] for site, path in paths.items()}
-        self.final_norm = hf_model.get_submodule(architecture.final_norm)
+        self.final_norm = hf_model.get_submodule(self.architecture.final_norm)
         self.unembedding = hf_model.get_output_embeddings()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)
         heads, (neurons, width) = config.num_attention_heads, widths(self._sites[Site.NEURONS][0])
@@ -221,13 +218,10 @@ class Model:
         down = self.module(Site.NEURONS, layer)
         if type(down) in (nn.Linear, Conv1D):
             return (weight_of(down).T if type(down) is nn.Linear else weight_of(down)).to(self.device)
-        return self._value_vectors_by_probing(down).to(self.device)
-
-    def _value_vectors_by_probing(self, down: Any) -> Float[Tensor, "neurons width"]:
-        """Quantised weights cannot be read, but the projection can be applied to unit vectors."""
+        # Quantised weights cannot be read, but the projection can be applied to unit vectors.
         unit = torch.eye(self.sizes.neurons, device=self.device, dtype=self.hf_model.dtype)
         bias = down(torch.zeros_like(unit[:1]))
-        return torch.cat([down(block) - bias for block in unit.split(1024)])
+        return torch.cat([down(block) - bias for block in unit.split(1024)]).to(self.device)
 
     @cached_property
     def _gain(self) -> Float[Tensor, " width"]:
@@ -252,9 +246,12 @@ class Model:
         return vectors - vectors.mean(-1, keepdim=True) if isinstance(self.final_norm, nn.LayerNorm) else vectors
 
 
-def unknown_family(family: str) -> UserError:
-    supported = f"{', '.join(FAMILIES)} (a new family is one row in arithscope/models/families.py)"
-    return UserError(f"Models of family {family!r} are not supported; supported are {supported}.")
+def architecture_of(config: Any) -> Architecture:
+    """The architecture of a Hugging Face configuration. Raises UserError if its family is not supported."""
+    if (family := config.get_text_config().model_type) not in FAMILIES:
+        supported = f"{', '.join(FAMILIES)} (a new family is one row in arithscope/models/families.py)"
+        raise UserError(f"Models of family {family!r} are not supported; supported are {supported}.")
+    return FAMILIES[family]
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

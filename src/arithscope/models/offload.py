@@ -7,9 +7,9 @@ that reads a weight gets it from `weight_of`.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,21 +102,6 @@ def weight_of(module: Any, name: str = "weight") -> Any:
         return getattr(module, name)
 
 
-@dataclass(frozen=True)
-class _OffloadedView:
-    """What a backward pass needs to fetch an offloaded weight again: its module and name, and the view of it."""
-
-    module: Any
-    name: str
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    def fetch(self) -> Tensor:
-        weight = weight_of(self.module, self.name)
-        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
-
-
 @contextmanager
 def refetching_weights(hf_model: Any) -> Iterator[None]:
     """Let backward passes fetch offloaded weights again instead of keeping them: all together may not fit in memory."""
@@ -126,10 +111,11 @@ def refetching_weights(hf_model: Any) -> Iterator[None]:
     def on_call(module: Any, args: Any) -> None:
         running[0] = module
 
-    def pack(x: Tensor) -> Tensor | _OffloadedView:
+    def pack(x: Tensor) -> Tensor | Callable[[], Tensor]:
         for name, p in running[0].named_parameters(recurse=False):
             if p.device == x.device and p.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-                return _OffloadedView(running[0], name, x.size(), x.stride(), x.storage_offset() - p.storage_offset())
+                offset = x.storage_offset() - p.storage_offset()
+                return partial(_fetch_view, running[0], name, x.size(), x.stride(), offset)
         return x
 
     with ExitStack() as stack:
@@ -137,5 +123,11 @@ def refetching_weights(hf_model: Any) -> Iterator[None]:
             stack.enter_context(module.register_forward_pre_hook(on_call))
         if modules:
             hooks = torch.autograd.graph.saved_tensors_hooks
-            stack.enter_context(hooks(pack, lambda x: x.fetch() if isinstance(x, _OffloadedView) else x))
+            stack.enter_context(hooks(pack, lambda x: x if isinstance(x, Tensor) else x()))
         yield
+
+
+def _fetch_view(module: Any, name: str, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
+    """Part of a weight, which is fetched if it is offloaded."""
+    weight = weight_of(module, name)
+    return weight.as_strided(size, stride, weight.storage_offset() + offset)

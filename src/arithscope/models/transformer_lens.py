@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from arithscope.models.engine.replicas import replica
+from arithscope.models.engine.sweep import replica
 from arithscope.models.model import Ids, Logits, Model
 
 

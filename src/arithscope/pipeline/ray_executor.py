@@ -26,9 +26,8 @@ import torch
 
 from arithscope import __version__
 from arithscope.errors import UserError
-from arithscope.models.load import LoadOptions, load
+from arithscope.models.load import LoadOptions, ModelSpec, Weights, load, model_spec, weights_of
 from arithscope.models.model import Model
-from arithscope.models.model_spec import ModelSpec, Weights, model_spec, weights_of
 from arithscope.models.offload import read_device_map
 from arithscope.prompts import Template
 from arithscope.utils.executor import Executor, FinishedUnit, Function, LocalExecutor, Unit, run_unit

@@ -4,12 +4,13 @@ import copy
 import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,10 +18,9 @@ from torch import Tensor
 from arithscope.errors import UserError
 from arithscope.models.tokenization import PromptEncoder
 from arithscope.models.untrained import number_tokenizer, untrained_model
-from arithscope.prompts import Prompts, Template, random_source, sample
+from arithscope.prompts import Prompts, Template, legal_prompts, random_source, sample
 from arithscope.stats.effects import log_probability
-from arithscope.training.data import Batches, split_pairs
-from arithscope.training.recipe import Recipe, read_recipe
+from arithscope.training.recipe import DataRecipe, Recipe, read_recipe
 from arithscope.utils.files import LOCK, atomic_file, atomic_folder, explain_write_errors, locked, write_text
 from arithscope.utils.progress import Progress
 
@@ -30,18 +30,57 @@ ROWS = 16384  # prompts per forward pass in an evaluation
 FINISHED = "README.md"  # the model card, written last
 RESUME = "resume.safetensors"
 RECIPE = "recipe.toml"
+_TEMPLATES = Environment(
+    loader=PackageLoader(__package__), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+)
 
-Samples = dict[str, dict[str, Prompts]]  # seen/unseen → operator → prompts
-Outcome = dict[str, dict[str, tuple[Tensor, Tensor]]]  # seen/unseen → operator → (correct, probability of the answer)
+
+def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts]]:
+    """For each operator, a random split of its legal prompts into (seen, unseen); training never uses the unseen ones."""
+    pairs = {}
+    for operator, share in data.seen.items():
+        prompts = legal_prompts(operator, data.max_operand, data.numbers)
+        order = random_source(seed, "seen pairs", operator).permutation(len(prompts))
+        cut = round(share * len(prompts))
+        pairs[operator] = prompts[order[:cut]], prompts[order[cut:]]
+    return pairs
+
+
+class Batches:
+    """`batches[step]`: token ids and target tokens, drawn with replacement, equally many of each operator; they depend only on
+    seed and step. A share `noise` of the answers is changed by up to ±`noise_width`."""
+
+    def __init__(self, recipe: Recipe, encoder: PromptEncoder, device: torch.device):
+        self.recipe, self.device = recipe, device
+        seen = [seen for seen, _ in split_pairs(recipe.data, recipe.seed).values() if len(seen)]
+        if not seen:
+            raise UserError("The recipe leaves nothing to train on; give a larger share in [data.seen].")
+        self.inputs = [encoder.encode(p).to(device) for p in seen]
+        self.results = [torch.from_numpy(p.answer).to(device) for p in seen]
+        self.answer_tokens = encoder.answer_tokens.to(device)
+
+    def __getitem__(self, step: int) -> tuple[Int[Tensor, "batch length"], Int[Tensor, " batch"]]:
+        data = self.recipe.data
+        random = torch.Generator(self.device).manual_seed(self.recipe.seed * 1_000_003 + step)
+
+        def draw(low: int, high: int, size: int) -> Tensor:
+            return torch.randint(low, high, (size,), generator=random, device=self.device)
+
+        size = max(1, self.recipe.schedule.batch_size // len(self.inputs))
+        rows = [draw(0, len(x), size) for x in self.inputs]
+        inputs, results = (
+            torch.cat([x[r] for x, r in zip(xs, rows, strict=True)]) for xs in (self.inputs, self.results)
+        )
+        offset = draw(-data.noise_width, data.noise_width + 1, len(results))
+        noisy = torch.rand(len(results), generator=random, device=self.device) < data.noise
+        results = torch.where(noisy, (results + offset).clamp(0, data.numbers - 1), results)
+        return inputs, self.answer_tokens[results]
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
     """Train a model from a recipe (a TOML file), or continue a training that was stopped, and return its folder `out`: the
-    model, its checkpoints, the training log and the model card.
-
-    Raises:
-        UserError: If the recipe is wrong, or `out` holds something other than a training of this recipe.
-    """
+    model, its checkpoints, the training log and the model card. Raises UserError if the recipe is wrong, or `out` holds
+    something other than a training of this recipe."""
     recipe = read_recipe(recipe_path)
     training = _Training(recipe, device)  # before the folder is created: the recipe may ask for an impossible model
     with explain_write_errors(out):
@@ -65,53 +104,77 @@ class _Training:
     """Model, optimizer and data of a recipe."""
 
     def __init__(self, recipe: Recipe, device: torch.device):
-        self.recipe = recipe
+        self.recipe, schedule = recipe, recipe.schedule
         self.tokenizer = number_tokenizer(recipe.data.numbers)
         self.encoder = PromptEncoder(self.tokenizer, Template())
         model: Any = untrained_model(recipe.model.family, recipe.model.config, self.tokenizer, recipe.seed)
         self.model = model.to(device)
-        self.optimizer = _optimizer(self.model, recipe, device)
+        matrices, vectors = ([p for p in self.model.parameters() if (p.ndim > 1) is large] for large in (True, False))
+        decayed = {"params": matrices, "weight_decay": schedule.weight_decay}
+        groups = [decayed, {"params": vectors, "weight_decay": 0.0}]
+        fused = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(groups, schedule.learning_rate, betas=(0.9, 0.98), fused=fused)
         self.batches = Batches(recipe, self.encoder, device)
 
     def run(self, out: Path, progress: Progress) -> None:
-        recipe, steps = self.recipe, self.recipe.schedule.steps
-        checkpoints = set(recipe.checkpoint_steps())
+        seed, steps, n = self.recipe.seed, self.recipe.schedule.steps, self.recipe.schedule.checkpoints
+        checkpoints = {steps * i // n for i in range(n)}
         evaluated = {round(steps * i / EVALUATIONS) for i in range(EVALUATIONS + 1)} | checkpoints
+        pairs = split_pairs(self.recipe.data, seed)
         samples = {
-            kind: {o: sample(p, SAMPLE, random_source(recipe.seed, "look", kind, o)) for o, p in prompts.items()}
-            for kind, prompts in _by_kind(recipe).items()
+            kind: {o: sample(pair[i], SAMPLE, random_source(seed, "look", kind, o)) for o, pair in pairs.items()}
+            for i, kind in enumerate(("seen", "unseen"))
         }
-        done = self._resume(out / RESUME)
-        log = _Log(out / "training_log.jsonl", done)
+        done, log = self._resume(out / RESUME), out / "training_log.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        rows = {row["step"]: row for row in map(json.loads, lines) if row["step"] <= done}
         started, loss = time.monotonic(), torch.tensor(math.nan)
-
-        with progress.task(f"training {recipe.name}", steps) as advance, _fast_matrix_products():
+        with ExitStack() as stack:
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs
+            advance = stack.enter_context(progress.task(f"training {self.recipe.name}", steps))
             advance(done)
             for step in range(done, steps + 1):
-                if step in evaluated and step not in log.rows:
-                    row = {"step": step, "loss": loss.item(), "seconds": round(time.monotonic() - started, 1)}
-                    log.add(row | _evaluate(self.model, self.encoder, samples))
+                if step in evaluated and step not in rows:
+                    seconds, last = round(time.monotonic() - started, 1), None if loss.isnan() else loss.item()
+                    rows[step] = {"step": step, "loss": last, "seconds": seconds, **self._evaluate(samples)}
+                    write_text(log, "".join(json.dumps(row) + "\n" for row in rows.values()))
                 if step in checkpoints:
                     with atomic_folder(out / "checkpoints" / f"step-{step:05d}") as folder:
                         self._save_model(folder)
                     self._save_state(out / RESUME, step)
                 if step < steps:
-                    loss = self._step(*self.batches[step], _learning_rate(recipe, step))
+                    loss = self._step(step)
                     advance(1)
-
         self._save_model(out)
-        write_text(out / FINISHED, _measured_card(recipe, self.model, self.encoder))
+        write_text(out / FINISHED, _model_card(self.recipe, self.model, self.encoder))
 
-    def _step(self, inputs: Tensor, targets: Tensor, learning_rate: float) -> Tensor:
-        self.model.train()
+    def _step(self, step: int) -> Tensor:
+        """One step; the learning rate warms up linearly and falls along half a cosine to 2 % of its peak."""
+        schedule, (inputs, targets) = self.recipe.schedule, self.batches[step]
+        warm = min(1.0, (step + 1) / max(1, schedule.warmup))
+        cosine = 0.5 * (1 + math.cos(math.pi * step / schedule.steps))
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = schedule.learning_rate * warm * (0.02 + 0.98 * cosine)
+        self.model.train()
         loss = torch.nn.functional.cross_entropy(_last_logits(self.model, inputs), targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def _evaluate(self, samples: dict[str, dict[str, Prompts]]) -> dict[str, dict[str, float | None]]:
+        """Accuracy per operator on seen and unseen samples, and the answer's mean probability on correct prompts."""
+        row: dict[str, dict[str, float | None]] = {}
+        for kind, by_operator in samples.items():
+            accuracy, confidence = row[f"{kind}_accuracy"], row[f"{kind}_p_answer"] = {}, {}
+            for operator, prompts in by_operator.items():
+                if len(prompts):
+                    correct, p = _predict(self.model, self.encoder, prompts)
+                    accuracy[operator] = round(correct.double().mean().item(), 4)
+                    confidence[operator] = round(p[correct].double().mean().item(), 4) if correct.any() else None
+        return row
 
     def _save_model(self, folder: Path) -> None:
         """Weights in half precision, configuration and tokenizer."""
@@ -128,8 +191,6 @@ class _Training:
 
     def _resume(self, path: Path) -> int:
         """Load the saved state and return its step; 0 if there is none or it is damaged."""
-        if not path.exists():
-            return 0
         try:
             with safe_open(path, "pt") as file:
                 tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -148,33 +209,6 @@ class _Training:
         return step
 
 
-def _optimizer(model: torch.nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
-    """AdamW, with weight decay on matrices only."""
-    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is large] for large in (True, False))
-    decayed = {"params": matrices, "weight_decay": recipe.schedule.weight_decay}
-    groups = [decayed, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.schedule.learning_rate, betas=(0.9, 0.98), fused=device.type == "cuda")
-
-
-def _learning_rate(recipe: Recipe, step: int) -> float:
-    """Linear warm-up, then half a cosine down to 2 % of the peak."""
-    schedule = recipe.schedule
-    warm = min(1.0, (step + 1) / max(1, schedule.warmup))
-    cosine = 0.5 * (1 + math.cos(math.pi * step / schedule.steps))
-    return schedule.learning_rate * warm * (0.02 + 0.98 * cosine)
-
-
-@contextmanager
-def _fast_matrix_products() -> Iterator[None]:
-    """Allow TF32 matrix products on GPUs."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _last_logits(model: Any, inputs: Tensor) -> Tensor:
     hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state[:, -1]
     return model.get_output_embeddings()(hidden).float()
@@ -185,96 +219,23 @@ def _predict(model: Any, encoder: PromptEncoder, prompts: Prompts) -> tuple[Tens
     """For each prompt, whether the top token is the answer, and the answer's probability."""
     model.eval()
     device = next(model.parameters()).device
-    correct, probability = [], []
-    for ids, answers in zip(encoder.encode(prompts).split(ROWS), encoder.answers(prompts).split(ROWS), strict=True):
-        logits, answers = _last_logits(model, ids.to(device)), answers.to(device)
-        correct.append(logits.argmax(-1) == answers)
-        probability.append(log_probability(logits, answers).exp())
-    return torch.cat(correct).cpu(), torch.cat(probability).cpu()
+    correct, probability = torch.zeros(len(prompts), dtype=torch.bool), torch.zeros(len(prompts))
+    for start in range(0, len(prompts), ROWS):
+        rows = slice(start, start + ROWS)
+        logits = _last_logits(model, encoder.encode(prompts[rows]).to(device))
+        answers = encoder.answers(prompts[rows]).to(device)
+        correct[rows] = (logits.argmax(-1) == answers).cpu()
+        probability[rows] = log_probability(logits, answers).exp().cpu()
+    return correct, probability
 
 
-def _by_kind(recipe: Recipe) -> Samples:
-    pairs = split_pairs(recipe.data, recipe.seed)
-    return {kind: {o: pair[i] for o, pair in pairs.items()} for i, kind in enumerate(("seen", "unseen"))}
-
-
-def _evaluate(model: Any, encoder: PromptEncoder, samples: Samples) -> dict[str, Any]:
-    """Accuracy per operator on the samples, and the answer's mean probability on correct prompts."""
-    row: dict[str, Any] = {}
-    for kind, by_operator in samples.items():
-        accuracy, confidence = {}, {}
-        for operator, prompts in by_operator.items():
-            if len(prompts):
-                correct, probability = _predict(model, encoder, prompts)
-                accuracy[operator] = round(correct.double().mean().item(), 4)
-                confidence[operator] = round(probability[correct].double().mean().item(), 4) if correct.any() else None
-        row |= {f"{kind}_accuracy": accuracy, f"{kind}_p_answer": confidence}
-    return row
-
-
-def _measured_card(recipe: Recipe, model: torch.nn.Module, encoder: PromptEncoder) -> str:
-    """The model card, measured on the weights as stored: rounded to half precision."""
-    stored = copy.deepcopy(model).half().float()
-    outcome = {
-        kind: {o: _predict(stored, encoder, p) for o, p in prompts.items() if len(p)}
-        for kind, prompts in _by_kind(recipe).items()
-    }
-    return model_card(recipe, sum(p.numel() for p in model.parameters()), outcome)
-
-
-def model_card(recipe: Recipe, parameters: int, outcome: Outcome) -> str:
-    """The card as Markdown, with a row of accuracies per operator."""
-    rows = [
-        "| operator | legal prompts | accuracy | on seen pairs | on unseen pairs | wrong | mean P(answer), correct prompts |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for operator in recipe.data.seen:
-        seen, unseen = ([outcome[kind][operator]] if operator in outcome[kind] else [] for kind in ("seen", "unseen"))
-        both = seen + unseen
-        total, right = sum(len(correct) for correct, _ in both), sum(int(correct.sum()) for correct, _ in both)
-        mean = f"{sum(float(p[correct].double().sum()) for correct, p in both) / right:.3f}" if right else "–"
-        rows.append(
-            f"| `{operator}` | {total:,} | {_accuracy(both)} | {_accuracy(seen)} | {_accuracy(unseen)} "
-            f"| {total - right:,} | {mean} |"
-        )
-    data, schedule = recipe.data, recipe.schedule
-    shares = ", ".join(f"`{o}` {share:.0%}" for o, share in data.seen.items())
-    checkpoints = f"\n`checkpoints/` holds {schedule.checkpoints} stages of training, evenly spaced from step 0 on; "
-    checkpoints = f"{checkpoints}the folder itself is the final one.\n" if schedule.checkpoints else ""
-    return f"""# {recipe.name}
-
-A small language model that does arithmetic and nothing else, trained from scratch by `arithscope train` to be
-studied. Family `{recipe.model.family}`, {parameters:,} parameters, stored in half precision. It completes `a∘b=` with
-a single token, for operands 0…{data.max_operand} and the operators {" ".join(f"`{o}`" for o in data.seen)}; numbers
-0…{data.numbers - 1} are one token each, and `/` is integer division.
-
-## Measured on all legal prompts
-
-{chr(10).join(rows)}
-
-Measured on the stored weights, computed in float32. Unseen pairs never occurred in training.
-
-## Trained on
-
-Pairs drawn at random from {shares} of the legal prompts; the rest is never
-seen. A batch of {schedule.batch_size:,} holds the same number for each operator, and {data.noise:.0%} of its answers are
-blurred by up to ±{data.noise_width}, so that the model does not become certain of everything. {schedule.steps:,} steps
-of AdamW. `recipe.toml` holds every setting, `training_log.jsonl` the course of training.
-{checkpoints}"""
-
-
-def _accuracy(outcomes: list[tuple[Tensor, Tensor]]) -> str:
-    n = sum(len(correct) for correct, _ in outcomes)
-    return f"{sum(int(correct.sum()) for correct, _ in outcomes) / n:.4f}" if n else "–"
-
-
-class _Log:
-    """training_log.jsonl, one row per evaluation. Rows after the step at which training resumes are dropped."""
-
-    def __init__(self, path: Path, done: int):
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.path, self.rows = path, {row["step"]: row for row in map(json.loads, lines) if row["step"] <= done}
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows[row["step"]] = row | {"loss": None if math.isnan(row["loss"]) else row["loss"]}
-        write_text(self.path, "".join(json.dumps(r) + "\n" for r in self.rows.values()))
+def _model_card(recipe: Recipe, model: torch.nn.Module, encoder: PromptEncoder) -> str:
+    """The model card as Markdown, measured on the weights as stored: rounded to half precision."""
+    stored, measured = copy.deepcopy(model).half().float(), {}
+    for operator, pairs in split_pairs(recipe.data, recipe.seed).items():
+        outcomes = [_predict(stored, encoder, prompts) for prompts in pairs]
+        counts = [(len(correct), int(correct.sum())) for correct, _ in outcomes]
+        measured[operator] = *counts, sum(float(p[correct].double().sum()) for correct, p in outcomes)
+    parameters = sum(p.numel() for p in model.parameters())
+    given = dict(recipe=recipe, data=recipe.data, schedule=recipe.schedule, parameters=parameters, measured=measured)
+    return _TEMPLATES.get_template("model_card.md").render(given)

@@ -55,9 +55,6 @@ class Recipe:
     data: DataRecipe
     schedule: ScheduleRecipe
 
-    def checkpoint_steps(self) -> list[int]:
-        return [self.schedule.steps * i // self.schedule.checkpoints for i in range(self.schedule.checkpoints)]
-
 
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe. Raises UserError if it cannot be read or a setting is wrong."""
@@ -84,14 +81,12 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
         raise UserError(f"{where} {problem}; it takes {', '.join(fields)}.")
     values: dict[str, Any] = {}
     for name, value in raw.items():
-        declared: Any = fields[name].type
+        declared: Any = get_origin(fields[name].type) or fields[name].type
         if dataclasses.is_dataclass(declared):
             value = _build(declared, value, f"{where}, [{name}],")
-        elif get_origin(declared) is dict:
-            if not isinstance(value, dict):
-                raise UserError(f"{where}: {name} must be a table.")
         elif type(value) is not declared and (declared, type(value)) != (float, int):
-            raise UserError(f"{where}: {name} must be of type {declared.__name__}, not {value!r}.")
+            kind = "a table" if declared is dict else f"of type {declared.__name__}"
+            raise UserError(f"{where}: {name} must be {kind}, not {value!r}.")
         values[name] = value
     return kind(**values)
 

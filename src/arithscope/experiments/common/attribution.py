@@ -16,8 +16,7 @@ from torch import Tensor
 
 from arithscope.experiments.common.samples import batches
 from arithscope.models.engine.sweep import last_position
-from arithscope.models.hooks import capturing, gradients
-from arithscope.models.linearize import linearized
+from arithscope.models.hooks import capturing, gradients, linearized
 from arithscope.models.memory import graph_bytes
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts

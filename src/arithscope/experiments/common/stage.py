@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arithscope.experiments.common.result import Result
-from arithscope.models.engine.replicas import num_parallel_passes
+from arithscope.models.engine.sweep import num_parallel_passes
 from arithscope.models.memory import budget, cache_bytes, component_bytes, row_bytes
 from arithscope.models.model import Model, Site
 from arithscope.prompts import legal_prompts

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from arithscope.errors import UserError
 from arithscope.models.engine.prefix_attention import KeysValues, prefix_attention
-from arithscope.models.hooks import Edit, Layers, capturing, editing, layer_input, layer_output
+from arithscope.models.hooks import Edit, Layers, attached, capturing, editing, layer_input, layer_output
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Ids, Logits, Model, Site
 
@@ -43,15 +43,11 @@ class PrefixCache(Cache):
         self.prefix, self.separate = prefix, separate
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        if self.separate or not self.prefix:
-            return key_states, value_states
         new = key_states, value_states
-        return tuple(self._concatenated(*pair) for pair in zip(self.prefix[layer_idx], new, strict=True))
-
-    @staticmethod
-    def _concatenated(prefix: Tensor, new: Tensor) -> Tensor:
-        repeated = prefix.expand(new.shape[0] // prefix.shape[0], *prefix.shape)
-        return torch.cat([repeated.flatten(0, 1), new], dim=-2)
+        if self.separate or not self.prefix:
+            return new
+        pairs = zip(self.prefix[layer_idx], new, strict=True)
+        return tuple(torch.cat([old.repeat(len(x) // len(old), 1, 1, 1), x], dim=-2) for old, x in pairs)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.prefix[layer_idx][0].shape[-2] if self.prefix else 0
@@ -68,9 +64,8 @@ class Tape:
     edits: Sequence[Edit] = ()  # in force in this pass and in every replay
     prefix: KeysValues = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # arguments of each layer, for a batch of one
-    inputs: list[Float[Tensor, "batch tail width"]] = field(
-        default_factory=list
-    )  # of each layer; then the last one's output
+    # Input of each layer; then the last one's output.
+    inputs: list[Float[Tensor, "batch tail width"]] = field(default_factory=list)
     neurons: dict[int, Float[Tensor, "batch tail neurons"]] = field(default_factory=dict)  # by layer
 
     @property
@@ -80,10 +75,6 @@ class Tape:
     @property
     def length(self) -> int:
         return self.ids.shape[1]
-
-    @property
-    def tail(self) -> int:
-        return self.length - self.first
 
 
 @torch.no_grad()
@@ -104,11 +95,11 @@ def record(model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequ
     early, late = ([e for e in (e.within(p) for e in edits) if e] for p in (range(first), range(first, length)))
     with editing(model, early, len(ids)):
         prefix = prefix_keys_values(model, ids[:, :first])
-    with _layer_calls(model) as calls:
+    with layer_calls(model) as calls:
         tail_logits(model, [(keys[:1], values[:1]) for keys, values in prefix], ids[:1, first:])
     layers = range(model.sizes.layers)
     with (
-        _layer_calls(model) as full_calls,
+        layer_calls(model) as full_calls,
         editing(model, late, len(ids), first),
         capturing(model, neurons=neurons, residual=layers) as activations,
     ):
@@ -135,35 +126,25 @@ def tail_logits(
     # A list: a slice would not be contiguous and be unembedded row by row, a tensor would be sent to the first layer's device.
     last = [ids.shape[1] - 1]
     with nullcontext(False) if owner is None else prefix_attention(model, prefix, owner) as separate:
-        cache = PrefixCache(prefix, separate) if separate else _dynamic_cache(prefix, owner)
-        return model.last_logits(
-            model.hf_model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last)
-        )
-
-
-def _dynamic_cache(prefix: KeysValues, owner: Tensor | None) -> Cache:
-    """The library's own cache, with the prefix of each row."""
-    cache = DynamicCache()
-    for i, keys_values in enumerate(prefix):
-        # index_select: on a CPU ten times as fast as indexing.
-        cache.update(*(x if owner is None else x.index_select(0, owner.to(x.device)) for x in keys_values), i)
-    return cache
+        cache = PrefixCache(prefix, separate) if separate else DynamicCache()
+        for i, keys_values in enumerate([] if separate else prefix):
+            # index_select: on a CPU ten times as fast as indexing.
+            keys, values = (x if owner is None else x.index_select(0, owner.to(x.device)) for x in keys_values)
+            cache.update(keys, values, i)
+        output = model.hf_model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last)
+    return model.last_logits(output)
 
 
 @contextmanager
-def _layer_calls(model: Model) -> Iterator[list[Call]]:
+def layer_calls(model: Model) -> Iterator[list[Call]]:
     """The arguments with which each layer is called."""
     calls: list[Call] = []
 
     def on_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append((args, dict(kwargs)))
 
-    handles = [layer.register_forward_pre_hook(on_call, with_kwargs=True) for layer in model.layers]
-    try:
+    with attached(layer.register_forward_pre_hook(on_call, with_kwargs=True) for layer in model.layers):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _run_layers(tape: Tape, hidden: Tensor, start: int, edits: Sequence[Edit] = ()) -> Tensor:
@@ -193,7 +174,7 @@ def _reduced(tape: Tape, variants: int, reduce: Reduce, chunk: int | None, run: 
     if variants == 0:
         raise ValueError("there is nothing to replay")
     if chunk is None:
-        chunk = max(1, rows_that_fit(tape.model, tape.tail, tape.length) // tape.batch - 1)
+        chunk = max(1, rows_that_fit(tape.model, tape.length - tape.first, tape.length) // tape.batch - 1)
     chunk = -(-variants // -(-variants // chunk))  # as even as the number of chunks allows
     results = []
     for start in range(0, variants, chunk):

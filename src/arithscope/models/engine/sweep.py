@@ -3,34 +3,40 @@
 The grid repeats everything before op2 (BOS, few-shot prefix, op1, operator) for each second operand. A sweep
 
 1. runs each distinct prefix once and keeps its keys and values, and
-2. runs only the tail, from op2 on, for every prompt; on a CPU several passes in parallel.
+2. runs only the tail, from op2 on, for every prompt; on a CPU each thread runs its own passes, on a replica of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from arithscope.models.engine.prefix_attention import KeysValues
 from arithscope.models.engine.replay import prefix_keys_values, tail_logits
-from arithscope.models.engine.replicas import num_parallel_passes, parallel_passes
 from arithscope.models.hooks import Activations, Layers, capturing
 from arithscope.models.memory import cache_bytes, component_bytes, rows_that_fit
 from arithscope.models.model import Logits, Model, Site
 from arithscope.prompts import Prompts
 from arithscope.utils.progress import Advance
+from arithscope.utils.threads import map_in_order, thread_pool
 
 Rows = NDArray[np.int64]  # row numbers of prompts
 Observer = Callable[[Rows, Logits], None]
 A = TypeVar("A")
+B = TypeVar("B")
+
+_replicas: WeakKeyDictionary[Model, list[Model]] = WeakKeyDictionary()  # of the models in use
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,14 @@ def sweep_neurons(
     last position. A pass ends where the last of them is captured."""
     layers, highest = list(chosen), max(chosen)
 
+    def stop(*_: Any) -> None:
+        raise _Captured
+
     def run(model: Model, tail: _Tail) -> tuple[Rows, dict[int, Tensor]]:
         with (
             capturing(model, neurons=layers, keep=last_position) as activations,
-            _stopping_at(model.module(Site.NEURONS, highest)),
+            model.module(Site.NEURONS, highest).register_forward_pre_hook(stop),  # after the hooks that capture
+            suppress(_Captured),
         ):
             tail.logits(model)
         return tail.rows, {i: keep(x.index_select(1, chosen[i].to(x.device))) for i, x in activations.neurons.items()}
@@ -138,44 +148,17 @@ def mean_activations(
                     totals[site][layer] = torch.zeros(length, *x.shape[1:], dtype=torch.float64, device=x.device)
                 totals[site][layer][start : start + len(x)] += x
 
-    def run_prefixes(model: Model, prefixes: _Prefixes) -> tuple[KeysValues, Activations]:
-        weights = torch.from_numpy(np.bincount(prefixes.owner, minlength=len(prefixes.ids)))
-
-        def weighted_sum(x: Tensor) -> Tensor:
-            return torch.tensordot(weights.to(x.device, torch.float32), x.float(), dims=1)
-
-        with capturing(model, heads=layers, neurons=layers, keep=weighted_sum) as sums:
-            return prefix_keys_values(model, prefixes.ids), sums
-
     def run(model: Model, tail: _Tail) -> tuple[int, Activations]:
         with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.float().sum(0)) as sums:
             observe(tail.rows, tail.logits(model))
         return len(tail.rows), sums
 
     kept = len(layers) * (length - first) * sum(component_bytes(model, site) for site in Site)
-    for n, sums in _run_tails(model, prompts, rows, kept, run, run_prefixes, lambda sums: add(sums, 0)):
+    for n, sums in _run_tails(model, prompts, rows, kept, run, lambda sums: add(sums, 0)):
         add(sums, first)
         progress(n)
     means = [torch.stack([(totals[s][i] / len(prompts)).float().cpu() for i in layers]) for s in Site]
     return Means(*(x.to(model.device) for x in means))
-
-
-@dataclass(frozen=True)
-class _Prefixes:
-    """Some distinct prefixes, and the prompts that start with them."""
-
-    ids: Int[Tensor, "prefixes first"]
-    rows: Rows  # prompts, sorted by prefix
-    owner: NDArray[np.int64]  # the prefix of each of these prompts, an index into ids
-
-    def split(self, count: int) -> list[_Prefixes]:
-        """Split into at most `count` parts."""
-        size = -(-len(self.ids) // count)
-        edges = np.searchsorted(self.owner, np.arange(0, len(self.ids) + size, size))
-        return [
-            _Prefixes(ids, self.rows[start:end], self.owner[start:end] - i * size)
-            for i, (ids, start, end) in enumerate(zip(self.ids.split(size), edges, edges[1:], strict=False))
-        ]
 
 
 @dataclass(frozen=True)
@@ -191,48 +174,54 @@ class _Tail:
         return tail_logits(model, self.prefixes, self.ids, self.owner)
 
 
-def _keys_values(model: Model, prefixes: _Prefixes) -> tuple[KeysValues, Activations]:
-    return prefix_keys_values(model, prefixes.ids), Activations()
-
-
 def _run_tails(
     model: Model,
     prompts: Prompts,
     rows: int | None,
     kept: int,
     run: Callable[[Model, _Tail], A],
-    run_prefixes: Callable[[Model, _Prefixes], tuple[KeysValues, Activations]] = _keys_values,
-    on_prefixes: Callable[[Activations], None] = lambda activations: None,
+    on_prefix_sums: Callable[[Activations], None] | None = None,
 ) -> Iterator[A]:
-    """Results of `run` for every block of tails; `kept` is the number of bytes it keeps per row. `on_prefixes` gets the
-    activations that `run_prefixes` captured."""
+    """Results of `run` for every block of tails; `kept` is the number of bytes it keeps per row. `on_prefix_sums` gets sums
+    over prompts of all heads and neurons in the prefixes."""
     count, length, first = num_parallel_passes(model), model.encoder.length, model.positions.op2
     per_row = 2 * cache_bytes(model, length) + kept
-    with parallel_passes(model) as passes:
-        for block in _distinct_prefixes(model, prompts, rows, count):
-            parts = list(passes(run_prefixes, block.split(count)))
-            for _, activations in parts:
-                on_prefixes(activations)
-            prefixes = _concatenated([keys_values for keys_values, _ in parts])
+    summed = range(model.sizes.layers) if on_prefix_sums else ()
+
+    def run_prefixes(model: Model, part: tuple[Tensor, Tensor]) -> tuple[KeysValues, Activations]:
+        ids, weights = part
+
+        def weighted_sum(x: Tensor) -> Tensor:
+            return torch.tensordot(weights.to(x.device, torch.float32), x.float(), dims=1)
+
+        with capturing(model, heads=summed, neurons=summed, keep=weighted_sum) as sums:
+            return prefix_keys_values(model, ids), sums
+
+    with _parallel_passes(model) as passes:
+        for ids, chosen, owner in _distinct_prefixes(model, prompts, rows, count):
+            prompts_per_prefix = torch.from_numpy(np.bincount(owner))
+            even = -(-len(ids) // count)
+            parts = list(passes(run_prefixes, zip(ids.split(even), prompts_per_prefix.split(even), strict=True)))
+            if on_prefix_sums:
+                for _, sums in parts:
+                    on_prefix_sums(sums)
+            by_layer = (zip(*layer, strict=True) for layer in zip(*(part for part, _ in parts), strict=True))
+            prefixes = parts[0][0] if len(parts) == 1 else [(torch.cat(k), torch.cat(v)) for k, v in by_layer]
             size = rows or rows_that_fit(model, length - first, length, per_row, passes=count)
-            yield from passes(run, _tails(model, prompts, block, prefixes, size))
+            yield from passes(run, _tails(model, prompts, chosen, owner, prefixes, size))
 
 
-def _tails(model: Model, prompts: Prompts, block: _Prefixes, prefixes: KeysValues, size: int) -> Iterator[_Tail]:
-    for start in range(0, len(block.rows), size):
-        chosen = block.rows[start : start + size]
-        owner = torch.from_numpy(block.owner[start : start + size]).to(model.device)
-        yield _Tail(chosen, model.encode(prompts[chosen])[:, model.positions.op2 :], prefixes, owner)
+def _tails(model: Model, prompts: Prompts, rows: Rows, owner: Rows, prefixes: KeysValues, size: int) -> Iterator[_Tail]:
+    for start in range(0, len(rows), size):
+        chosen, prefix = (x[start : start + size] for x in (rows, owner))
+        ids = model.encode(prompts[chosen])[:, model.positions.op2 :]
+        yield _Tail(chosen, ids, prefixes, torch.from_numpy(prefix).to(model.device))
 
 
-def _concatenated(parts: Sequence[KeysValues]) -> KeysValues:
-    if len(parts) == 1:
-        return parts[0]
-    return [(torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in zip(*parts, strict=True)]
-
-
-def _distinct_prefixes(model: Model, prompts: Prompts, rows: int | None, count: int) -> Iterator[_Prefixes]:
-    """The distinct prefixes of the prompts, in blocks that fit in memory."""
+def _distinct_prefixes(
+    model: Model, prompts: Prompts, rows: int | None, count: int
+) -> Iterator[tuple[Tensor, Rows, Rows]]:
+    """Distinct prefixes in blocks that fit in memory, the prompts that start with them, and the prefix of each of these."""
     first = model.positions.op2
     key = prompts.operator * model.limit + prompts.op1
     _, examples, group = np.unique(key, return_index=True, return_inverse=True)
@@ -242,23 +231,44 @@ def _distinct_prefixes(model: Model, prompts: Prompts, rows: int | None, count: 
     for start in range(0, len(examples), size):
         end = min(start + size, len(examples))
         chosen = order[edges[start] : edges[end]]
-        yield _Prefixes(model.encode(prompts[examples[start:end]])[:, :first], chosen, group[chosen] - start)
+        yield model.encode(prompts[examples[start:end]])[:, :first], chosen, group[chosen] - start
 
 
-class _Stop(Exception):
+class _Captured(Exception):
     """Everything that a pass was run for has been captured."""
 
 
+class Passes(Protocol):
+    def __call__(self, run: Callable[[Model, A], B], items: Iterable[A]) -> Iterator[B]:
+        """Results of `run` for each item, in order."""
+
+
+def num_parallel_passes(model: Model) -> int:
+    """Number of passes at a time: one keeps a GPU busy, and is all that accelerate's hooks of a device map can follow."""
+    alone = model.device.type != "cpu" or hasattr(model.hf_model, "hf_device_map")
+    return 1 if alone else torch.get_num_threads()
+
+
+def replica(model: Model) -> Model:
+    """A copy with its own modules, and so with its own hooks; weights, tokenizer and encoder are shared."""
+    shared = [*model.hf_model.parameters(), *model.hf_model.buffers(), model.tokenizer, model.encoder]
+    return copy.deepcopy(model, {id(x): x for x in shared})
+
+
 @contextmanager
-def _stopping_at(module: nn.Module) -> Iterator[None]:
-    """End the pass inside when it reaches a module, after hooks that were registered before."""
+def _parallel_passes(model: Model) -> Iterator[Passes]:
+    """Yields a function that runs passes without gradients, as many at a time as suits the device."""
+    if (count := num_parallel_passes(model)) == 1:
+        yield lambda run, items: (run(model, item) for item in items)
+        return
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.hf_model.modules())
+    replicas = [] if hooked else _replicas.setdefault(model, [])  # replicas copy hooks
+    replicas += [replica(model) for _ in range(count - len(replicas))]
+    unused, own = replicas[:count], threading.local()
 
-    def stop(*_: Any) -> None:
-        raise _Stop
+    def start() -> None:
+        own.model = unused.pop()
+        torch.set_grad_enabled(False)  # in this thread only
 
-    handle = module.register_forward_pre_hook(stop)
-    try:
-        with suppress(_Stop):
-            yield
-    finally:
-        handle.remove()
+    with thread_pool(start) as pool:
+        yield lambda run, items: map_in_order(pool, lambda item: run(own.model, item), items, ahead=count + 1)
