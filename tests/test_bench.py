@@ -110,23 +110,24 @@ def test_estimates() -> None:
 def test_samples_are_sized_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     task: Any = SimpleNamespace(model=SimpleNamespace(sizes=SimpleNamespace(neurons=1000)))
 
-    def chosen(fixed: float, each: float, first: float = 0.0) -> tuple[int, float]:
-        spent: list[float] = []
+    def measured(fixed: float, each: float, first: float = 0.0) -> tuple[float, int, float]:
+        """The rate, and the number of neurons and seconds that it took."""
+        spent: list[tuple[int, float]] = []
 
         def pretended(task: Any, method: Any, n: int) -> tuple[float, int]:
-            spent.append(fixed + each * n + (0 if spent else first))
-            return spent[-1], 1
+            spent.append((n, fixed + each * n + (0 if spent else first)))
+            return spent[-1][1], 3
 
         monkeypatch.setattr(bench_module, "_timed", pretended)
-        return bench_module._sample_size(task, lambda *_: None, 1.0), sum(spent)
+        return bench_module._rate(task, lambda *_: None, 10.0), spent[-1][0], sum(seconds for _, seconds in spent)
 
-    assert chosen(0.0, 5.0) == (1, 10.0)  # even one takes too long
-    assert chosen(0.0, 1e-6, first=60.0)[0] == 1000  # the first call does not count
-    assert chosen(0.0, 1e-6)[0] == 1000  # all of them
+    assert measured(0.0, 5.0)[:2] == (3 / 5.0, 1)  # even one takes too long
+    assert measured(0.0, 1e-6, first=60.0)[:2] == (pytest.approx(3e6), 1000)  # the first call does not count
     for fixed, each in ((0.0, 0.01), (0.3, 0.01), (0.0, 0.002), (0.45, 0.002)):
-        n, spent = chosen(fixed, each)
-        assert 0.5 <= fixed + each * n <= 1.3
-        assert spent <= 5
+        rate, n, spent = measured(fixed, each)
+        assert rate == pytest.approx(3 * n / (fixed + each * n))
+        assert 1 < n <= 1000
+        assert 2 <= spent <= 15
 
 
 def test_the_terminal_output(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,10 +142,9 @@ def bench(
     rows = []
     with progress.task("bench", len(chosen)) as advance:
         for layer in chosen:
-            deadline = time.perf_counter() + seconds / len(chosen)
             task = Task(model, prompts, layer)
             methods, lens = _agreeing_methods(task, lens)
-            rows.append(_layer_rates(task, methods, deadline))
+            rows.append(_layer_rates(task, methods, seconds / len(chosen)))
             advance(1)
     upper = range(depth // 2, depth)
     about = {"model": str(model), "device": device_name(model), "dtype": model.dtype_name, "prompts": len(task.ids)}
@@ -185,34 +184,20 @@ def _agreeing_methods(task: Task, lens: Lens) -> tuple[dict[str, Method], Lens]:
     return {ONE_BY_ONE: task.one_by_one, LENS: in_lens, **methods}, lens
 
 
-def _layer_rates(task: Task, methods: Mapping[str, Method], deadline: float) -> Result:
-    """Median rates of up to REPEATS rounds, with samples sized to finish by the deadline; at least one round."""
-    share = max(0.0, deadline - time.perf_counter()) / len(methods) / (REPEATS + 3)  # three for finding the sizes
-    sizes = {name: _sample_size(task, method, share) for name, method in methods.items()}
-    timed: dict[str, list[float]] = {name: [] for name in methods}
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        for name, method in methods.items():
-            seconds, prompts = _timed(task, method, sizes[name])
-            timed[name].append(sizes[name] * prompts / seconds)
-        if 2 * time.perf_counter() - started > deadline:  # another round would end after it
-            break
-    rates = {name: statistics.median(values) for name, values in timed.items()}
+def _layer_rates(task: Task, methods: Mapping[str, Method], seconds: float) -> Result:
+    rates = {name: _rate(task, method, seconds / len(methods)) for name, method in methods.items()}
     tflops = rates[REPLAY] * flops_per_position(task.model, first_replayed_layer(task.model, task.layer)) / 1e12
     multiples = {name: rates[REPLAY] / rate for name, rate in rates.items() if name != REPLAY}
     return {"layer": task.layer, "rates": rates, "tflops": tflops, "replay_over": multiples}
 
 
-def _sample_size(task: Task, method: Method, wanted: float) -> int:
-    """Number of neurons that a method measures in about `wanted` seconds."""
-    n, most = 1, task.model.sizes.neurons
-    while True:
-        seconds, _ = _timed(task, method, n)
-        if seconds >= wanted / 2:  # again, as the first call may include preparations
-            seconds, _ = _timed(task, method, n)
-        if n == most or seconds >= wanted / 2:
-            return n
-        n = min(most, max(n + 1, int(n * min(8.0, 0.8 * wanted / seconds))))
+def _rate(task: Task, method: Method, seconds: float) -> float:
+    """Neurons × prompts per second, measured in about `seconds` on a number of neurons that is doubled until it is enough."""
+    n = 1
+    _timed(task, method, n)  # the first call may include preparations
+    while n < task.model.sizes.neurons and _timed(task, method, n)[0] < seconds / (2 * REPEATS + 4):
+        n = min(2 * n, task.model.sizes.neurons)
+    return statistics.median(n * prompts / took for took, prompts in (_timed(task, method, n) for _ in range(REPEATS)))
 
 
 def _timed(task: Task, method: Method, n: int) -> tuple[float, int]:
