@@ -4,8 +4,6 @@ Prompts are stored as integer columns, so that a whole operand grid (362,404 pro
 row as text.
 """
 
-from __future__ import annotations
-
 import re
 import string
 import zlib
@@ -53,7 +51,7 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.op1)
 
-    def __getitem__(self, rows: slice | NDArray[np.generic] | Sequence[int]) -> Prompts:
+    def __getitem__(self, rows: slice | NDArray[np.generic] | Sequence[int]) -> "Prompts":
         return Prompts(self.op1[rows], self.operator[rows], self.op2[rows])
 
     @cached_property
@@ -68,7 +66,7 @@ class Prompts:
         smallest, largest = (f(f(self.op1, self.op2), self.answer) for f in (np.minimum, np.maximum))
         return (smallest >= 0) & (largest < limit)
 
-    def text(self, template: Template) -> list[str]:
+    def text(self, template: "Template") -> list[str]:
         """The prompts as text."""
         rows = zip(self.op1.tolist(), self.operator.tolist(), self.op2.tolist(), strict=True)
         return [template.render(a, OPERATORS[o], b) for a, o, b in rows]

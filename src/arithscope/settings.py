@@ -1,7 +1,5 @@
 """What to study and how to measure it. The prompt template belongs to the model; a preset sets the sample sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -43,7 +41,7 @@ class SampleSizes:
     prompt_knockout: int = 50
     failures: int = 50
 
-    def halved(self) -> SampleSizes:
+    def halved(self) -> "SampleSizes":
         """Half as many prompts of each kind, at least one. Draws and permutations stay."""
         kinds = ("discovery", "evaluation", "first_mlp", "probe", "neurons", "knockout", "prompt_knockout", "failures")
         return replace(self, **{kind: max(1, getattr(self, kind) // 2) for kind in kinds})

@@ -1,7 +1,5 @@
 """How stable the key numbers are: the study is repeated on either half of the prompts, and with other seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
@@ -45,7 +43,7 @@ class Repeat:
     summary: Mapping[str, Any]  # of its results, by stage
     # What it chose, by name of the choice and operator: mean effects of neurons, indexed by layer and neuron; sets of heads or
     # neurons as (layer, number); or tables of matches with the columns layer, neuron, kind and on.
-    choices: Mapping[str, Mapping[str, pd.Series[float] | set[tuple[int, int]] | pd.DataFrame]]
+    choices: "Mapping[str, Mapping[str, pd.Series[float] | set[tuple[int, int]] | pd.DataFrame]]"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Activation maps of neurons over all pairs of operands, their value vectors, and how a heuristic is matched."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any, cast
 
@@ -197,7 +195,7 @@ def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figu
     return figure
 
 
-def walkthrough_match(classify: Classification) -> pd.Series[Any] | None:
+def walkthrough_match(classify: Classification) -> "pd.Series[Any] | None":
     """The direct match of the first operator to which the activation adds most, preferring sets of a visible size."""
     matches = _matches_to_show(classify)
     matches = matches[matches.direct]

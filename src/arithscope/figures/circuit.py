@@ -1,8 +1,6 @@
 """Accuracy of the model and of linear probes for the answer; circuits: effects of heads and MLPs by layer and position,
 faithfulness against size, and the table of chosen circuits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,7 +141,7 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
 
 
 def curves_with_random(
-    curve: pd.DataFrame, x: pd.Series[Any], label: str, random_name: str, sizes: Mapping[str, int] | None = None
+    curve: pd.DataFrame, x: "pd.Series[Any]", label: str, random_name: str, sizes: Mapping[str, int] | None = None
 ) -> tuple[Figure, Any]:
     """One panel per measure, one line with its interval per operator; dotted, random circuits of the same size. The chosen
     sizes are circled, if there are any; curves without them have dots."""

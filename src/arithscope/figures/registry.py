@@ -7,8 +7,6 @@
 A module outside this package registers its figures in the same way, by being imported.
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from collections.abc import Callable
@@ -28,7 +26,7 @@ DEFINITIONS = {  # that captions share, by the name that stands for them in a do
     "{FAITHFULNESS}": "Faithfulness (Eq. 2): the answer's normalised logit with everything outside the circuit mean-ablated, "
     "on a scale from the empty circuit (0) to the full model (1). Bands and brackets: 95 % bootstrap intervals.",
 }
-_FIGURES: dict[str, FigureSpec] = {}
+_FIGURES: "dict[str, FigureSpec]" = {}
 Draw = TypeVar("Draw", bound=Callable[..., Figure])
 
 

@@ -4,8 +4,6 @@ Everything is a context manager that removes its hooks on exit. A pass has `vari
 is prompt b under variant v. A plain pass has one variant.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -49,18 +47,18 @@ class Edit:
     def variants(self) -> int:
         return max(self.mask.shape[0], self.values.shape[0])
 
-    def select(self, variants: Tensor) -> Edit:
+    def select(self, variants: Tensor) -> "Edit":
         """The edit for some of its variants; −1 stands for a variant without an edit. One variant serves any number."""
         index = variants.to(self.mask.device)
         mask, values = (x[index.clamp(min=0)] if x.shape[0] > 1 else x for x in (self.mask, self.values))
         return replace(self, mask=mask & (index >= 0)[:, None, None], values=values)
 
-    def for_prompts(self, rows: NDArray[np.int64]) -> Edit:
+    def for_prompts(self, rows: NDArray[np.int64]) -> "Edit":
         """The edit for some prompts of its batch; one that is the same for all prompts serves any."""
         mask, values = (x[:, rows] if x.shape[1] > 1 else x for x in (self.mask, self.values))
         return replace(self, mask=mask, values=values)
 
-    def within(self, positions: range) -> Edit | None:
+    def within(self, positions: range) -> "Edit | None":
         """The edit at those of its positions that lie in a range; None if there are none."""
         kept = [i for i, p in enumerate(self.positions) if p in positions]
         values = self.values[:, :, kept] if self.values.shape[2] > 1 else self.values

@@ -4,8 +4,6 @@ Checksums find damage; these checks find files written by another version or cha
 declared on its class (experiments/common/schema.py).
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

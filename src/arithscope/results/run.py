@@ -1,7 +1,5 @@
 """What a notebook opens: a finished run in a folder (`Run`), or experiments in memory, computed when asked for (`Lab`)."""
 
-from __future__ import annotations
-
 import html
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -37,7 +35,7 @@ from arithscope.utils.progress import Progress, Silent
 R = TypeVar("R", bound=Result)
 
 
-def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None) -> Run:
+def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None) -> "Run":
     """Open a run folder for reading.
 
     Args:
@@ -62,7 +60,7 @@ def run(
     progress: Progress | None = None,
     cluster: str | None = None,
     **settings: Any,
-) -> Run:
+) -> "Run":
     """Study a model into a run folder, as the command `arithscope run` does, but without figures.
 
     Args:

@@ -1,7 +1,5 @@
 """Compares stored numbers with recomputed ones: how far apart they are, how far they may be, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -27,7 +25,7 @@ class Noise:
     tie: float = 0.0  # tokens may swap whose logits are closer than this share of (largest − mean logit)
     prompt: float = 0.0  # noise of an effect on one prompt where activations are rounded; of a mean over n, 1/√n of it
 
-    def times(self, factor: float) -> Noise:
+    def times(self, factor: float) -> "Noise":
         return replace(self, relative=self.relative * factor, absolute=self.absolute * factor)
 
 

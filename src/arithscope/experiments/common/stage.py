@@ -13,8 +13,6 @@ it asks `ctx.sample` which of its independent pieces to compute (all of them, in
 is stored and returns that).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +52,7 @@ class Results:
     def add(self, result: Any) -> None:
         self._results[type(result)] = result
 
-    def only(self, kinds: Sequence[type]) -> Results:
+    def only(self, kinds: Sequence[type]) -> "Results":
         """The results of these classes, those that are there."""
         return Results(*(self._results[kind] for kind in kinds if kind in self._results))
 

@@ -6,8 +6,6 @@ The grid repeats everything before op2 (BOS, few-shot prefix, op1, operator) for
 2. runs only the tail, from op2 on, for every prompt; on a CPU each thread runs its own passes, on a replica of the model.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
