@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,16 @@ from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.hand_built import MAX_OPERAND, copy_and_add
 
+with suppress(ImportError):  # a machine with a GPU may lack it
+    import hypothesis
+
+    # A busy machine is slow, which is no failure.
+    hypothesis.settings.register_profile("any speed", deadline=None)
+    hypothesis.settings.load_profile("any speed")
+
 
 def saved(model: Model, folder: Path) -> Path:
-    """A subject as a folder in Hugging Face format."""
+    """A model as a folder in Hugging Face format."""
     model.hf_model.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     return folder

@@ -2,7 +2,7 @@
 
 A command is run again and again, each time in a process in which the n-th such point fails: it dies there without any
 clean-up, or is stopped, or the system refuses; until there is no n-th point. Then the command is run undisturbed. Each
-process is a fork of one that has imported everything and loaded the subject, as that takes far longer than the rest.
+process is a fork of one that has imported everything and loaded the model, as that takes far longer than the rest.
 
     python -m tests.faults SPECIFICATION.json      prints a line of JSON for each case
 """
@@ -304,7 +304,7 @@ def at_every_point(
     before: Path | None = None,
     every: int = 1,
 ) -> list[Case]:
-    """All cases, from a process of its own with one thread; subjects are loaded once, there."""
+    """All cases, from a process of its own with one thread; models are loaded once, there."""
     scratch.mkdir(parents=True, exist_ok=True)
     asked = {
         "arguments": [str(a) for a in arguments],

@@ -110,9 +110,9 @@ def test_weights_are_shared(cluster: RayExecutor) -> None:
         assert all("/dev/shm/" in place or "plasma" in place for place in places)
 
 
-def test_another_subject_takes_the_place_of_the_first(cluster: RayExecutor) -> None:
+def test_another_model_takes_the_place_of_the_first(cluster: RayExecutor) -> None:
     for model in (small("gpt2"), copy_and_add(), small("gpt2")):
-        named = cluster.map(units.name_of_subject, model, [(n,) for n in range(5)], lambda n: None)
+        named = cluster.map(units.name_of_model, model, [(n,) for n in range(5)], lambda n: None)
         assert named == [model.identity.name] * 5
         op1 = np.arange(20)
         [found] = cluster.map(units.logits, model, [(op1,)], lambda n: None)
@@ -227,7 +227,7 @@ def test_a_unit_that_always_ends_its_worker(cluster: RayExecutor, tmp_path: Path
     assert (tmp_path / "deaths").read_text() == "xxx"
 
 
-def test_a_subject_that_workers_load_themselves(
+def test_a_model_that_workers_load_themselves(
     cluster: RayExecutor, saved_adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is spread over devices is: this process knows all of it but its weights."""

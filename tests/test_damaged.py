@@ -1,4 +1,4 @@
-"""Files of a run that are damaged in any way: noticed, and made again by a run; told by what only reads."""
+"""Files of a run that are damaged in any way: noticed, and made again by a run; reported by what only reads."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_damaged_parts_are_done_again(finished: Path, tmp_path: Path, damage: st
 
 @pytest.mark.parametrize("damage", ["emptied", "halved", "a folder"])
 def test_a_damaged_manifest(finished: Path, tmp_path: Path, damage: str) -> None:
-    """Refused, as it may be of another subject; without it the stages are taken up again."""
+    """Refused, as it may be of another model; without it the stages are taken up again."""
     folder, path = Path(shutil.copytree(finished, tmp_path / "run")), tmp_path / "run" / "manifest.json"
     DAMAGES[damage](path)
     for attempt in (

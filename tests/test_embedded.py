@@ -1,4 +1,4 @@
-"""The embedded subjects: worth studying, small enough, and truly described by their cards."""
+"""The embedded models: worth studying, small enough, and truly described by their cards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_they_are_all_there_and_small() -> None:
 
 
 @models
-def test_cards_promise_what_a_subject_must_be(name: str) -> None:
+def test_cards_promise_what_a_model_must_be(name: str) -> None:
     table = card(name)
     assert list(table) == list(OPERATORS)
     for operator, (_, share, _, unseen, wrong, confidence) in table.items():

@@ -144,9 +144,9 @@ from pathlib import Path
 
 import arithscope
 
-subject: arithscope.Subject = arithscope.load("tiny-llama", options=arithscope.LoadOptions(device="cpu"))
-right: int = int(arithscope.ask(subject, ["1+1=", "2+2="]).correct.sum())
-lab = arithscope.Lab(subject, operators="+", max_operand=20)
+model: arithscope.Model = arithscope.load("tiny-llama", options=arithscope.LoadOptions(device="cpu"))
+right: int = int(arithscope.ask(model, ["1+1=", "2+2="]).correct.sum())
+lab = arithscope.Lab(model, operators="+", max_operand=20)
 answered: int = len(lab.accuracy.correct("+"))
 neuron: arithscope.Neuron = arithscope.open(Path("runs/tiny-llama")).neuron(4, 17, "+")
 name: str = arithscope.open("runs/tiny-llama").name

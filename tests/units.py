@@ -26,7 +26,7 @@ def process(model: Any, number: int, *, advance: Any) -> int:
     return os.getpid()
 
 
-def name_of_subject(model: Any, number: int, *, advance: Any) -> str:
+def name_of_model(model: Any, number: int, *, advance: Any) -> str:
     return str(model.identity.name)
 
 

@@ -99,7 +99,7 @@ def test_matched_random_neurons(data: st.DataObject) -> None:
         assert found[here].sum() == min(members[here].sum(), candidates[here].sum())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_zero_ablation(data: st.DataObject) -> None:
     model = small("llama", "sdpa")

@@ -30,7 +30,7 @@ def table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
     return frame.assign(number=np.arange(len(frame)))[::-1]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(operators, layers, neurons), max_size=40), st.lists(places, min_size=1, max_size=10))
 def test_rows_are_those_of_a_plain_mask(rows: list[tuple[str, int, int]], wanted: list[tuple[str, int, Any]]) -> None:
     frame = table(rows)
@@ -43,7 +43,7 @@ def test_rows_are_those_of_a_plain_mask(rows: list[tuple[str, int, int]], wanted
         pd.testing.assert_frame_equal(found.rows(operator, layer, neuron), frame[mask])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(operators, layers, neurons), min_size=1, max_size=20), st.sampled_from([np.int32, np.int64]))
 def test_numbers_out_of_a_dataframe_will_do(rows: list[tuple[str, int, int]], kind: Any) -> None:
     """A layer is shifted by more bits than an int32 has."""

@@ -139,7 +139,7 @@ def test_every_operation_withstands_any_request(address: str, method: str, path:
     assert fuzz("requests", requests(method, path), accepts, full).accepted
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     st.one_of(st.binary(max_size=40), st.sampled_from(HOSTILE).map(str.encode)),
     st.sampled_from(["/", "/static/", "/api/"]),

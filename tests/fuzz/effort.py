@@ -76,9 +76,7 @@ def fuzz(target: str, inputs: SearchStrategy[T], accepts: Callable[[T], bool], f
     """Give a target its inputs. `accepts` says whether one was accepted, and fails if that, or a refusal, is wrong."""
     tally, count = Tally(), INPUTS[target][full]
 
-    @settings(
-        max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-    )
+    @settings(max_examples=count, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(inputs)
     def holds(asked: T) -> None:
         with watched(), modest():

@@ -1,6 +1,6 @@
 """Command lines: whatever is typed, a command begins its work or says in one sentence why not.
 
-The work itself does not begin, unless it is quick: looking for a subject (once all values that can be judged without one have
+The work itself does not begin, unless it is quick: looking for a model (once all values that can be judged without one have
 been), joining a cluster, drawing, training and listening have stand-ins. Whether a command line should get so far is said here
 once more, value by value.
 """

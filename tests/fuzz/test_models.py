@@ -1,4 +1,4 @@
-"""Files of models: configuration, tokenizer, weights, GGUF. Each is loaded as a subject that works, or refused."""
+"""Files of models: configuration, tokenizer, weights, GGUF. Each is loaded as a model that works, or refused."""
 
 from __future__ import annotations
 

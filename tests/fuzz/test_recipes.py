@@ -1,4 +1,4 @@
-"""Recipes of subjects to train: read or refused; those of tiny models are also trained for a step or two."""
+"""Recipes of models to train: read or refused; those of tiny models are also trained for a step or two."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_trainings(tmp_path: Path, full: bool) -> None:
         path.write_bytes(text_of(recipe))
         out = tmp_path / f"trained-{next(numbers)}"
         accepted = refused(lambda: train(path, out, torch.device("cpu"), Silent())) is None
-        if accepted:  # then it is a subject, or the rare one that arithscope cannot study
+        if accepted:  # then it is a model, or the rare one that arithscope cannot study
             refused(lambda: load(str(out)))
         shutil.rmtree(out, ignore_errors=True)
         return accepted

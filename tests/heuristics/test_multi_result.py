@@ -26,7 +26,7 @@ from tests.heuristics import brute
 from tests.heuristics.catalogues import SMALL
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 6), st.integers(2, 5))
 def test_multi_results_against_exhaustive_search(seed: int, strength: float, count: int) -> None:
     random = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from math import log10
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.heuristics.tails import neg_log10_p_hypergeom, neg_log10_p_hypergeom_table
@@ -19,7 +19,6 @@ def minus_log10(total: int, k: int, x: int) -> float:
     return log10(p.denominator) - log10(p.numerator)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_every_overlap_exactly(sizes: tuple[int, int]) -> None:
     total, k = sizes

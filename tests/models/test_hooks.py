@@ -49,7 +49,7 @@ def test_zeroing_a_component_everywhere_equals_zeroing_its_weights(family: str, 
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_apply_sets_exactly_what_it_should(data: st.DataObject) -> None:
     """Against a loop over every entry, for all ways of broadcasting."""
     variants, batch, positions, components, width = (data.draw(st.integers(1, 3)) for _ in range(5))

@@ -141,7 +141,7 @@ def test_damaged_results_are_refused(small_run: Path, tmp_path: Path) -> None:
         _ = arithscope.open(copy).topk
 
 
-def test_the_subject_is_the_runs_own(small_run: Path, saved_adder: Path) -> None:
+def test_the_model_is_the_runs_own(small_run: Path, saved_adder: Path) -> None:
     run = arithscope.open(small_run)
     assert run.model.identity.weight_hash == run.manifest["model"]["weight_hash"]
     assert run.model is run.model  # loaded once
@@ -152,7 +152,7 @@ def test_the_subject_is_the_runs_own(small_run: Path, saved_adder: Path) -> None
     assert other.model.identity.name == "tiny-llama"
 
 
-def test_the_subject_reads_prompts_as_it_did_then(small_run: Path, tmp_path: Path) -> None:
+def test_the_model_reads_prompts_as_it_did_then(small_run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(small_run, tmp_path / "run"))
     changed(copy, lambda manifest: manifest["configuration"].update(prefix="1+2="))
     model = arithscope.open(copy).model

@@ -29,7 +29,7 @@ def test_open_runs_and_folders_alike(small_run: Path, small_training_run: Path) 
     assert "tiny-pythia" in words(found)
 
 
-def test_runs_of_the_same_subject_are_told_apart(small_run: Path, tmp_path: Path) -> None:
+def test_runs_of_the_same_model_are_told_apart(small_run: Path, tmp_path: Path) -> None:
     copies = [Path(shutil.copytree(small_run, tmp_path / name)) for name in ("first", "second")]
     assert arithscope.compare(copies).runs == ["first", "second"]
     (tmp_path / "deeper").mkdir()
