@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from arithscope.stats.intervals import (
     RESAMPLES,
     Mean,
     average,
+    bootstrap_intervals,
     bootstrap_mean,
     bootstrap_means,
     difference,
@@ -167,3 +169,12 @@ def test_intervals_of_very_many_values() -> None:
     assert [found.low, found.high] == pytest.approx([x.mean() - half, x.mean() + half], abs=0.1 * half)
     means = resampled_means(x, np.random.default_rng(2))
     assert means.std() == pytest.approx(x.std() / len(x) ** 0.5, rel=0.08)
+
+
+@pytest.mark.parametrize("device", ["mps", "meta"])
+def test_a_device_without_doubles_or_data_is_not_used(device: str) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 5))
+    there, here = (
+        bootstrap_intervals(values, np.random.default_rng(1), device=torch.device(name)) for name in (device, "cpu")
+    )
+    assert (there == here).all()

@@ -103,7 +103,8 @@ class _FigurePool:
         self._workers.shutdown(wait=False)  # no worker is started any more
         for worker in multiprocessing.active_children():
             worker.kill()
-            worker.join()
+            while worker.is_alive():  # for a moment even after `join`, if the pool's own thread is collecting it
+                worker.join()
         self._threads.shutdown()
 
     def _write_index(self, run: RunFolder) -> None:

@@ -78,10 +78,12 @@ def bootstrap_intervals(
     rows, n = numerator.shape
     if n == 0:
         return np.full((3, rows), np.nan)
-    counts = torch.from_numpy(random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64)).to(device)
+    gpu = device.type == "cuda"  # others lack doubles, or hold no data
+    counts = torch.from_numpy(random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64))
+    counts = counts.to(device) if gpu else counts
     position = np.array(QUANTILES) * (RESAMPLES - 1)  # of the quantiles in sorted order; fractional
     below = position.astype(np.int64)
-    intervals, size = np.empty((3, rows)), GPU_ROWS if device.type == "cuda" else CPU_ROWS
+    intervals, size = np.empty((3, rows)), GPU_ROWS if gpu else CPU_ROWS
 
     def resample(start: int) -> None:  # in chunks: the resamples of every row at once would be large
         chunk = slice(start, start + size)
@@ -92,8 +94,7 @@ def bootstrap_intervals(
         intervals[1:, chunk] = (left + (position - below) * (right - left)).T
 
     with thread_pool() as pool:
-        each = map if device.type == "cuda" else pool.map
-        list(each(resample, range(0, rows, size)))
+        list((map if gpu else pool.map)(resample, range(0, rows, size)))
     return intervals
 
 
