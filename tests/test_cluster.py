@@ -190,6 +190,7 @@ arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operator
 """
 
 
+@pytest.mark.slow
 def test_the_driver_is_killed(cluster: RayExecutor, tmp_path: Path, saved_adder: Path) -> None:
     """A second one, on another cluster, computes only the units that are missing; and nothing is left of the first cluster."""
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets have short names
