@@ -169,7 +169,7 @@ def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
 
 
 def _match(ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Advance) -> _Tables:
-    """Matches, and the best heuristics of each neuron, with p."""
+    """Matches, and the best heuristics of each neuron, with p; false-discovery rates need all neurons of an operator."""
     seed, draws = ctx.settings.seed, ctx.settings.sizes.permutations
     names = np.array([neuron_name(*x) for x in zip(top.layer, top.neuron, strict=True)], dtype=object)
     units = [(x.vocabulary, draws, seed, names[x.rows].tolist(), *x.maps) for x in parts]
@@ -313,7 +313,6 @@ def _summary(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
     columns = {**shares, **{name: name for name in _COVERAGE}, "two_operand_share": "two_operands"}
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in neurons.groupby("operator", sort=False):
-        for name, column in columns.items():
-            random = random_source(seed, "classify", name, str(operator))
-            measured.setdefault(str(operator), {})[name] = bootstrap_mean(rows[column].astype(np.float64), random)
+        sources = {name: random_source(seed, "classify", name, str(operator)) for name in columns}
+        measured[str(operator)] = {name: bootstrap_mean(rows[x], sources[name]) for name, x in columns.items()}
     return summary_table(measured)

@@ -36,7 +36,7 @@ from arithscope.prompts import random_source
 FDR_LEVEL = 0.05
 INDIRECT_DRAWS = 400  # random rankings, shared by all neurons of an operator
 ONE_OPERAND_DRAWS = 4  # permutations that keep op2, and as many that keep op1, shared by all neurons of an operator
-MIN_NEG_LOG10_P = 3.0  # by which an overlap must exceed what remains with one operand
+MIN_NEG_LOG10_P = 3.0  # smallest statistic of an overlap that needs both operands, given what remains with one
 N_CLASSES, N_SIGNS = 2, 2
 
 OnPrompts = Float[Tensor, "neurons prompts"]
