@@ -26,7 +26,6 @@ from arithscope.heuristics.neuron_matching import NeuronBatch, calibrated_matche
 from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
-from arithscope.utils.threads import thread_pool
 
 MAX_OPERAND, LIMIT = 300, 1000
 MANY = 32  # neurons of each operator that are counted together; the loop over pairs gets one
@@ -106,8 +105,7 @@ def everything(n: int, device: str) -> Table:
     total = {"classify": 0.0, "with calibration": 0.0}
     for operator in OPERATORS:
         sets = catalogue(operator, MAX_OPERAND, LIMIT, device=device)
-        with thread_pool() as pool:
-            plain = seconds(match_neurons, neurons, sets, 0, 0, names, pool, silent)
+        plain = seconds(match_neurons, neurons, sets, 0, 0, names, silent)
         full = seconds(calibrated_matches, neurons, sets, PERMUTATIONS, 0, names, silent)
         total["classify"] += plain
         total["with calibration"] += full

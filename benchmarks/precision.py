@@ -15,13 +15,12 @@ from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import measure_accuracy
-from arithscope.experiments.neurons import neuron_effects
+from arithscope.experiments.neurons import neuron_effects, rank_agreement
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
 from arithscope.stats.effects import EFFECTS
-from arithscope.stats.rankings import rank_agreement
 
 BEST = 5  # per cent of each layer's neurons
 
@@ -36,7 +35,7 @@ def samples(model: Model, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
 
 
 def agreement(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
-    correlation, [shared] = rank_agreement(a, b, [BEST])
+    correlation, shared = rank_agreement(a, b, [BEST])
     return correlation, shared
 
 

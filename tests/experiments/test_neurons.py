@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from arithscope.experiments.common.attribution import BEST_METHOD, attributed_effects
 from arithscope.experiments.common.samples import split_prompts
-from arithscope.experiments.neurons import RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons
+from arithscope.experiments.neurons import RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons, share_of
 from arithscope.experiments.probe import Probe
 from arithscope.prompts import random_source
 from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, SampleSizes, Settings
 from arithscope.stats.effects import EFFECTS
-from arithscope.stats.rankings import share_of
 from tests.contexts import context
 from tests.experiments import plain
 from tests.families import small

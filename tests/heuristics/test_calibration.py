@@ -12,11 +12,15 @@ from scipy.special import gammaln, logsumexp
 
 from arithscope.heuristics.calibration import (
     FDR_LEVEL,
+    ONE_OPERAND_DRAWS,
     direct_overlaps,
     false_discovery_rate,
     gathered_products,
     indirect_null,
+    needs_both_operands,
     neg_log10_p,
+    one_operand_overlaps,
+    one_operand_permutations,
     p_values,
     rolled_products,
 )
@@ -24,7 +28,6 @@ from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.kinds import Rule, parse
 from arithscope.heuristics.multi_result import find_result_sets, ranks_by_result
 from arithscope.heuristics.neuron_matching import NeuronBatch
-from arithscope.heuristics.one_operand import DRAWS, needs_both_operands, one_operand_overlaps, one_operand_permutations
 from arithscope.heuristics.overlaps import top_prompts
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.prompts import OPERATORS, random_source
@@ -146,7 +149,7 @@ def test_one_operand_or_two() -> None:
     """A map of op1 alone that matches a range of results needs op1 only; a true range of results needs both."""
     sets, random = catalogue("+", 60, LIMIT), np.random.default_rng(0)
     permuted = one_operand_permutations(sets, 0)
-    assert permuted.shape == (2, DRAWS, len(sets))
+    assert permuted.shape == (2, ONE_OPERAND_DRAWS, len(sets))
     for kind, kept in enumerate((sets.prompts.op2, sets.prompts.op1)):
         for draw in permuted[kind].numpy():
             assert sorted(draw.tolist()) == list(range(len(sets)))
@@ -185,7 +188,9 @@ def test_what_remains_of_a_multi_result_heuristic() -> None:
     for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
         left = one_operand_overlaps(pattern, weights, [rule, odd], largest, sets, permuted)
         top_rows = top_prompts((pattern[permuted] * weights).flatten(0, 1), int(size))
-        assert left[:, 0].tolist() == pytest.approx(members[top_rows].view(2, -1).sum(1).div(DRAWS).tolist())
+        assert left[:, 0].tolist() == pytest.approx(
+            members[top_rows].view(2, -1).sum(1).div(ONE_OPERAND_DRAWS).tolist()
+        )
     assert size < largest < len(sets)
     assert bool(needs_both_operands(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()
@@ -289,7 +294,7 @@ def test_without_a_multi_result_heuristic() -> None:
 
 
 def test_needs_both_operands_by_hand() -> None:
-    """p below 0.001 against either operand alone, with half a prompt added over DRAWS permutations."""
+    """p below 0.001 against either operand alone, with half a prompt added over ONE_OPERAND_DRAWS permutations."""
     size = torch.tensor([20])
 
     def both(overlap: int, *left: float) -> bool:

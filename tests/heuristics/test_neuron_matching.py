@@ -16,11 +16,12 @@ from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.neuron_matching import (
     NeuronBatch,
-    UncalibratedMatches,
+    NeuronMatches,
     _pairs,
     calibrate,
     calibrated_matches,
     tries,
+    with_p,
 )
 from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.prompts import legal_prompts
@@ -134,6 +135,12 @@ def _neg_log10_tail(total: int, k: int, x: int) -> float:
     return log10(p.denominator) - log10(p.numerator)
 
 
+def _calibrated(
+    matches: pd.DataFrame, best: pd.DataFrame, null: tuple[NDArray[np.float64], NDArray[np.float64]], *tried: int
+) -> NeuronMatches:
+    return calibrate(["row"], *(with_p(pairs, null, (tried[0], tried[1])) for pairs in (matches, best)))
+
+
 def test_p_and_rates_by_hand() -> None:
     """Two neurons with a pair of either class each; p is twice the chance in the null of the pair's own class."""
     best = pd.DataFrame(
@@ -145,8 +152,8 @@ def test_p_and_rates_by_hand() -> None:
             "size": [10, 10, 10, 5],
         }
     )
-    null = np.array([[11.0, 12.0], [13.0, 14.0]])
-    found = calibrate(UncalibratedMatches(best, best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000))
+    null = np.arange(1.0, 10.0), np.array([11.0, 12.0, 13.0, 14.0])
+    found = _calibrated(best, best.iloc[[0, 3]], null, 100, 1000)
     # Indirect: 1 of 9 nulls is at least 8.5, 7 are at least 2.5. Direct: all 4 are above 3; none reaches 15.5, so the sum of
     # 1000 probabilities is the bound.
     p = [2 * 2 / 10, 1.0, 1.0, 2 * 1000 * 10**-15.5]
@@ -158,9 +165,7 @@ def test_p_and_rates_by_hand() -> None:
     assert found.matches.fdr.tolist() == pytest.approx([0.4, 1.0, 1.0, 2 * p[3]])
     assert found.matches.calibrated.tolist() == [False, False, False, True]
     # 2 of 5 is no match, however improbable.
-    few = calibrate(
-        UncalibratedMatches(best.assign(overlap=2), best.iloc[[0, 3]], null), np.arange(1.0, 10.0), (100, 1000)
-    )
+    few = _calibrated(best.assign(overlap=2), best.iloc[[0, 3]], null, 100, 1000)
     assert few.matches.fdr.tolist() == found.matches.fdr.tolist()
     assert not few.matches.calibrated.any()
 
@@ -168,7 +173,7 @@ def test_p_and_rates_by_hand() -> None:
 def test_a_rate_of_exactly_the_level_is_calibrated() -> None:
     """One neuron above all of 39 nulls: twice 1/40, exactly."""
     best = pd.DataFrame({"row": [0], "direct": [False], "neg_log10_p": [1.0], "overlap": [6], "size": [10]})
-    found = calibrate(UncalibratedMatches(best, best, np.zeros((1, 1))), np.zeros(39), (1000, 1000))
+    found = _calibrated(best, best, (np.zeros(39), np.zeros(1)), 1000, 1000)
     assert (found.best.fdr.tolist(), found.best.calibrated.tolist()) == ([0.05], [True])
 
 

@@ -23,26 +23,26 @@ def test_logistic_against_a_general_optimiser(seed: int) -> None:
     y = random.random(80) < 1 / (1 + np.exp(-(0.8 * x[:, 0] - 0.3 * x[:, 1] - 2)))
     found = logistic(x, y, random)
     want = minimize(likelihood, np.zeros(3), (x, y.astype(float)), tol=1e-10).x
-    assert [found.intercept.value, *(c.value for c in found.coefficients)] == pytest.approx(want.tolist(), abs=1e-4)
-    for mean in (found.intercept, *found.coefficients, found.auc):
+    assert [mean.value for mean in found[:-1]] == pytest.approx(want.tolist(), abs=1e-4)
+    for mean in found:
         assert mean.low <= mean.value <= mean.high
     z = standardised(x) @ want[1:]
     pairs = [(z[i] > z[j]) + 0.5 * (z[i] == z[j]) for i in np.flatnonzero(y) for j in np.flatnonzero(~y)]
-    assert found.auc.value == pytest.approx(np.mean(pairs))
+    assert found[-1].value == pytest.approx(np.mean(pairs))
 
 
 def test_logistic_with_a_separating_feature() -> None:
     """Coefficients stay finite, and that of a constant feature is 0."""
     x = np.column_stack([np.arange(40.0), np.ones(40)])
-    found = logistic(x, np.arange(40) >= 20, np.random.default_rng(0))
-    assert found.auc.value == 1
-    assert 2 < found.coefficients[0].value < 50
-    assert found.coefficients[0].low > 1
-    assert found.coefficients[1].value == 0
+    _, separating, constant, auc = logistic(x, np.arange(40) >= 20, np.random.default_rng(0))
+    assert auc.value == 1
+    assert 2 < separating.value < 50
+    assert separating.low > 1
+    assert constant.value == 0
     for outcome in (np.ones(40, dtype=bool), np.zeros(40, dtype=bool)):
         nothing = logistic(x, outcome, np.random.default_rng(0))
-        assert len(nothing.coefficients) == 2
-        for mean in (nothing.intercept, *nothing.coefficients, nothing.auc):
+        assert len(nothing) == 4
+        for mean in nothing:
             assert np.isnan([mean.value, mean.low, mean.high]).all()
             assert mean.n == 40
 
@@ -63,7 +63,8 @@ def test_logistic_intervals_against_a_general_optimiser(rare: bool, monkeypatch:
             pairs = [np.sign(fit[1] * (x[i, 0] - x[j, 0])) / 2 + 0.5 for i in ones for j in zeros]
             fits.append([*fit, np.mean(pairs)])
     assert 15 < len(fits) < 35
-    for i, mean in enumerate((found.intercept, *found.coefficients, found.auc)):
+    assert len(found) == 3
+    for i, mean in enumerate(found):
         assert mean.n == 9
         assert [mean.low, mean.high] == pytest.approx(
             np.quantile(fits, [0.025, 0.975], axis=0)[:, i].tolist(), abs=1e-4
@@ -80,6 +81,6 @@ def test_intervals_of_coefficients_cover() -> None:
     random = np.random.default_rng(0)
     inside = 0
     for _ in range(60):
-        c = logistic(random.normal(size=(60, 1)), random.random(60) < 0.5, random).coefficients[0]
+        _, c, _ = logistic(random.normal(size=(60, 1)), random.random(60) < 0.5, random)
         inside += c.low <= 0 <= c.high
     assert inside >= 50

@@ -7,8 +7,6 @@
 4. Coverage: the share of each activation map's variance that the neuron's heuristics explain together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -25,12 +23,11 @@ from arithscope.experiments.common.result import Result, of_neuron, summary_tabl
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps, as_slice
-from arithscope.heuristics.calibration import FDR_LEVEL, false_discovery_rate, indirect_null
+from arithscope.heuristics import calibration
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
-from arithscope.heuristics.neuron_matching import NeuronBatch, UncalibratedMatches, calibrate, match_neurons, tries
-from arithscope.heuristics.one_operand import needs_both_operands, one_operand_overlaps, one_operand_permutations
-from arithscope.heuristics.overlaps import CPU_ELEMENTS, GPU_ELEMENTS, is_match
+from arithscope.heuristics.neuron_matching import NeuronBatch, calibrate, match_neurons, tries, with_p
+from arithscope.heuristics.overlaps import CPU_ELEMENTS, GPU_ELEMENTS
 from arithscope.heuristics.variance import Coverage
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, random_source
@@ -141,15 +138,13 @@ def classify(ctx: Context) -> Classification:
     top = ctx.results[ActivationMaps].neurons[_NEURON].reset_index(drop=True)
     parts = [part for operator in ctx.results[ActivationMaps].operators for part in _parts(ctx, operator)]
     with ctx.progress.task("classify", 2 * len(top)) as advance:
-        matches, best = _match(ctx, top, parts, advance)
-        p = best.p.groupby(_rows(top, best)).min().reindex(top.index).to_numpy()
-        neurons = _with_fdr(top.assign(p=p), top.operator, p)
-        with_fdr = (_with_fdr(table, top.operator, p) for table in (matches, best))
-        matches, best = (x.assign(calibrated=is_match(x.overlap, x["size"]) & (x.fdr <= FDR_LEVEL)) for x in with_fdr)
+        found = _match(ctx, top, parts, advance)
+        calibrated = [calibrate(_NEURON, *(x[x.operator == o] for x in found)) for o in top.operator.unique()]
+        matches, best, rates = (pd.concat(x, ignore_index=True) for x in zip(*calibrated, strict=True))
         matches, coverage = _examine(ctx, top, matches, parts, advance)
     row, seed = _rows(top, matches), ctx.settings.seed
     chosen = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
-    neurons = neurons.merge(coverage, how="left", on=_NEURON)
+    neurons = top.merge(rates, how="left", on=_NEURON).merge(coverage, how="left", on=_NEURON)
     neurons = neurons.assign(**{name: top.index.isin(rows) for name, rows in chosen.items()})
     return Classification(matches, best, neurons, _shares(neurons, matches, seed), _summary(neurons, seed))
 
@@ -174,32 +169,28 @@ def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
 
 
 def _match(ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Advance) -> _Tables:
-    """Matches, and the best heuristics of each neuron, with p."""
+    """Matches, and the best heuristics of each neuron, with p; false-discovery rates need all neurons of an operator."""
     seed, draws = ctx.settings.seed, ctx.settings.sizes.permutations
     names = np.array([neuron_name(*x) for x in zip(top.layer, top.neuron, strict=True)], dtype=object)
     units = [(x.vocabulary, draws, seed, names[x.rows].tolist(), *x.maps) for x in parts]
     found = ctx.map(match_unit, units, advance)
     vocabularies = list(dict.fromkeys(part.vocabulary for part in parts))
     nulls = ctx.map(indirect_null_unit, [(vocabulary, seed) for vocabulary in vocabularies], advance)
-    tables: dict[str, list[pd.DataFrame]] = {"matches": [], "best": []}
+    tables: list[list[pd.DataFrame]] = []
     sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
     for vocabulary, (null_of_indirect, *tried) in zip(vocabularies, nulls, strict=True):
         own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
         frames = ([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own] for i in (0, 1))
-        matches, best = (pd.concat(each, ignore_index=True) for each in frames)
         null = np.concatenate([x[2] for _, x in own])
         if len(null) < (top.operator == vocabulary[0]).sum():
             sampled_null[vocabulary[0]] = null.shape
-        with_p = calibrate(UncalibratedMatches(matches, best, null), null_of_indirect, (tried[0], tried[1]))
-        for name, each in tables.items():
-            each.append(getattr(with_p, name).drop(columns=["fdr", "calibrated"]))  # these need all neurons
-    joined = {name: pd.concat(each, ignore_index=True) for name, each in tables.items()}
-    named = {  # operator, layer and neuron instead of `row`
-        name: top.iloc[table.row.to_numpy()].reset_index(drop=True).join(table.drop(columns="row"))
-        for name, table in joined.items()
-    }
-    matches, best = (ctx.confirmed(name, table, sampled_null=sampled_null) for name, table in named.items())
-    return matches, best
+        nulls_by_class = null_of_indirect, null.ravel()
+        tables.append([with_p(pd.concat(x, ignore_index=True), nulls_by_class, (tried[0], tried[1])) for x in frames])
+    joined = (pd.concat(each, ignore_index=True) for each in zip(*tables, strict=True))
+    # Operator, layer and neuron instead of `row`.
+    matches, best = (top.iloc[x.row].reset_index(drop=True).join(x.drop(columns="row")) for x in joined)
+    matches = ctx.confirmed("matches", matches, sampled_null=sampled_null)
+    return matches, ctx.confirmed("best", best, sampled_null=sampled_null)
 
 
 def _examine(
@@ -226,15 +217,6 @@ def _rows(top: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
     return places.get_indexer(wanted)
 
 
-def _with_fdr(table: pd.DataFrame, operator: pd.Series[Any], p: Floats) -> pd.DataFrame:
-    """Add false-discovery rates, given the operator and p of every top neuron."""
-    fdr = np.empty(len(table))
-    for each in operator.unique():
-        own = (table.operator == each).to_numpy()
-        fdr[own] = false_discovery_rate(table.p.to_numpy()[own], p[operator == each])
-    return table.assign(fdr=fdr)
-
-
 @lru_cache(maxsize=len(OPERATORS))
 def _catalogue(vocabulary: Vocabulary, device: torch.device) -> Catalogue:
     """Cached, because several units of an operator need it."""
@@ -244,23 +226,22 @@ def _catalogue(vocabulary: Vocabulary, device: torch.device) -> Catalogue:
 @lru_cache(maxsize=len(OPERATORS))
 def _coverage_and_permutations(vocabulary: Vocabulary, seed: int, device: torch.device) -> tuple[Coverage, Tensor]:
     sets = _catalogue(vocabulary, device)
-    return Coverage(sets), one_operand_permutations(sets, seed)
+    return Coverage(sets), calibration.one_operand_permutations(sets, seed)
 
 
 def match_unit(
     model: Model, vocabulary: Vocabulary, draws: int, seed: int, names: list[str], *maps: NDArray[Any], advance: Advance
 ) -> tuple[Columns, Columns, Floats]:
     """Unit of work: match some neurons with all heuristics. Returns matches, best heuristics and the direct null."""
-    with thread_pool() as pool:
-        batch, sets = NeuronBatch(*maps), _catalogue(vocabulary, model.device)
-        matched = match_neurons(batch, sets, draws, seed, names, pool, advance)
-    return columns_of(matched.matches), columns_of(matched.best), matched.null
+    batch, sets = NeuronBatch(*maps), _catalogue(vocabulary, model.device)
+    matches, best, null = match_neurons(batch, sets, draws, seed, names, advance)
+    return columns_of(matches), columns_of(best), null
 
 
 def indirect_null_unit(model: Model, vocabulary: Vocabulary, seed: int, *, advance: Advance) -> tuple[Floats, int, int]:
     """Unit of work: permutation null of an operator's indirect heuristics, and numbers of indirect and direct heuristics."""
     sets = _catalogue(vocabulary, model.device)
-    return indirect_null(sets, seed), *tries(sets)
+    return calibration.indirect_null(sets, seed), *tries(sets)
 
 
 def columns_of(table: pd.DataFrame) -> Columns:
@@ -297,9 +278,9 @@ def examine_unit(
             some = own[tested[own] & (direct[own] == is_direct) & (sign[own] == own_sign)]
             weights = on_answer if is_direct else torch.full_like(on_answer, own_sign)
             rules, largest = [heuristics[i] for i in some], int(size[some].max())
-            overlaps = one_operand_overlaps(pattern, weights, rules, largest, sets, permuted).cpu()
+            overlaps = calibration.one_operand_overlaps(pattern, weights, rules, largest, sets, permuted).cpu()
             one_operand[some, 1::-1] = (overlaps / size[some]).T.numpy()
-            one_operand[some, 2] = needs_both_operands(overlap[some], size[some], overlaps).numpy()
+            one_operand[some, 2] = calibration.needs_both_operands(overlap[some], size[some], overlaps).numpy()
         advance(1)
 
     with thread_pool() as pool:
@@ -332,7 +313,6 @@ def _summary(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
     columns = {**shares, **{name: name for name in _COVERAGE}, "two_operand_share": "two_operands"}
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in neurons.groupby("operator", sort=False):
-        for name, column in columns.items():
-            random = random_source(seed, "classify", name, str(operator))
-            measured.setdefault(str(operator), {})[name] = bootstrap_mean(rows[column].astype(np.float64), random)
+        sources = {name: random_source(seed, "classify", name, str(operator)) for name in columns}
+        measured[str(operator)] = {name: bootstrap_mean(rows[x], sources[name]) for name, x in columns.items()}
     return summary_table(measured)

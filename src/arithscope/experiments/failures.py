@@ -132,8 +132,7 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
         random = random_source(seed, "failures model", operator, criterion)
         features = rows[[f"{criterion}_{name}" for name in HYPOTHESES]].to_numpy(dtype=np.float64)
         fitted = logistic(features, rows.correct.to_numpy(dtype=np.bool_), random)
-        terms = ("intercept", *HYPOTHESES, AUC)
-        for term, mean in zip(terms, (fitted.intercept, *fitted.coefficients, fitted.auc), strict=True):
+        for term, mean in zip(("intercept", *HYPOTHESES, AUC), fitted, strict=True):
             yield {"operator": operator, "criterion": criterion, "term": term, **asdict(mean)}
 
 

@@ -90,12 +90,8 @@ class Heads(Result):
 @stage(needs=(Accuracy, MeanActivations, Circuit), reads=("sizes", "seed"), memory=replay_memory, paper="App. B")
 def heads(ctx: Context) -> Heads:
     """Attention patterns of each operator's circuit, and isolation of the positions its heads attend to."""
-    model, circuit, means, samples = (
-        ctx.model,
-        ctx.results[Circuit],
-        ctx.results[MeanActivations],
-        evaluation_prompts(ctx),
-    )
+    model, samples = ctx.model, evaluation_prompts(ctx)
+    circuit, means = ctx.results[Circuit], ctx.results[MeanActivations]
     chosen = {operator: circuit.chosen(operator) for operator in samples}
     keeps = {o: circuit.keeps(o, model.sizes.layers, model.sizes.heads) for o in samples}
     with ctx.progress.task("heads", len(samples) + sum(map(len, chosen.values()))) as advance:

@@ -32,7 +32,6 @@ from arithscope.prompts import Prompts, random_source
 from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, Settings
 from arithscope.stats.effects import EFFECTS
 from arithscope.stats.intervals import Floats
-from arithscope.stats.rankings import best_first, rank_agreement, share_of
 from arithscope.utils.executor import Unit, split_evenly
 from arithscope.utils.progress import Advance
 
@@ -131,6 +130,11 @@ class _Task:
     layers: Layers
     neurons: Ints  # layers, neurons
 
+    def units(self, *arguments: Any) -> list[Unit]:
+        """Units of work: a few of the prompts each, and these arguments."""
+        chunks = split_evenly(len(self.prompts), PROMPTS_IN_UNIT)
+        return [(self.prompts[c], self.counterfactuals[c], *arguments) for c in chunks]
+
 
 @stage(needs=(Accuracy, Probe), reads=("sizes", "seed", "neurons", "preselected_by"), memory=_memory, paper="3.1")
 def neurons(ctx: Context) -> NeuronEffects:
@@ -148,7 +152,7 @@ def neurons(ctx: Context) -> NeuronEffects:
     tables: list[pd.DataFrame] = []
     split_half, agreement = [], []
     with ctx.progress.task("neurons", total) as advance:
-        groups = [_attribution_units(task, task.layers, attribution) for task in tasks if method != EXACT]
+        groups = [task.units(task.layers, attribution) for task in tasks if method != EXACT]
         estimates = [np.concatenate(x, axis=2) for x in ctx.map_groups(attributed_effects, groups, advance)]
         if (by := ctx.settings.preselected_by) is not None:
             means = [x[..., EFFECTS.index(by)].mean(2, dtype=np.float64) for x in estimates]
@@ -183,19 +187,10 @@ def _some_neurons(ctx: Context, task: _Task, which: slice) -> _Task:
     return replace(task, neurons=neurons[:, chosen])
 
 
-def _attribution_units(task: _Task, layers: Layers, method: str) -> list[Unit]:
-    chunks = split_evenly(len(task.prompts), PROMPTS_IN_UNIT)
-    return [(task.prompts[c], task.counterfactuals[c], layers, method) for c in chunks]
-
-
 def _exact_effects(ctx: Context, tasks: Sequence[_Task], advance: Advance) -> list[Effects]:
     """Effects [layers, neurons, prompts, measures] of each task; a unit of work has one layer and some of the prompts."""
-    last, groups = ctx.model.positions.last, []
-    for task in tasks:
-        chunks = split_evenly(len(task.prompts), PROMPTS_IN_UNIT)
-        for i, layer in enumerate(task.layers):
-            patched = [layer], task.neurons[i : i + 1], last
-            groups.append([(task.prompts[c], task.counterfactuals[c], *patched) for c in chunks])
+    at = ctx.model.positions.last
+    groups = [task.units([layer], task.neurons[[i]], at) for task in tasks for i, layer in enumerate(task.layers)]
     by_layer = (np.concatenate(parts, axis=2) for parts in ctx.map_groups(neuron_effects, groups, advance))
     return [np.concatenate([next(by_layer) for _ in task.layers]) for task in tasks]
 
@@ -231,13 +226,13 @@ def _agreement_rows(
     """Agreement of each attribution method's mean effects with the exact ones, over all neurons."""
     pairs = [(method, i) for method in ATTRIBUTION_METHODS for i in range(len(tasks))]
     chosen = sorted((pairs[i] for i in ctx.sample(len(pairs), 1, "neurons", "agreement")), key=lambda pair: pair[1])
-    groups = [_attribution_units(tasks[i], layers, method) for method, i in chosen]
+    groups = [tasks[i].units(layers, method) for method, i in chosen]
     rows = []
     for (method, i), parts in zip(chosen, ctx.map_groups(attributed_sums, groups, advance), strict=True):
         operator, estimates = tasks[i].operator, np.sum(parts, axis=0) / len(tasks[i].prompts)
         for j, measure in enumerate(EFFECTS):
             ordered = of_operator(effects, operator, measure).sort_values(["layer", "neuron"])
-            agreement = _agreement(ordered.value.to_numpy().reshape(len(layers), -1), estimates[..., j])
+            agreement = rank_agreement(ordered.value.to_numpy().reshape(len(layers), -1), estimates[..., j])
             named = {"operator": operator, "method": method, "measure": measure}
             rows.append({**named, **dict(zip(_AGREEMENT, agreement, strict=True))})
     return rows
@@ -257,7 +252,7 @@ def _split_half(ctx: Context, operator: str, effects: Sequence[Effects]) -> list
             np.concatenate([part[:, :, rows].mean(2, dtype=np.float64) for part in effects], axis=1)
             for rows in (order[: n // 2], order[n // 2 :])
         )
-        return [_agreement(a[..., i], b[..., i]) for i in range(len(EFFECTS))]
+        return [rank_agreement(a[..., i], b[..., i]) for i in range(len(EFFECTS))]
 
     if not ctx.complete:
         return []
@@ -267,6 +262,21 @@ def _split_half(ctx: Context, operator: str, effects: Sequence[Effects]) -> list
     return means.assign(operator=operator, measure=EFFECTS).to_dict("records")
 
 
-def _agreement(a: Floats, b: Floats) -> list[float]:
-    correlation, recalls = rank_agreement(a, b, RECALLED)
-    return [correlation, *recalls]
+def rank_agreement(a: Floats, b: Floats, percents: Sequence[float] = RECALLED) -> list[float]:
+    """Spearman's rank correlation of two rankings, each given by values [layers, neurons], and for each percentage the share of
+    each layer's top neurons by `a` that are also among its top neurons by `b`."""
+    ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
+    places = [best_first(x).argsort(1) for x in (a, b)]  # rank of each neuron in its layer
+    sizes = [share_of(a.shape[1], percent) for percent in percents]
+    shared = [float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k) for k in sizes]
+    return [float(ranks[0].corr(ranks[1])), *shared]
+
+
+def share_of(size: int, percent: float) -> int:
+    """Number of neurons in a share of a layer, at least one."""
+    return max(1, round(size * percent / 100))
+
+
+def best_first(values: Floats) -> NDArray[np.int64]:
+    """Neurons of each layer of [layers, neurons] by falling value; ties in the order of neurons."""
+    return np.argsort(-values, axis=1, kind="stable")

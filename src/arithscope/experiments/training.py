@@ -90,9 +90,8 @@ def training(ctx: Context) -> Training:
 
 def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables by checkpoint as one table, with the column `checkpoint` first."""
-    parts = [table.assign(checkpoint=name) for name, table in tables.items()]
-    table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
-    return table[["checkpoint", *(c for c in table.columns if c != "checkpoint")]]
+    some = {name: table for name, table in tables.items() if len(table)} or tables
+    return pd.concat(some, names=["checkpoint"]).reset_index(level=0).reset_index(drop=True)
 
 
 def _mutual_shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:

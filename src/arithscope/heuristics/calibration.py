@@ -10,6 +10,9 @@ Base rates and smooth value vectors inflate raw scores: 76 % of products are eve
 3. p of a class (direct or indirect): how often a permuted neuron reaches the statistic on any heuristic of the class, times two
    because there are two classes.
 4. False-discovery rate over the neurons of an operator, by Benjamini and Hochberg.
+5. Second null, for matches about the result or both operands: permute activations over the prompts with the same op2, so that
+   they depend on op2 alone; likewise with op1. A match needs both operands if its overlap exceeds what remains in either case,
+   averaged over a few permutations of each kind, at p < 0.001.
 
 The hypergeometric tail does not serve for direct heuristics: real value vectors favour some large set of results, so permuted
 activations reach a statistic in the hundreds there, and a perfect match of a small set (100 for 30 prompts) drowns.
@@ -20,10 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from arithscope.heuristics.catalogue import Catalogue
+from arithscope.heuristics.kinds import MultiResult, Rule
 from arithscope.heuristics.multi_result import ResultSets, find_result_sets, ranks_by_result, set_overlaps
 from arithscope.heuristics.overlaps import count_overlaps, rankings_at_a_time, top_prompts
 from arithscope.heuristics.tails import LN10, neg_log10_p_hypergeom
@@ -31,6 +35,8 @@ from arithscope.prompts import random_source
 
 FDR_LEVEL = 0.05
 INDIRECT_DRAWS = 400  # random rankings, shared by all neurons of an operator
+ONE_OPERAND_DRAWS = 4  # permutations that keep op2, and as many that keep op1, shared by all neurons of an operator
+MIN_NEG_LOG10_P = 3.0  # smallest statistic of an overlap that needs both operands, given what remains with one
 N_CLASSES, N_SIGNS = 2, 2
 
 OnPrompts = Float[Tensor, "neurons prompts"]
@@ -176,3 +182,49 @@ def false_discovery_rate(p: Floats, of_neurons: Float[np.ndarray, " neurons"]) -
     below = np.searchsorted(ranked, p, side="right")
     here = np.where(below > 0, p * m / np.maximum(below, 1), 1.0)
     return np.minimum(here, rate[below])
+
+
+def one_operand_permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "2 draws prompts"]:
+    """Permutations of the prompts that keep op2, and ones that keep op1; shared by all neurons."""
+    random, n = random_source(seed, "one operand", catalogue.operator), len(catalogue)
+    permutations = np.empty((2, ONE_OPERAND_DRAWS, n), dtype=np.int64)
+    for i, kept in enumerate((catalogue.prompts.op2, catalogue.prompts.op1)):
+        slots = np.argsort(kept, kind="stable")
+        for draw in permutations[i]:
+            draw[slots] = np.lexsort((random.random(n), kept))
+    return torch.from_numpy(permutations).to(catalogue.results.device)
+
+
+def one_operand_overlaps(
+    activations: Float[Tensor, " prompts"],
+    weights: Float[Tensor, " prompts"],
+    heuristics: Sequence[Rule],
+    max_k: int,
+    catalogue: Catalogue,
+    permutations: Int[Tensor, "2 draws prompts"],
+) -> Float[Tensor, "2 heuristics"]:
+    """Mean overlaps that remain if a neuron's activations depend on op2 alone, and on op1 alone.
+
+    `weights` multiply the permuted activations: the answers' logits for direct heuristics, the sign for indirect ones.
+    `heuristics` are all direct or all indirect, of at most `max_k` prompts.
+    """
+    group = catalogue.direct if heuristics[0].direct else catalogue.indirect
+    permuted = activations.index_select(0, permutations.flatten()).view(-1, len(weights))
+    ranked = top_prompts(permuted * weights, max_k)
+    counts = count_overlaps(ranked, group)
+
+    def overlap(heuristic: Rule) -> Int[Tensor, " draws"]:
+        if not isinstance(heuristic, MultiResult):
+            return counts[:, group.index[heuristic]]
+        members = torch.from_numpy(heuristic.holds(catalogue.prompts)).to(ranked.device)
+        return members[ranked[:, : int(members.sum())]].sum(1)
+
+    return torch.stack([overlap(h) for h in heuristics], dim=1).double().unflatten(0, permutations.shape[:2]).mean(1)
+
+
+def needs_both_operands(
+    overlap: Int[Tensor, " heuristics"], size: Int[Tensor, " heuristics"], remaining: Float[Tensor, "2 heuristics"]
+) -> Bool[Tensor, " heuristics"]:
+    """Whether overlaps clearly exceed what remains with either operand alone."""
+    # Half a prompt is added to what remains over all draws together: a few draws cannot show that nothing remains.
+    return (neg_log10_p(overlap, size, remaining + 0.5 / ONE_OPERAND_DRAWS) >= MIN_NEG_LOG10_P).all(0)

@@ -10,7 +10,6 @@ many prompts those are. So, for each ranking of the prompts:
    mutual information with being in the top k. Ties go to the smaller T.
 """
 
-from math import comb
 from typing import NamedTuple
 
 import torch
@@ -40,12 +39,6 @@ class ResultSets(NamedTuple):
 
     def heuristic(self, row: int, catalogue: Catalogue) -> MultiResult:
         return MultiResult(tuple(catalogue.results[self.members[row, : int(self.length[row])]].tolist()))
-
-
-def result_set_count(catalogue: Catalogue) -> int:
-    """Number of sets of results to choose from."""
-    sizes = range(2, MAX_RESULTS + 1) if catalogue.operator == "/" else ()
-    return sum(comb(len(catalogue.results), size) for size in sizes)
 
 
 def top_sizes(total: int) -> list[int]:

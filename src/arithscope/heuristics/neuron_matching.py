@@ -9,10 +9,10 @@ With A the activations over the N legal prompts and L the value vector's logit o
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from math import comb
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ from arithscope.heuristics import calibration
 from arithscope.heuristics.calibration import OnPrompts, Overlaps, direct_overlaps, false_discovery_rate, indirect_null
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Rule
-from arithscope.heuristics.multi_result import result_set_count
+from arithscope.heuristics.multi_result import MAX_RESULTS
 from arithscope.heuristics.overlaps import count_overlaps, is_match, rankings_at_a_time, take_columns, top_prompts
 from arithscope.prompts import random_source
 from arithscope.stats.intervals import Floats
@@ -53,17 +53,7 @@ class NeuronBatch:
         return on_prompts, take_columns(logits, catalogue.answers)
 
 
-@dataclass(frozen=True, eq=False)
-class UncalibratedMatches:
-    """Tables of `NeuronMatches` without p and fdr, and the largest statistic of each permutation of each neuron."""
-
-    matches: pd.DataFrame
-    best: pd.DataFrame
-    null: Float[np.ndarray, "neurons draws"]
-
-
-@dataclass(frozen=True)
-class NeuronMatches:
+class NeuronMatches(NamedTuple):
     """Matches with p and false-discovery rates.
 
     chance is k/N and corrected (score − chance)/(1 − chance). expected is the score that the value vector alone brings (for
@@ -73,7 +63,7 @@ class NeuronMatches:
 
     matches: pd.DataFrame  # pairs with score ≥ THRESHOLD: row, heuristic, kind, on, direct, sign, size, overlap, …
     best: pd.DataFrame  # the same columns; for each neuron and kind the largest neg_log10_p, match or not
-    neurons: pd.DataFrame  # row, smallest p, fdr
+    neurons: pd.DataFrame  # row, smallest p in `best`, fdr
 
 
 def calibrated_matches(
@@ -86,48 +76,45 @@ def calibrated_matches(
         names: Name of each neuron. With `seed` it seeds the neuron's permutations, which depend on no other neuron.
         advance: Called with the number of neurons done.
     """
-    with thread_pool() as pool:
-        null = pool.submit(indirect_null, catalogue, seed)
-        uncalibrated = match_neurons(neurons, catalogue, draws, seed, names, pool, advance)
-        return calibrate(uncalibrated, null.result(), tries(catalogue))
+    matches, best, of_direct = match_neurons(neurons, catalogue, draws, seed, names, advance)
+    null = indirect_null(catalogue, seed), of_direct.ravel()
+    return calibrate(["row"], *(with_p(pairs, null, tries(catalogue)) for pairs in (matches, best)))
 
 
 def tries(catalogue: Catalogue) -> tuple[int, int]:
     """Number of indirect and of direct heuristics that each neuron is matched with."""
-    direct = len(catalogue.direct.heuristics) + result_set_count(catalogue)
+    sizes = range(2, MAX_RESULTS + 1) if catalogue.operator == "/" else ()  # of multi-result heuristics
+    direct = len(catalogue.direct.heuristics) + sum(comb(len(catalogue.results), size) for size in sizes)
     return calibration.N_SIGNS * len(catalogue.indirect.heuristics), direct
 
 
-def calibrate(uncalibrated: UncalibratedMatches, of_indirect: Floats, tried: tuple[int, int]) -> NeuronMatches:
-    """Add p and false-discovery rates to the matches of all neurons of an operator, given `indirect_null` and `tries`."""
-    null, best = (of_indirect, uncalibrated.null.ravel()), uncalibrated.best
+def with_p(pairs: pd.DataFrame, null: tuple[Floats, Floats], tried: tuple[int, int]) -> pd.DataFrame:
+    """Add p to pairs, given the permutation null of indirect and of direct heuristics and their numbers (`tries`)."""
+    by_class = [calibration.p_values(pairs.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
+    return pairs.assign(p=np.minimum(calibration.N_CLASSES * np.where(pairs.direct, *by_class), 1.0))
 
-    def p_of(frame: pd.DataFrame) -> Floats:
-        by_class = [calibration.p_values(frame.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
-        return np.minimum(calibration.N_CLASSES * np.where(frame.direct, *by_class), 1.0)
 
-    smallest = best.assign(p=p_of(best)).groupby("row").p.min().to_numpy()
+def calibrate(key: list[str], matches: pd.DataFrame, best: pd.DataFrame) -> NeuronMatches:
+    """Add false-discovery rates to pairs with p; `best` has all neurons of an operator, identified by the columns `key`."""
+    neurons = best[[*key, "p"]].groupby(key, sort=False, as_index=False).min()
 
-    def calibrated(frame: pd.DataFrame) -> pd.DataFrame:
-        p = p_of(frame)
-        fdr = false_discovery_rate(p, smallest)
-        matched = is_match(frame.overlap, frame["size"])
-        return frame.assign(p=p, fdr=fdr, calibrated=matched & (fdr <= calibration.FDR_LEVEL))
+    def with_fdr(table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(fdr=false_discovery_rate(table.p.to_numpy(), neurons.p.to_numpy()))
 
-    neurons = {"row": np.arange(len(smallest)), "p": smallest, "fdr": false_discovery_rate(smallest, smallest)}
-    return NeuronMatches(calibrated(uncalibrated.matches), calibrated(best), pd.DataFrame(neurons))
+    def marked(pairs: pd.DataFrame) -> pd.DataFrame:
+        trusted = is_match(pairs.overlap, pairs["size"]) & (pairs.fdr <= calibration.FDR_LEVEL)
+        return pairs.assign(calibrated=trusted)
+
+    return NeuronMatches(marked(with_fdr(matches)), marked(with_fdr(best)), with_fdr(neurons))
 
 
 def match_neurons(
-    neurons: NeuronBatch,
-    catalogue: Catalogue,
-    draws: int,
-    seed: int,
-    names: Sequence[str],
-    pool: Executor,
-    advance: Advance,
-) -> UncalibratedMatches:
-    """Match neurons with every heuristic; arguments as in `calibrated_matches`, with threads from `pool` on a CPU."""
+    neurons: NeuronBatch, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str], advance: Advance
+) -> tuple[pd.DataFrame, pd.DataFrame, Floats]:
+    """Match neurons with every heuristic; arguments as in `calibrated_matches`.
+
+    Returns tables as in `NeuronMatches`, without p and fdr, and the largest statistic of each permutation [neurons, draws].
+    """
     size = max(1, rankings_at_a_time(catalogue) // (1 + draws))
 
     def chunk(start: int) -> tuple[list[Columns], list[Columns], Floats]:
@@ -136,10 +123,11 @@ def match_neurons(
         advance(len(rows))
         return tables
 
-    each = map if catalogue.results.is_cuda else pool.map  # one chunk keeps a GPU busy and fills its memory
-    matches, best, null = zip(*each(chunk, range(0, len(neurons), size)), strict=True)
+    with thread_pool() as pool:
+        each = map if catalogue.results.is_cuda else pool.map  # one chunk keeps a GPU busy and fills its memory
+        matches, best, null = zip(*each(chunk, range(0, len(neurons), size)), strict=True)
     tables = [_scored(list(chain(*parts)), len(catalogue)) for parts in (matches, best)]
-    return UncalibratedMatches(tables[0], tables[1], np.concatenate(null))
+    return tables[0], tables[1], np.concatenate(null)
 
 
 def _match_rows(

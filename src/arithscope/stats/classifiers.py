@@ -1,7 +1,5 @@
 """Logistic regression with bootstrap intervals."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -13,38 +11,29 @@ NEWTON_STEPS = 50
 Features = Float[np.ndarray, "values features"]
 
 
-@dataclass(frozen=True)
-class Logistic:
-    """A model log P(1)/P(0) = intercept + Σ coefficient · standardised feature, with bootstrap intervals."""
+def logistic(features: Features, outcome: Bool[np.ndarray, " values"], random: np.random.Generator) -> list[Mean]:
+    """Intercept, coefficients and AUC of a logistic regression of the outcome, with bootstrap intervals.
 
-    intercept: Mean
-    coefficients: list[Mean]
-    auc: Mean  # probability that a random positive scores higher than a random negative: ½ without information
-
-
-def logistic(features: Features, outcome: Bool[np.ndarray, " values"], random: np.random.Generator) -> Logistic:
-    """Fit a logistic regression of the outcome on standardised features.
+        log P(1)/P(0) = intercept + Σ coefficient · standardised feature
 
     Coefficients are log-odds per standard deviation, slightly shrunk (ridge RIDGE, intercept free), and so invariant to
-    shifting and scaling features. A resample weights each value by the number of times it is drawn; resamples with only
-    one outcome are left out. All estimates are NaN if the data has only one outcome.
+    shifting and scaling features. The AUC is the probability that a random positive scores higher than a random negative: ½
+    without information. A resample weights each value by the number of times it is drawn; resamples with only one
+    outcome are left out. All estimates are NaN if the data has only one outcome.
     """
     n, width = features.shape
     y = np.asarray(outcome, dtype=np.float64)
     if not 0 < y.sum() < n:
-        undefined = Mean(np.nan, np.nan, np.nan, n)
-        return Logistic(undefined, [undefined] * width, undefined)
+        return [Mean(np.nan, np.nan, np.nan, n)] * (width + 2)
     x = np.column_stack([np.ones(n), standardised(features)])
     counts = random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64)
     both_outcomes = (counts @ y > 0) & (counts @ (1 - y) > 0)
     weights = np.concatenate([np.ones((1, n)), counts[both_outcomes]])
     fits = _newton(x, y, weights)
     auc = np.array([_auc(x @ b, y, w) for b, w in zip(fits, weights, strict=True)])
-    low_high = np.quantile(np.column_stack([fits, auc])[1:], QUANTILES, axis=0)
-    intercept, *coefficients, quality = (
-        Mean(float(v), float(low), float(high), n) for v, low, high in zip([*fits[0], auc[0]], *low_high, strict=True)
-    )
-    return Logistic(intercept, coefficients, quality)
+    estimates = np.column_stack([fits, auc])
+    intervals = zip(estimates[0], *np.quantile(estimates[1:], QUANTILES, axis=0), strict=True)
+    return [Mean(float(value), float(low), float(high), n) for value, low, high in intervals]
 
 
 def standardised(features: Features) -> Features:

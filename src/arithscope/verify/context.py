@@ -15,14 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.schema import Table
 from arithscope.experiments.common.stage import Context
-from arithscope.experiments.neurons import RECALLED
+from arithscope.experiments.neurons import RECALLED, share_of
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.probe import EPOCHS
 from arithscope.heuristics.calibration import N_CLASSES
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.pipeline.registry import stage_of
 from arithscope.prompts import random_source
-from arithscope.stats.rankings import share_of
 from arithscope.verify.compare import Noise, Tally
 
 V = TypeVar("V")
