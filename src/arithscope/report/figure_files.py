@@ -37,30 +37,24 @@ GAP = 1.5  # points between a figure's body and the texts around it; the layout 
 
 def draw_figures(run: RunFolder, progress: Progress) -> None:
     """Draw all figures that can be drawn and are missing or out of date."""
-    todo = figures_to_draw(run)
-    if not todo:
-        return
-    with progress.task(f"figures of {stage_of(todo[0].results[-1]).name}", len(todo)) as advance:
-        for spec in todo:
-            write_index(run.path, {spec.name: draw_figure(run, spec)})
-            advance(1)
+    if todo := figures_to_draw(run):
+        with progress.task(f"figures of {stage_of(todo[0].results[-1]).name}", len(todo)) as advance:
+            for spec in todo:
+                write_index(run.path, {spec.name: draw_figure(run, spec)})
+                advance(1)
 
 
 def figures_to_draw(run: RunFolder) -> list[FigureSpec]:
     """Figures whose stages are done and which have not been drawn from their present results."""
-    index = _read_index(run.path)
-    return [spec for spec in _drawable_figures(run) if not _is_drawn(run, index, spec)]
+    drawn = drawn_figures(run)
+    return [spec for spec in all_figures() if has_results(run, spec.results) and spec.name not in drawn]
 
 
 def drawn_figures(run: RunFolder) -> dict[str, dict[str, Any]]:
     """Index entries of the figures that show the present results of the run."""
-    index = _read_index(run.path)
-    return {spec.name: index[spec.name] for spec in _drawable_figures(run) if _is_drawn(run, index, spec)}
-
-
-def _drawable_figures(run: RunFolder) -> list[FigureSpec]:
     load_plugins()
-    return [spec for spec in all_figures() if has_results(run, spec.results)]
+    index, specs = _read_index(run.path), [spec for spec in all_figures() if has_results(run, spec.results)]
+    return {spec.name: index[spec.name] for spec in specs if _is_drawn(run, index.get(spec.name), spec)}
 
 
 def has_results(run: RunFolder, results: tuple[type, ...]) -> bool:
@@ -109,8 +103,7 @@ def stage_keys(run: RunFolder, spec: FigureSpec) -> dict[str, str | None]:
     return {name: run.key(name) for name in (stage_of(result).name for result in spec.results)}
 
 
-def _is_drawn(run: RunFolder, index: dict[str, Any], spec: FigureSpec) -> bool:
-    entry = index.get(spec.name)
+def _is_drawn(run: RunFolder, entry: Any, spec: FigureSpec) -> bool:
     if not isinstance(entry, dict) or not is_intact(entry) or entry.get("drawn_from") != stage_keys(run, spec):
         return False
     try:
