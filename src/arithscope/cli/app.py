@@ -74,7 +74,7 @@ def run(
 ) -> None:
     """Study a model: run all stages, or some, and write a run folder. A stopped run continues where it was."""
     from arithscope.pipeline.study import study as run_study
-    from arithscope.report.figure_workers import drawing
+    from arithscope.report.figure_files import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.warnings import result_warnings
     from arithscope.settings import Settings

@@ -211,9 +211,6 @@ def _link(path: str, text: str = "") -> Cell:
 
 
 def _size(run: RunFolder, path: str) -> str:
-    size = float((run.path / path).stat().st_size)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
+    size = (run.path / path).stat().st_size
+    thousands = min((len(str(size)) - 1) // 3, 3)
+    return f"{size / 1000**thousands:.1f} {('kB', 'MB', 'GB')[thousands - 1]}" if thousands else f"{size} B"
