@@ -21,9 +21,8 @@ from matplotlib.figure import Figure
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.figures.registry import all_figures, figure
 from arithscope.pipeline.runner import run_stages
-from arithscope.report import figure_workers
-from arithscope.report.figure_files import draw_figures
-from arithscope.report.figure_workers import drawing
+from arithscope.report import figure_files
+from arithscope.report.figure_files import draw_figures, drawing
 from arithscope.settings import Settings
 from arithscope.utils.files import locked
 from arithscope.utils.progress import Silent
@@ -36,13 +35,13 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[BaseProcess]:
     """The workers that had been started when pools were closed."""
     started: list[BaseProcess] = []
-    close = figure_workers._FigurePool.close
+    close = figure_files._FigurePool.close
 
-    def noted(pool: figure_workers._FigurePool) -> None:
+    def noted(pool: figure_files._FigurePool) -> None:
         started.extend(worker for worker in active_children() if worker not in started)
         close(pool)
 
-    monkeypatch.setattr(figure_workers._FigurePool, "close", noted)
+    monkeypatch.setattr(figure_files._FigurePool, "close", noted)
     return started
 
 
@@ -82,7 +81,7 @@ def sleep() -> None:
 
 
 def test_workers_that_die_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: object) -> None:
-    monkeypatch.setattr(figure_workers, "_start_worker", die)
+    monkeypatch.setattr(figure_files, "_start_worker", die)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place
@@ -91,8 +90,8 @@ def test_workers_that_die_are_made_up_for(tmp_path: Path, monkeypatch: pytest.Mo
 def test_workers_that_do_not_finish_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: list[BaseProcess], in_place: object
 ) -> None:
-    monkeypatch.setattr(figure_workers, "_start_worker", sleep)
-    monkeypatch.setattr(figure_workers, "PATIENCE", 0.1)
+    monkeypatch.setattr(figure_files, "_start_worker", sleep)
+    monkeypatch.setattr(figure_files, "PATIENCE", 0.1)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place
@@ -168,7 +167,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import torch
-from arithscope.report.figure_workers import drawing
+from arithscope.report.figure_files import draw_figures, drawing
 from arithscope.utils.files import locked
 from arithscope.utils.progress import Silent
 from tests.report.test_figure_workers import study
@@ -190,10 +189,10 @@ def test_workers_of_a_killed_run_end_and_ctrl_c_is_for_the_run(tmp_path: Path) -
         [pid] = map(int, process.stdout.readline().split())
         worker = psutil.Process(pid)
         for _ in range(200):
-            if worker.nice() == figure_workers.NICE:
+            if worker.nice() == figure_files.NICE:
                 break
             time.sleep(0.1)
-        assert worker.nice() == figure_workers.NICE
+        assert worker.nice() == figure_files.NICE
         worker.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert worker.is_running()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import arithscope
-from arithscope.report.explanation import neuron_report
+from arithscope.report.terminal import neuron_report
 from tests.results.test_neuron import lacking
 
 

@@ -30,8 +30,7 @@ from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
 from arithscope.report.figure_files import draw_figures, drawn_figures, read_picture, within
 from arithscope.report.formatting import TEMPLATES, number
-from arithscope.report.page import MORE, SECTIONS, write_report
-from arithscope.report.tables import PAPER, Cell, Table, setting_text
+from arithscope.report.page import MORE, PAPER, SECTIONS, Cell, Table, setting_text, write_report
 from arithscope.settings import Settings
 from arithscope.utils.files import checksum, locked, with_checksum
 from arithscope.utils.progress import Silent

@@ -74,7 +74,7 @@ def run(
 ) -> None:
     """Study a model: run all stages, or some, and write a run folder. A stopped run continues where it was."""
     from arithscope.pipeline.study import study as run_study
-    from arithscope.report.figure_workers import drawing
+    from arithscope.report.figure_files import drawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.warnings import result_warnings
     from arithscope.settings import Settings
@@ -121,7 +121,7 @@ def neuron(
     operator: Annotated[str, opt.option("OPERATOR", "One of + - * /.")] = "+",
 ) -> None:
     """Show one neuron of a run: its effect and rank, its activation map, the numbers it promotes and its heuristics."""
-    from arithscope.report.explanation import neuron_report
+    from arithscope.report.terminal import neuron_report
     from arithscope.results.run import Run
 
     _print_all(neuron_report(Run(run), layer, index, operator))
@@ -138,7 +138,7 @@ def explain(
 ) -> None:
     """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
     from arithscope.experiments.classify import CALIBRATED, RAW
-    from arithscope.report.explanation import explanation_report
+    from arithscope.report.terminal import explanation_report
     from arithscope.results.run import explanation_as_json
 
     explanation = options.open(run).explain(prompt, RAW if raw else CALIBRATED)

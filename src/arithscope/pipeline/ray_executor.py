@@ -26,7 +26,7 @@ import torch
 
 from arithscope import __version__
 from arithscope.errors import UserError
-from arithscope.models.load import LoadOptions, ModelSpec, Weights, load, model_spec, weights_of
+from arithscope.models.load import LoadOptions, ModelSpec, load, model_spec, weights_of
 from arithscope.models.model import Model
 from arithscope.models.offload import read_device_map
 from arithscope.prompts import Template
@@ -70,17 +70,14 @@ class Worker:
         self.device = torch.device(device)
         self.model: Model | None = None
 
-    def take(self, source: Source, weights: Weights | None) -> Ready:
-        """Load a model, or build it from shared weights, in place of an earlier one."""
+    def take(self, source: Source, weights: Any) -> Ready:
+        """Load a model, or build it from its spec and shared weights, in place of an earlier one."""
         import ray
 
-        self.model, spec = None, None
+        self.model = None
         gc.collect()  # models contain reference cycles, and the next one needs the memory
-        if weights is not None and isinstance(source, ModelSpec):
-            self.model = source.filled(weights, self.device)
-        elif callable(source):
-            self.model = source()
-            spec = model_spec(self.model)
+        self.model = source.filled(weights, self.device) if isinstance(source, ModelSpec) else source()
+        spec = None if isinstance(source, ModelSpec) else model_spec(self.model)
         return Ready(versions(), ray.get_runtime_context().get_node_id(), platform.node(), spec)
 
     def run(self, function: Function, *unit: Any) -> tuple[Any, int, list[str]]:

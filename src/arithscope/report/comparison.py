@@ -20,7 +20,7 @@ from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS, grouped_bars, line_with_band, new_figure, outside_legend, styled
 from arithscope.report.figure_files import save_figure
 from arithscope.report.formatting import worded
-from arithscope.report.terminal import entry_text, experiment_table
+from arithscope.report.terminal import measures_table
 from arithscope.results.comparison import Comparison, compare
 from arithscope.utils.files import atomic_folder, explain_write_errors, write_json
 from arithscope.utils.progress import Progress
@@ -140,12 +140,9 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     for experiment in dict.fromkeys(comparison.table.experiment):
         rows = comparison.table[comparison.table.experiment == experiment]
         averages = rows[rows.operator == AVERAGE]
-        entries = dict[tuple[str, str, str], Any]()  # of a summary: a mean, a plain number, or None
+        columns: dict[str, dict[str, Any]] = {run: {} for run in comparison.runs}
         for row in (rows if averages.empty else averages).to_dict("records"):
-            entry = row["value"] if pd.isna(row["n"]) else row
-            entries[row["measure"], row["operator"], row["run"]] = None if pd.isna(row["value"]) else entry
-        table = experiment_table(experiment, comparison.runs)
-        for measure, operator in dict.fromkeys((m, o) for m, o, _ in entries):
-            name = measure.replace("_", " ") + ("" if operator == AVERAGE else f" {operator}")
-            table.add_row(name, *(entry_text(entries.get((measure, operator, run))) for run in comparison.runs))
-        yield table
+            name = row["measure"] if row["operator"] == AVERAGE else f"{row['measure']} {row['operator']}"
+            entry = row["value"] if pd.isna(row["n"]) else row  # of a summary: a plain number, or a mean
+            columns[row["run"]][name] = None if pd.isna(row["value"]) else entry
+        yield measures_table(experiment, columns)

@@ -3,17 +3,29 @@
 figures/NAME.png, figures/NAME.svg
 figures/index.json       for each figure: title, caption, the keys of the stages it was drawn from, the checksums of its files,
                          and where its body lies between title and caption (shares of the height, from the top)
+
+Worker processes draw them beside a run, while it goes on with its next stages. Workers have low priority, so that they use only
+the processor time that the run leaves. They ignore Ctrl-C, which is for the run, and end with it, also if it is killed.
 """
 
 import base64
 import io
 import json
+import multiprocessing
+import os
+import signal
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -24,7 +36,7 @@ from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import STYLE, finish
 from arithscope.pipeline.registry import load_plugins, stage_of
 from arithscope.pipeline.store import RunFolder
-from arithscope.utils.files import atomic_file, checksum, is_intact, with_checksum, write_json
+from arithscope.utils import files
 from arithscope.utils.progress import Progress
 
 FOLDER = "figures"
@@ -33,34 +45,33 @@ CSS_DPI = 96
 SHRINK = 0.8  # factor by which an image is scaled at each step
 SMALLEST = 0.05  # scale at which shrinking ends
 GAP = 1.5  # points between a figure's body and the texts around it; the layout leaves 3
+MOST_WORKERS = 3  # each takes half a gigabyte of memory
+NICE = 19
+PATIENCE = 20.0  # seconds to wait, at the end, for workers that get no processor time
+
+Draw = Callable[[RunFolder], None]
 
 
 def draw_figures(run: RunFolder, progress: Progress) -> None:
     """Draw all figures that can be drawn and are missing or out of date."""
-    todo = figures_to_draw(run)
-    if not todo:
-        return
-    with progress.task(f"figures of {stage_of(todo[0].results[-1]).name}", len(todo)) as advance:
-        for spec in todo:
-            write_index(run.path, {spec.name: draw_figure(run, spec)})
-            advance(1)
+    if todo := figures_to_draw(run):
+        with progress.task(f"figures of {stage_of(todo[0].results[-1]).name}", len(todo)) as advance:
+            for spec in todo:
+                write_index(run.path, {spec.name: draw_figure(run, spec)})
+                advance(1)
 
 
 def figures_to_draw(run: RunFolder) -> list[FigureSpec]:
     """Figures whose stages are done and which have not been drawn from their present results."""
-    index = _read_index(run.path)
-    return [spec for spec in _drawable_figures(run) if not _is_drawn(run, index, spec)]
+    drawn = drawn_figures(run)
+    return [spec for spec in all_figures() if has_results(run, spec.results) and spec.name not in drawn]
 
 
 def drawn_figures(run: RunFolder) -> dict[str, dict[str, Any]]:
     """Index entries of the figures that show the present results of the run."""
-    index = _read_index(run.path)
-    return {spec.name: index[spec.name] for spec in _drawable_figures(run) if _is_drawn(run, index, spec)}
-
-
-def _drawable_figures(run: RunFolder) -> list[FigureSpec]:
     load_plugins()
-    return [spec for spec in all_figures() if has_results(run, spec.results)]
+    index, specs = _read_index(run.path), [spec for spec in all_figures() if has_results(run, spec.results)]
+    return {spec.name: index[spec.name] for spec in specs if _is_drawn(run, index.get(spec.name), spec)}
 
 
 def has_results(run: RunFolder, results: tuple[type, ...]) -> bool:
@@ -75,7 +86,7 @@ def draw_figure(run: RunFolder, spec: FigureSpec) -> dict[str, Any]:
     figure = spec.draw(*(run.read(result) for result in spec.results))
     body = save_figure(folder, spec.name, figure, title, spec.caption)
     entry = {"title": spec.title, "caption": spec.caption, "drawn_from": stage_keys(run, spec), "body": list(body)}
-    return with_checksum({**entry, "files": _checksums(folder, spec)})
+    return files.with_checksum({**entry, "files": _checksums(folder, spec)})
 
 
 def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: str) -> tuple[float, float]:
@@ -84,14 +95,14 @@ def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: st
         above, below = finish(figure, title, caption)
         figure.set_dpi(PNG_DPI)
         # Each canvas draws the figure once; `savefig` would draw it twice, the first time only for the layout.
-        with atomic_file(folder / f"{name}.png") as path:
+        with files.atomic_file(folder / f"{name}.png") as path:
             FigureCanvasAgg(figure).print_png(path)
         gap = GAP * PNG_DPI / 72
         ends = above.get_window_extent().y0 - gap, below.get_window_extent().y1 + gap
         top, bottom = (round(1 - float(end / figure.bbox.height), 4) for end in ends)
         figure.set_layout_engine("none")  # keep the layout found for the PNG
         figure.set_dpi(SVG_DPI)
-        with atomic_file(folder / f"{name}.svg") as path:
+        with files.atomic_file(folder / f"{name}.svg") as path:
             FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
     return top, bottom
 
@@ -101,7 +112,7 @@ def write_index(run: Path, entries: dict[str, dict[str, Any]]) -> None:
     before = _read_index(run)
     after = {**before, **json.loads(json.dumps(entries))}
     if after != before:
-        write_json(run / FOLDER / "index.json", dict(sorted(after.items())))
+        files.write_json(run / FOLDER / "index.json", dict(sorted(after.items())))
 
 
 def stage_keys(run: RunFolder, spec: FigureSpec) -> dict[str, str | None]:
@@ -109,9 +120,8 @@ def stage_keys(run: RunFolder, spec: FigureSpec) -> dict[str, str | None]:
     return {name: run.key(name) for name in (stage_of(result).name for result in spec.results)}
 
 
-def _is_drawn(run: RunFolder, index: dict[str, Any], spec: FigureSpec) -> bool:
-    entry = index.get(spec.name)
-    if not isinstance(entry, dict) or not is_intact(entry) or entry.get("drawn_from") != stage_keys(run, spec):
+def _is_drawn(run: RunFolder, entry: Any, spec: FigureSpec) -> bool:
+    if not isinstance(entry, dict) or not files.is_intact(entry) or entry.get("drawn_from") != stage_keys(run, spec):
         return False
     try:
         return "body" in entry and entry.get("files") == _checksums(run.path / FOLDER, spec)
@@ -120,7 +130,7 @@ def _is_drawn(run: RunFolder, index: dict[str, Any], spec: FigureSpec) -> bool:
 
 
 def _checksums(folder: Path, spec: FigureSpec) -> dict[str, str]:
-    return {name: checksum(folder / name) for name in (f"{spec.name}.png", f"{spec.name}.svg")}
+    return {name: files.checksum(folder / name) for name in (f"{spec.name}.png", f"{spec.name}.svg")}
 
 
 def _read_index(run: Path) -> dict[str, Any]:
@@ -128,6 +138,118 @@ def _read_index(run: Path) -> dict[str, Any]:
         return dict(json.loads((run / FOLDER / "index.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}  # all figures are drawn again
+
+
+@contextmanager
+def drawing(progress: Progress) -> Iterator[Draw]:
+    """Yields a function that draws the figures of a run, to be called whenever new results are stored.
+
+    With several cores the function hands the figures to workers and returns at once; all of them are drawn when the context
+    ends. With one core it draws them itself.
+    """
+    cores = torch.get_num_threads()
+    if cores == 1:
+        yield lambda run: draw_figures(run, progress)
+        return
+    with closing(_FigurePool(min(cores - 1, MOST_WORKERS))) as pool:
+        yield pool.submit
+        pool.finish(progress)
+
+
+class _FigurePool:
+    """Worker processes, and one thread for each that hands it one figure after another.
+
+    Figures wait in the threads' queue, from which they can be taken back. The threads also start the workers, since an
+    interrupt of the main thread must not leave a worker half started.
+    """
+
+    def __init__(self, workers: int):
+        spawn = multiprocessing.get_context("spawn")  # workers must not inherit the lock of the run folder
+        self._workers = ProcessPoolExecutor(workers, spawn, initializer=_start_worker)
+        self._threads = ThreadPoolExecutor(workers, initializer=_block_interrupts)
+        self._run: RunFolder | None = None
+        self._futures: dict[tuple[FigureSpec, str], Future[dict[str, Any]]] = {}  # by figure and its stages' keys
+
+    def submit(self, run: RunFolder) -> None:
+        self._run = run
+        self._write_index(run)
+        for spec in figures_to_draw(run):
+            key = spec, json.dumps(stage_keys(run, spec))
+            if key not in self._futures:
+                self._futures[key] = self._threads.submit(self._draw, run.path, spec)
+
+    def _draw(self, path: Path, spec: FigureSpec) -> dict[str, Any]:
+        return self._workers.submit(_draw, path, spec.name, spec.draw.__module__).result()
+
+    def finish(self, progress: Progress) -> None:
+        """Wait until all figures are drawn. Meanwhile this process draws, from the end, those that no worker has begun; then
+        those that a worker failed at, so that the error is raised here, or did not finish."""
+        if self._run is None:
+            return
+        pending = [future for future in self._futures.values() if not future.done()]
+        with files.locked(self._run.path), files.explain_write_errors(self._run.path):
+            if pending:
+                with progress.task("figures", len(pending)) as advance:
+                    for (spec, _), future in reversed(self._futures.items()):
+                        if future.cancel():
+                            write_index(self._run.path, {spec.name: draw_figure(self._run, spec)})
+                            advance(1)
+                    with suppress(TimeoutError):
+                        for _ in as_completed([f for f in pending if not f.cancelled()], timeout=PATIENCE):
+                            advance(1)
+            self.close()
+            self._write_index(self._run)
+            draw_figures(self._run, progress)
+
+    def close(self) -> None:
+        """End all workers at once, whatever they are doing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown(wait=False)  # no worker is started any more
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            while worker.is_alive():  # for a moment even after `join`, if the pool's own thread is collecting it
+                worker.join()
+        self._threads.shutdown()
+
+    def _write_index(self, run: RunFolder) -> None:
+        """Add finished figures to the index, which only this process writes."""
+        done = {
+            spec.name: future.result()
+            for (spec, _), future in self._futures.items()
+            if future.done() and not future.cancelled() and future.exception() is None
+        }
+        write_index(run.path, done)
+
+
+def _block_interrupts() -> None:
+    """Block Ctrl-C in this thread, and in the workers that it starts."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _start_worker() -> None:
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a figure that fails is drawn again by the run, which shows the error
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_run, daemon=True).start()
+
+
+def _end_with_run() -> None:
+    run = multiprocessing.parent_process()
+    assert run is not None
+    run.join()
+    os._exit(0)  # at once: a half-drawn figure must not get in the way of a new run
+
+
+def _draw(path: Path, name: str, module: str) -> dict[str, Any]:
+    """Draw a figure in a worker; `module` registers it, and may be a plug-in's."""
+    import_module(module)
+    [spec] = [spec for spec in all_figures() if spec.name == name]
+    return draw_figure(_open_run(path), spec)
+
+
+_open_run = cache(RunFolder)  # which compares each file with its checksum once
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
-from arithscope.report.terminal import short_number
 from arithscope.stats.intervals import Mean, difference
 
 NOTHING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def short_number(x: float) -> str:
+    """About three significant digits: .957, 1.00, 12.3, 1.2e+04."""
+    if abs(x) >= 1000:
+        return f"{x:.1e}"
+    if abs(x) >= 10:
+        return f"{x:.1f}"
+    return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 0.9995 else f"{x:.2f}"
 
 
 def number(x: float | None) -> str:

@@ -1,19 +1,27 @@
-"""report.html: a run on one self-contained page, without scripts."""
+"""report.html: a run on one self-contained page, without scripts. Its tables: key numbers beside the paper's, numbers of each
+finding, and how the run was made."""
 
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
+from arithscope.experiments.common.headline import HEADLINE_NUMBERS, headline_entries
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import SIGNS
-from arithscope.pipeline.registry import load_plugins, stage_of
+from arithscope.pipeline.registry import all_stages, load_plugins, stage_of
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder
+from arithscope.prompts import OPERATORS
 from arithscope.report.figure_files import FOLDER, Picture, drawn_figures, has_results, read_picture, within
-from arithscope.report.findings.finding import all_findings
-from arithscope.report.formatting import TEMPLATES
-from arithscope.report.tables import headline_table, numbers_table, run_tables
+from arithscope.report.findings.finding import Finding, all_findings
+from arithscope.report.formatting import NOTHING, TEMPLATES, as_mean, interval, number
 from arithscope.report.warnings import result_warnings
+from arithscope.stats.intervals import Mean
 from arithscope.utils.files import write_text
 
 REPORT = "report.html"
@@ -23,6 +31,22 @@ SECTIONS = (  # in the paper's order; titles, and the question that each answers
     *("accuracy", "circuit", "probes", "neurons", "gallery", "classification", "proof", "failures", "training"),
     *("stability", MORE),
 )
+# What the paper reports for Llama-3-8B (unless stated otherwise), by experiment and measure as in summary.json. Its
+# definitions differ from ours in some points (docs/experiments.md).
+PAPER = {
+    ("accuracy", "accuracy"): "+ .97, − .96, × .84, ÷ .92",
+    ("circuit", "heads"): "+ 6, − 6, × 20, ÷ 6",
+    ("circuit", "faithfulness"): "+ .97, − .98, × .90, ÷ .96",
+    ("circuit", "shared_heads"): "L2H2 (operator), L15H13 (op2), L16H21 (op1)",
+    ("probe", "first_answer_layer"): "16 of 32",
+    ("topk", "k"): "200 of 14,336",
+    ("classify", "raw_share"): ".91",
+    ("overlap", "mean_iou"): ".54",
+    ("knockout", "raw_associated"): "29 points less, from .95",
+    ("training", "raw_mutual_share"): ".79 (checkpoints of Pythia)",
+}
+_TOTALS = {("probe", "first_answer_layer"): "layers", ("topk", "k"): "neurons"}  # numbers shown as "k of n"
+SHORT = 12  # digits of a checksum
 
 
 def write_report(run: RunFolder) -> Path:
@@ -68,3 +92,125 @@ def figures_by_section() -> dict[str, list[FigureSpec]]:
     for spec in all_figures():
         groups[spec.section if spec.section in SECTIONS else MORE].append(spec)
     return {name: specs for name, specs in groups.items() if specs}
+
+
+class Cell(NamedTuple):
+    """A cell with small print below its text, with a link, or set as code."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    href: str = ""
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first cell of each row is its header; `style` is a class of the style sheet."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    style: str = ""
+
+
+def value_cell(value: Any, suffix: str = "") -> Cell | str:
+    """A value of a summary or a finding: a mean with its interval and sample size, names, a number or a text."""
+    if isinstance(value, dict):
+        value = as_mean(value)
+    if isinstance(value, Mean):
+        text = number(value.value)
+        return text if text == NOTHING else Cell(text, (interval(value), f"n = {value.n:,}"))
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    if value is None or isinstance(value, float):
+        return number(value)
+    return f"{value:,}{suffix}" if isinstance(value, int) else str(value)
+
+
+def headline_table(run: RunFolder) -> Table | None:
+    """The key numbers of a run by operator, beside the paper's; None if it has none."""
+    operators = [str(o) for o in run.manifest["configuration"]["operators"]]
+    rows, summary, sizes = [], run.summary, run.manifest["model"]["sizes"]
+    for row in HEADLINE_NUMBERS:
+        key, entries = (row.experiment, row.measure), headline_entries(row, summary, operators)
+        if any(entry is not None for entry in entries):
+            suffix = f" of {sizes[_TOTALS[key]]:,}" if key in _TOTALS else ""
+            cells = [value_cell(entry, suffix) for entry in entries]
+            rows.append([Cell(row.name, href=f"#{row.section}"), *cells, PAPER.get(key, NOTHING)])
+    header = ["", *(SIGNS[o] for o in operators), "all operators", "paper’s Llama-3-8B"]
+    caption = "Key numbers, each with its 95 % interval and sample size"
+    return Table(caption, header, rows, "headline") if rows else None
+
+
+def numbers_table(finding: Finding, title: str) -> Table | None:
+    """The numbers of a finding by operator, and their average if there are several operators; None without numbers."""
+    lines = {name: values for name, values in finding.numbers.items() if values}
+    columns = [o for o in OPERATORS if any(o in values for values in lines.values())]
+    if not columns:
+        return None
+    if len(columns) > 1 and any(AVERAGE in values for values in lines.values()):
+        columns.append(AVERAGE)
+    rows = [[name, *(value_cell(values.get(c)) for c in columns)] for name, values in lines.items()]
+    return Table(f"Numbers: {title}", ["", *(SIGNS.get(c, "all operators") for c in columns)], rows, "numbers")
+
+
+def run_tables(run: RunFolder, figures: Iterable[FigureSpec]) -> dict[str, Table]:
+    """The appendix: model, settings, stages, data files and the given figures' files."""
+    model = {name: value for name, value in run.manifest["model"].items() if name != "sizes"}
+    model |= {f"size: {name}": value for name, value in run.manifest["model"]["sizes"].items()}
+    model["arithscope"] = run.manifest["version"]
+    stages = [
+        [name, str(e["status"]), str(e.get("finished", NOTHING)), f"{e['seconds']:,.1f}" if "seconds" in e else NOTHING]
+        for name, e in run.manifest["stages"].items()
+    ]
+    pictures: list[list[Cell | str]] = [
+        [spec.title, *(_link(f"{FOLDER}/{spec.name}.{kind}", f"{spec.name}.{kind}") for kind in ("png", "svg"))]
+        for spec in figures
+    ]
+    return {
+        "model": Table("Model", ["", "value"], _settings(model)),
+        "settings": Table("Settings", ["", "value"], _settings(run.manifest["configuration"])),
+        "stages": Table("Stages", ["stage", "status", "finished", "seconds"], stages, "files"),
+        "files": Table("Data files", ["file", "size", "SHA-256, shortened"], _data_files(run), "files"),
+        "figures": Table(f"Figures as files, in the folder {FOLDER}", ["figure", "", ""], pictures),
+    }
+
+
+def _settings(values: dict[str, Any]) -> list[list[Cell | str]]:
+    return [[name.replace("_", " "), setting_text(value)] for name, value in values.items()]
+
+
+def setting_text(value: Any) -> str:
+    """A setting as text; strings with control characters are quoted."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if value >= 10_000 else str(value)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {setting_text(entry)}" for name, entry in value.items())
+    if value is None or value == "":
+        return NOTHING
+    return str(value) if not isinstance(value, str) or value.isprintable() else json.dumps(value, ensure_ascii=False)
+
+
+def _data_files(run: RunFolder) -> list[list[Cell | str]]:
+    paths: dict[str, str | None] = {"manifest.json": None, "summary.json": None}
+    for name in (stage.name for stage in all_stages() if run.is_done(stage.name)):
+        record = json.loads((run.path / name / "stage.json").read_text(encoding="utf-8"))
+        paths |= {f"{name}/{file}": digest for file, digest in {"stage.json": None, **record["files"]}.items()}
+    return [
+        [_link(path), _size(run, path), Cell(digest[:SHORT], code=True) if digest else NOTHING]
+        for path, digest in paths.items()
+    ]
+
+
+def _link(path: str, text: str = "") -> Cell:
+    return Cell(text or path, href=quote(path))
+
+
+def _size(run: RunFolder, path: str) -> str:
+    size = (run.path / path).stat().st_size
+    thousands = min((len(str(size)) - 1) // 3, 3)
+    return f"{size / 1000**thousands:.1f} {('kB', 'MB', 'GB')[thousands - 1]}" if thousands else f"{size} B"

@@ -1,28 +1,52 @@
-"""Tables of a run's summary in the terminal."""
+"""What is printed in the terminal: tables of a run's summary, one prompt, one neuron."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
+from arithscope.experiments.neurons import neuron_name
+from arithscope.heuristics.kinds import kind_name
+from arithscope.report.formatting import NOTHING, short_number
+from arithscope.results.explanation import HEURISTIC_NEURONS, Answer, Explanation
+from arithscope.results.neuron import Neuron
+from arithscope.results.run import Run
+
 WIDEST = 8  # characters of both ends of an interval on one line; five columns then fit into 80
+MOST_HEURISTICS, MOST_NEURONS, MOST_OF_NEURON = 12, 15, 15  # rows of a prompt's tables, and heuristics of a neuron
+BAR = 24  # characters of the longest bar
+SHADES = " ·:-=+*#%@"
+WIDTH, HEIGHT = 50, 25  # characters of a map; a character is about twice as high as wide
+COLUMNS = ["heuristic", "sign", "size", "score", "chance", "corrected", "expected"]  # of a neuron's heuristics
+COLUMNS += ["neg_log10_p_hypergeom", "fdr", "calibrated"]
+HEADERS = {"size": "prompts", "neg_log10_p_hypergeom": "−log₁₀ tail", "fdr": "FDR"}  # of columns named differently
 
 
-def summary_tables(summary: dict[str, Any]) -> list[Table]:
-    """One table per experiment of summary.json: a column per operator, a row per measure."""
-    tables = []
+def summary_tables(summary: dict[str, Any]) -> Iterator[Table]:
+    """One table per experiment of summary.json, with a column per operator; its first row is the largest sample of each."""
     for experiment, columns in summary.items():
-        table = experiment_table(experiment, list(columns))
-        means = [[entry for entry in entries.values() if isinstance(entry, dict)] for entries in columns.values()]
-        sizes = [max((mean["n"] for mean in column), default=0) for column in means]  # prompts, neurons or heuristics
-        if any(sizes):
-            table.add_row("n", *(f"{n:,}" for n in sizes))
-        for measure in dict.fromkeys(name for entries in columns.values() for name in entries):
-            cells = (entry_text(entries.get(measure)) for entries in columns.values())
-            table.add_row(measure.replace("_", " "), *cells)
-        tables.append(table)
-    return tables
+        means = {o: [e for e in entries.values() if isinstance(e, dict)] for o, entries in columns.items()}
+        sizes = {o: max((mean["n"] for mean in found), default=0) for o, found in means.items()}
+        if any(sizes.values()):  # numbers of prompts, neurons or heuristics
+            columns = {o: {"n": f"{n:,}", **columns[o]} for o, n in sizes.items()}
+        yield measures_table(experiment, columns)
+
+
+def measures_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A column per operator or run, a row per measure."""
+    table = bare_table(title=title, title_justify="left")
+    table.add_column("", min_width=13)
+    for name in columns:
+        table.add_column(name)
+    for measure in dict.fromkeys(name for entries in columns.values() for name in entries):
+        cells = (entry_text(entries.get(measure)) for entries in columns.values())
+        table.add_row(measure.replace("_", " "), *cells)
+    return table
 
 
 def bare_table(**options: Any) -> Table:
@@ -30,19 +54,10 @@ def bare_table(**options: Any) -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
 
 
-def experiment_table(experiment: str, columns: Sequence[str]) -> Table:
-    """An empty table with a column for row names first."""
-    table = bare_table(title=experiment, title_justify="left")
-    table.add_column("", min_width=13)
-    for name in columns:
-        table.add_column(name)
-    return table
-
-
 def entry_text(value: Any) -> str:
     """An entry of a summary: a mean with its interval below (and its component above), names, or a plain value."""
     if value is None or (isinstance(value, dict) and value["value"] is None):
-        return "–"
+        return NOTHING
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     if not isinstance(value, dict):
@@ -53,10 +68,137 @@ def entry_text(value: Any) -> str:
     return f"{component}{short_number(value['value'])}\n{interval}"
 
 
-def short_number(x: float) -> str:
-    """About three significant digits: .957, 1.00, 12.3, 1.2e+04."""
-    if abs(x) >= 1000:
-        return f"{x:.1e}"
-    if abs(x) >= 10:
-        return f"{x:.1f}"
-    return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 0.9995 else f"{x:.2f}"
+def explanation_report(e: Explanation) -> Iterator[str | Table]:
+    """The explanation of a prompt."""
+    correct = "correct" if e.answer.number == e.right else f"wrong: it is {e.right}, with P = {e.answer.p_answer:.3f}"
+    yield f"{e.prompt} {_prediction(e.answer)} ({correct})"
+    yield ""
+    yield f"The logit of {e.right} is {e.logit:.2f}, the sum of"
+    sums = accumulate(e.parts.values())
+    yield _sum_table([""], [((name,), adds, total) for (name, adds), total in zip(e.parts.items(), sums, strict=True)])
+    yield (
+        f"{len(e.heuristics)} heuristics hold for this prompt and are matched by {len(e.neurons)} neurons ({e.criterion}). "
+        "A neuron may match several. Contribution of each heuristic's neurons:"
+    )
+    rows = e.heuristics.assign(adds=e.heuristics.contribution.map("{:+.3f}".format))
+    columns = ["heuristic", "neurons", "adds"]
+    yield from _top_rows(_table(columns), rows[columns], MOST_HEURISTICS, _rounded)
+    yield "By kind, each neuron counted once, for its best heuristic:"
+    kinds = [
+        (kind_name(kind, on), str(n)) for kind, on, n in zip(e.kinds.kind, e.kinds.on, e.kinds.neurons, strict=True)
+    ]
+    yield _sum_table(["kind", "neurons"], list(zip(kinds, e.kinds.contribution, e.kinds.running, strict=True)))
+    names = [neuron_name(*n) for n in zip(e.neurons.layer, e.neurons.neuron, strict=True)]
+    yield f"Its {HEURISTIC_NEURONS}: activation × logit of {e.right} in the value vector ÷ scale ({e.scale:.2f})"
+    rows = e.neurons.assign(
+        neuron=names, logit=e.neurons.value_logit, adds=e.neurons.contribution.map("{:+.3f}".format)
+    )
+    columns = ["neuron", "activation", "logit", "adds", "heuristic", "score"]
+    yield from _top_rows(_table(columns), rows[columns], MOST_NEURONS, _rounded)
+    ablated, control = e.ablated.answer, e.ablated.control
+    yield f"Without these {e.ablated.neurons} neurons: {_ablated(e, ablated)}"
+    if control is None:
+        yield "There are not as many other top neurons in each layer for a control."
+    else:
+        yield f"Without as many other top neurons of each layer: {_ablated(e, control)}"
+
+
+def _prediction(answer: Answer) -> str:
+    token = repr(answer.token) if answer.number is None else str(answer.number)
+    return f"{token} with P = {answer.probability:.3f}"
+
+
+def _ablated(e: Explanation, answer: Answer) -> str:
+    return f"{e.prompt} {_prediction(answer)}, P({e.right}) = {answer.p_answer:.3f}"
+
+
+def _table(header: Sequence[str]) -> Table:
+    table = bare_table()
+    for name in header:
+        table.add_column(name, no_wrap=True, justify="left" if name in ("", "kind", "heuristic", "neuron") else "right")
+    return table
+
+
+def _sum_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], float, float]]) -> Table:
+    """For each row its names, what it adds, the sum so far, and a bar."""
+    table, longest = _table([*header, "adds", "sum", ""]), max((abs(adds) for _, adds, _ in rows), default=0.0)
+    for names, adds, total in rows:
+        bar = ("▇" if adds >= 0 else "░") * round(BAR * abs(adds) / max(longest, 1e-30))
+        table.add_row(*names, f"{adds:+.3f}", f"{total:.2f}", bar)
+    return table
+
+
+def _top_rows(table: Table, rows: pd.DataFrame, most: int, text: Callable[[Any], str]) -> Iterator[str | Table]:
+    """The table filled with the first rows, and the number of the others."""
+    for row in rows.head(most).to_dict("split")["data"]:
+        table.add_row(*map(text, row))
+    yield table
+    if len(rows) > most:
+        yield f"and {len(rows) - most} more"
+
+
+def _rounded(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[str | Table]:
+    """A neuron of a run: effect and rank, activation map, tokens, heuristics."""
+    info = run.neuron(layer, neuron, operator)
+    yield f"{info.name} of {run.name}, operator {operator}"
+    for row in info.effects.to_dict("records"):
+        yield (
+            f"effect by {str(row['measure']).replace('_', ' ')}: {row['value']:.4g} [{row['low']:.4g}, {row['high']:.4g}], "
+            f"median {row['median']:.4g}, rank {row['rank']} of {row['of']} in its layer ({row['n']} prompts, {row['method']})"
+        )
+    if "patterns" not in run.stages:
+        yield "The run has no stage patterns, so there is no activation map."
+        return
+    if info.activation_map is None:
+        yield f"It is not among the top {run.topk.k[operator]} neurons of its layer, so there is no activation map."
+        return
+    p = info.activation_map
+    a, share = p.activations, p.variance_explained
+    yield f"activation from {a.min():.3g} (blank) to {a.max():.3g} ({SHADES[-1]}), op1 downwards, op2 to the right:"
+    yield from shaded(a)
+    yield (
+        f"variance explained by op1 {share['op1']:.0%}, by op2 {share['op2']:.0%}, by the result {share['result']:.0%}; "
+        f"correlation with its value vector's logit of the answer {p.alignment:.2f}: {'direct' if p.direct else 'indirect'}"
+    )
+    yield f"numbers it promotes most: {' '.join(map(str, p.tokens))}"
+    yield from _heuristics(info)
+
+
+def shaded(values: NDArray[np.float32]) -> list[str]:
+    """A map in characters, averaged down to a screen's size; shades run from the 2nd to the 98th percentile."""
+    height, width = (min(n, most) for n, most in zip(values.shape, (HEIGHT, WIDTH), strict=True))
+    small = np.stack([part.mean(0) for part in np.array_split(values, height)])
+    small = np.stack([part.mean(1) for part in np.array_split(small, width, axis=1)], axis=1)
+    low, high = np.quantile(small, [0.02, 0.98])
+    shade = ((small - low) / max(high - low, 1e-30) * len(SHADES)).clip(0, len(SHADES) - 1).astype(int)
+    return ["  |" + "".join(SHADES[i] for i in line) + "|" for line in shade]
+
+
+def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
+    rows, explained = neuron.heuristics, neuron.coverage
+    if not explained:
+        yield "The run has no stage classify, so there are no heuristics."
+        return
+    yield (
+        f"{len(rows)} heuristics match, {int(rows.calibrated.sum())} of them after calibration; together they explain "
+        f"{explained['raw']:.0%} ({explained['calibrated']:.0%}) of the variance of the activation map"
+    )
+    if rows.empty:
+        rows = neuron.best
+        yield "best heuristic of each kind, none of them a match:"
+    table = bare_table()
+    for column in COLUMNS:
+        table.add_column(HEADERS.get(column, column), no_wrap=column == "heuristic")
+    yield from _top_rows(table, rows[COLUMNS], MOST_OF_NEURON, _short)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:.1f}" if value >= 10 else f"{value:.2g}" if 0 < value < 0.01 else f"{value:.2f}"
+    return f"{value:+d}" if value in (1, -1) else str(value)

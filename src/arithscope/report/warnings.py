@@ -1,8 +1,7 @@
 """Reasons to doubt a run's results, shown in the report beside the numbers concerned."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
@@ -21,8 +20,7 @@ CIRCUITS = (
 )
 
 
-@dataclass(frozen=True)
-class ResultWarning:
+class ResultWarning(NamedTuple):
     section: str  # of the report
     name: str
     text: str
@@ -31,12 +29,33 @@ class ResultWarning:
 def result_warnings(run: RunFolder) -> list[ResultWarning]:
     """All warnings that the summary of a run gives reason for."""
     settings, summary = run.manifest["configuration"], run.summary
-    return [
-        *_too_few_prompts(summary, settings),
-        *_saturation(summary, settings),
-        *_unstable_ranking(summary),
-        *_disagreement(summary),
+    probability = _means(summary, "accuracy", "p_answer_correct")
+    correct = dict.fromkeys(_means(summary, "accuracy", "accuracy"), 0) | {o: p.n for o, p in probability.items()}
+    needed = _correct_prompts_needed(settings)
+    few = [f"{n} for {SIGNS[o]}" for o, n in correct.items() if n < needed]
+    saturated = [f"{number(p.value)} for {SIGNS[o]}" for o, p in probability.items() if p.value >= SATURATED]
+    if settings.get("effect") != "probability":
+        saturated = []
+    halves = {o: entries.get("split_half") for o, entries in summary.get("neurons", {}).items() if o in SIGNS}
+    low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if isinstance(r, int | float) and r < STABLE]
+    reasons = [
+        ("accuracy", "Too few correct prompts", few, worded("warnings", "too_few_prompts", few=few, needed=needed)),
+        ("circuit", "Saturated probabilities", saturated, worded("warnings", "saturation", saturated=saturated)),
+        ("neurons", "Unstable ranking of neurons", low, worded("warnings", "unstable_ranking", low=low)),
     ]
+    for experiment, prefix, circuit, section in CIRCUITS:
+        apart = _apart(*(_means(summary, experiment, prefix + m) for m in ("faithfulness", "accuracy")))
+        name = f"Faithfulness disagrees with accuracy, for {circuit}"
+        reasons.append((section, name, apart, worded("warnings", "disagreement", apart=apart)))
+    return [ResultWarning(section, name, text) for section, name, operators, text in reasons if operators]
+
+
+def _correct_prompts_needed(settings: Mapping[str, Any]) -> int:
+    """By discovery, evaluation and tests together; samples shrink if there are fewer."""
+    if settings.get("sizes") is None:  # written by an earlier version
+        return 0
+    discovery, evaluation = (int(settings["sizes"][name]) for name in ("discovery", "evaluation"))
+    return discovery + evaluation + max(discovery, evaluation)
 
 
 def _means(summary: Mapping[str, Any], experiment: str, measure: str) -> dict[str, Mean]:
@@ -45,47 +64,12 @@ def _means(summary: Mapping[str, Any], experiment: str, measure: str) -> dict[st
     return {o: as_mean(entry) for o, entry in entries.items() if isinstance(entry, dict) and entry["value"] is not None}
 
 
-def _too_few_prompts(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[ResultWarning]:
-    """Samples shrink if there are fewer correct prompts than discovery, evaluation and tests need together."""
-    if settings.get("sizes") is None:  # written by an earlier version
-        return
-    discovery, evaluation = (settings["sizes"][name] for name in ("discovery", "evaluation"))
-    needed = discovery + evaluation + max(discovery, evaluation)
-    correct = dict.fromkeys(_means(summary, "accuracy", "accuracy"), 0)
-    correct |= {o: mean.n for o, mean in _means(summary, "accuracy", "p_answer_correct").items()}
-    few = [f"{n} for {SIGNS[o]}" for o, n in correct.items() if n < needed]
-    if few:
-        text = worded("warnings", "too_few_prompts", few=few, needed=needed)
-        yield ResultWarning("accuracy", "Too few correct prompts", text)
-
-
-def _saturation(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[ResultWarning]:
-    means = _means(summary, "accuracy", "p_answer_correct")
-    saturated = [f"{number(p.value)} for {SIGNS[o]}" for o, p in means.items() if p.value >= SATURATED]
-    if saturated and settings.get("effect") == "probability":
-        text = worded("warnings", "saturation", saturated=saturated)
-        yield ResultWarning("circuit", "Saturated probabilities", text)
-
-
-def _unstable_ranking(summary: Mapping[str, Any]) -> Iterator[ResultWarning]:
-    halves = {o: entries.get("split_half") for o, entries in summary.get("neurons", {}).items() if o in SIGNS}
-    low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if isinstance(r, int | float) and r < STABLE]
-    if low:
-        text = worded("warnings", "unstable_ranking", low=low)
-        yield ResultWarning("neurons", "Unstable ranking of neurons", text)
-
-
-def _disagreement(summary: Mapping[str, Any]) -> Iterator[ResultWarning]:
-    """Faithfulness and accuracy of a circuit differ, and their intervals do not overlap."""
-    for experiment, prefix, circuit, section in CIRCUITS:
-        faithfulness, accuracy = (_means(summary, experiment, prefix + m) for m in ("faithfulness", "accuracy"))
-        apart = [
-            f"{SIGNS[o]}: faithfulness {with_interval(f)}, accuracy {with_interval(accuracy[o])}"
-            for o, f in faithfulness.items()
-            if o in accuracy
-            and abs(f.value - accuracy[o].value) >= DISAGREEMENT
-            and not (f.low <= accuracy[o].high and accuracy[o].low <= f.high)  # their intervals overlap
-        ]
-        if apart:
-            text = worded("warnings", "disagreement", apart=apart)
-            yield ResultWarning(section, f"Faithfulness disagrees with accuracy, for {circuit}", text)
+def _apart(faithfulness: Mapping[str, Mean], accuracy: Mapping[str, Mean]) -> list[str]:
+    """Operators whose faithfulness and accuracy differ, with intervals that do not overlap."""
+    return [
+        f"{SIGNS[o]}: faithfulness {with_interval(f)}, accuracy {with_interval(accuracy[o])}"
+        for o, f in faithfulness.items()
+        if o in accuracy
+        and abs(f.value - accuracy[o].value) >= DISAGREEMENT
+        and not (f.low <= accuracy[o].high and accuracy[o].low <= f.high)
+    ]
