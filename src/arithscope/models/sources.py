@@ -27,10 +27,8 @@ def local_checkpoints(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"checkpoints/*/{CONFIG}"))
 
 
-def checkpoint_folder(folder: Path, checkpoint: str | None) -> Path:
-    """Folder of a model's checkpoint; of the model itself for None."""
-    if checkpoint is None:
-        return folder
+def checkpoint_folder(folder: Path, checkpoint: str) -> Path:
+    """Folder of a model's checkpoint."""
     if checkpoint not in local_checkpoints(folder):
         known = ", ".join(local_checkpoints(folder)) or "none"
         raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {known}.")
@@ -120,7 +118,7 @@ def find_model(model: str) -> ModelSource:
     base, _, revision = (model, "", "") if user_path(model).exists() or "@" not in model else model.rpartition("@")
     path = FOLDER / base if base in embedded_names() else user_path(base)
     if path.is_dir():
-        folder = checkpoint_folder(path, revision or None)
+        folder = checkpoint_folder(path, revision) if revision else path
         if not (folder / CONFIG).is_file():
             raise UserError(f"The folder {base} has no config.json; name a folder in Hugging Face format.")
         return ModelSource(path.resolve().name, str(folder), revision or None, None, True)

@@ -1,5 +1,5 @@
-"""The context in which `verify` runs a stage again: a sample of its pieces, with full passes, compared on the way; and the checks
-that results register for themselves.
+"""The context in which `verify` runs a stage again: a sample of its pieces, with full passes, compared on the way; and the
+checks that results register for themselves.
 
 @check(Commutes)
 def in_range(ctx: VerifyContext, stored: Commutes) -> None:
