@@ -73,13 +73,13 @@ class VerifyContext(Context):
             assert isinstance(declared, Table)
             if len(measured):
                 tolerance = TABLES.get(f"{stage_of(type(self.stored)).name}.{name}")
-                parts = tolerance(measured, self, hints) if tolerance else [(measured, tally.noise, 0.0)]
-                for part, noise, extra in parts:
-                    tally.rows(name, stored, part, declared.keys, noise, extra)
+                parts = tolerance(measured, self, hints) if tolerance else [(measured, tally.noise)]
+                for part, noise in parts:
+                    tally.rows(name, stored, part, declared.keys, noise)
                 tally.recomputed.append(f"{len(measured):,} of {len(stored):,} rows of {name}")
         else:
             now, whole = np.asarray(measured), np.asarray(stored)
-            tally.close(name, whole[rows], now, tally.noise, extra=self._array_extra(name, now))
+            tally.close(name, whole[rows], now, replace(tally.noise, extra=self._array_extra(name, now)))
             tally.recomputed.append(f"{now.size:,} of {whole.size:,} numbers of {name}")
         return stored
 
@@ -92,8 +92,7 @@ class VerifyContext(Context):
         return float(np.abs(now).mean()) * relative if now.size else 0.0
 
 
-# Of a table: rows, how far they may be apart, and how much further each row.
-Parts = Iterator[tuple[pd.DataFrame, Noise, ArrayLike]]
+Parts = Iterator[tuple[pd.DataFrame, Noise]]  # of a table: rows, and how far they may be apart
 Tolerance = Callable[[pd.DataFrame, VerifyContext, Mapping[str, Any]], Parts]
 
 
@@ -101,7 +100,8 @@ def _effects(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
     """Some logits are nearly 0, and effects relative to them are noisier."""
     noise = ctx.tally.noise
     for measure, part in rows.groupby("measure", sort=False):
-        yield part, noise.times(10) if measure == "logit" else noise, noise.prompt / np.sqrt(part.n.to_numpy())
+        allowed = noise.times(10) if measure == "logit" else noise
+        yield part, replace(allowed, extra=noise.prompt / np.sqrt(part.n.to_numpy()))
 
 
 def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
@@ -114,41 +114,42 @@ def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) 
         elif measure == "faithfulness":
             spans = part.operator.map(hints["smallest_span"]).to_numpy()
             extra = noise.absolute / spans / np.maximum(part.n.to_numpy(), 1)
-        yield part, noise, extra
+        yield part, replace(noise, extra=extra)
 
 
 def _probes(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
     """Training amplifies the last digits, so a few test prompts near a decision boundary may change sides."""
     share = 0.01 if ctx.tally.noise.relative <= 1e-3 else 0.05
-    noise = Noise(f"a few test prompts after {EPOCHS} epochs of training", 0.0, 0.0)
-    yield rows, noise, np.maximum(2 / rows.n.to_numpy(), share)
+    name = f"a few test prompts after {EPOCHS} epochs of training"
+    yield rows, Noise(name, 0.0, 0.0, extra=np.maximum(2 / rows.n.to_numpy(), share))
 
 
 def _ranks(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
     """Neurons with almost no effect change places, and one per layer may cross a border."""
     noise = Noise("a neuron at a border in each layer", 0.0, max(10 * ctx.tally.noise.absolute, 1e-3))
     recalls = [f"recall_{percent}" for percent in RECALLED]
-    yield rows.drop(columns=recalls), noise, 0.0
-    yield rows[["operator", "method", "measure", *recalls]], noise, 1.0 / share_of(hints["ranks"], RECALLED[0])
+    yield rows.drop(columns=recalls), noise
+    at_border = replace(noise, extra=1.0 / share_of(hints["ranks"], RECALLED[0]))
+    yield rows[["operator", "method", "measure", *recalls]], at_border
 
 
 def _shares_correct(factor: float) -> Tolerance:
     """Shares of prompts that stay correct, of groups smaller than the whole by up to `factor`."""
-    return lambda rows, ctx, hints: iter([(rows, ctx.tally.noise, 4 * factor * ctx.engine.close_calls)])
+    return lambda rows, ctx, hints: iter([(rows, replace(ctx.tally.noise, extra=4 * factor * ctx.engine.close_calls))])
 
 
 def _matches(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
     """Overlaps are counts; p of direct heuristics was counted among the permutations of all neurons, now of a sample."""
     if "p" not in rows:
-        yield rows, Noise("of sums over prompts", 1e-4, 1e-5), 0.0
+        yield rows, Noise("of sums over prompts", 1e-4, 1e-5)
         return
     counted, sampled = Noise("of logarithms", 1e-5, 1e-6), hints["sampled_null"]
-    yield rows.drop(columns="p"), counted, 0.0
+    yield rows.drop(columns="p"), counted
     neurons, draws = (rows.operator.map({o: x[i] for o, x in sampled.items()}).to_numpy(float) for i in (0, 1))
     share = np.clip(rows.p.to_numpy() / N_CLASSES, 1 / (1 + neurons * draws), 1.0)
     error = STANDARD_ERRORS * N_CLASSES * np.sqrt(share / neurons)
     extra = np.where(rows.direct & rows.operator.isin(list(sampled)), error, 0.0)
-    yield rows[["operator", "layer", "neuron", "heuristic", "p"]], counted, extra
+    yield rows[["operator", "layer", "neuron", "heuristic", "p"]], replace(counted, extra=extra)
 
 
 TABLES: dict[str, Tolerance] = {  # by stage and table
@@ -160,7 +161,7 @@ TABLES: dict[str, Tolerance] = {  # by stage and table
     "knockout.differences": _shares_correct(4),
     "prompt_knockout.curve": _shares_correct(1),
     "prompt_knockout.differences": _shares_correct(2),
-    "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("of sums over prompts", 1e-6, 1e-9), 0.0)]),
+    "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("of sums over prompts", 1e-6, 1e-9))]),
     **dict.fromkeys(("classify.matches", "classify.best"), _matches),
 }
 
@@ -222,7 +223,7 @@ def _same_means(ctx: VerifyContext, stored: MeanActivations, prompts: Prompts, a
     for name, mean, _ in _moments(ctx.model, prompts, at):
         for layer, (a, b) in enumerate(zip(getattr(stored, name)[:, at.start : at.stop], mean, strict=True)):
             scale = np.abs(b).mean() * ctx.tally.noise.relative
-            ctx.tally.close(f"mean {name} of layer {layer}", a, b, ctx.tally.noise, extra=scale)
+            ctx.tally.close(f"mean {name} of layer {layer}", a, b, replace(ctx.tally.noise, extra=scale))
 
 
 def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
