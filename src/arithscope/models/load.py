@@ -195,8 +195,7 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
 
 def _check_weights(hf_model: Any, info: dict[str, Any], source: ModelSource) -> None:
     """Refuse weights that are missing (transformers would make them up), of the wrong shape or not finite."""
-    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if absent:
+    if absent := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         missing = f"{absent[0]} and {len(absent) - 1} more are missing"
         raise UserError(f"The weights of {source.name} are incomplete: {missing}.")
     if all(p.is_meta for p in hf_model.parameters()) and not any(hasattr(m, "_hf_hook") for m in hf_model.modules()):

@@ -105,8 +105,7 @@ class ModelSource:
         folder = self.folder()
         if self.local and not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
             names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            missing = [name for name in names if name not in {file.name for file in self.weight_files()}]
-            if missing:
+            if missing := [name for name in names if name not in {file.name for file in self.weight_files()}]:
                 absent = f"there is no file {missing[0]!r} beside the index"
                 raise UserError(f"The weights of {self.name} are incomplete: {absent}.")
 

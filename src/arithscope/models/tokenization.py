@@ -113,8 +113,7 @@ class PromptEncoder:
         if max_operand >= self.limit:
             problem = f"so operands up to {max_operand} cannot be studied; use --max-operand {self.limit - 1}"
             raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
-        missing = [o for o in operators if o not in self._operators]
-        if missing:
+        if missing := [o for o in operators if o not in self._operators]:
             advice = f"use --operators '{''.join(self.operators)}' or another --template"
             raise UserError(f"The operator {missing[0]!r} is not a single token in this template; {advice}.")
 
@@ -152,8 +151,7 @@ class PromptEncoder:
         usable = [OPERATORS.index(o) for o in self.operators]
         op1 = np.tile(np.arange(self.limit), len(usable))
         op2 = np.concatenate([random.permutation(self.limit) for _ in usable] or [op1])
-        wrong = self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))
-        if wrong is not None:
+        if (wrong := self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))) is not None:
             problem = "depends on the neighbouring numbers, so positions are not fixed"
             advice = "choose another --template, for example one with spaces"
             raise UserError(f"The tokenizer splits {wrong!r} in a way that {problem}; {advice}.")

@@ -118,10 +118,8 @@ class NeuronFinder:
                 f"{table.layer.max()}, with neurons 0 to {table.neuron.max()} each."
             )
         found = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
-        matches, best = (
-            found.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
-            for name in ("matches", "best")
-        )
+        tables = [found.get(name, NO_MATCHES) for name in ("matches", "best")]
+        matches, best = (x.sort_values("neg_log10_p", ascending=False, kind="stable") for x in tables)
         own = found.get("neurons", NO_MATCHES)
         coverage = {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {}
         effects, drawn = self._ranked(operator, layer, neuron), self._activation_map(operator, layer, neuron)
