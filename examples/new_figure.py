@@ -8,8 +8,7 @@ from arithscope.cli.app import write_report_of
 from arithscope.figures.registry import figure
 from arithscope.report.findings.finding import Finding, finding
 from arithscope.utils.progress import Silent
-from arithscope.verify.checks import check
-from arithscope.verify.context import VerifyContext
+from arithscope.verify.checks import VerifyContext, check
 
 
 @figure("symmetry", Symmetry, title="Does the order of the operands matter?")

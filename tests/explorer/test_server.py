@@ -13,7 +13,7 @@ import pytest
 
 import arithscope
 from arithscope.explorer import views
-from arithscope.explorer.run_registry import NotFound, ServedRun
+from arithscope.explorer.runs import NotFound, ServedRun, TableQuery
 from arithscope.heuristics.kinds import parse
 from arithscope.pipeline.store import plain
 from arithscope.prompts import operand_grid
@@ -86,9 +86,10 @@ def test_results_of_a_stage_that_the_explorer_does_not_know(small_run: Path, tmp
     run.result("entropy").by_layer.to_parquet(run.path / "entropy" / "by_layer.parquet")
     served = ServedRun("mine", run)
     assert views.results(served) == [{"stage": "entropy", "summary": {}, "tables": ["by_layer"]}]
-    assert views.result_table(served, "entropy", "by_layer").value.tolist() == [0.5, 0.25]
+    page = views.result_table(served, "entropy", "by_layer", TableQuery())
+    assert page == {"rows": [{"layer": 0, "value": 0.5}, {"layer": 1, "value": 0.25}], "total": 2}
     with pytest.raises(NotFound):
-        views.result_table(served, "entropy", "layers")
+        views.result_table(served, "entropy", "layers", TableQuery())
 
 
 def test_predictions_over_the_operand_grid(address: str, run: Run) -> None:

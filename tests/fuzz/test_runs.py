@@ -21,7 +21,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.means import MeanActivations
 from arithscope.explorer import views
-from arithscope.explorer.run_registry import RunRegistry
+from arithscope.explorer.runs import RunRegistry
 from arithscope.models.load import load
 from arithscope.pipeline import unit_cache
 from arithscope.pipeline.registry import all_stages

@@ -235,10 +235,11 @@ def test_invalid_maps(saved_model: Path, tmp_path: Path) -> None:
     assert "must put both on the same device" in complaint(tied, {"transformer": "disk", "lm_head": "cpu"})
 
 
-def test_a_gguf_file_is_not_left_on_disk() -> None:
+def test_a_gguf_file_is_not_left_on_disk(tmp_path: Path) -> None:
     """transformers cannot read it piece by piece. The map is refused before the file is read."""
-    place = ModelSource("model", "models", None, "model.gguf", local=True)
-    config = small("llama", "sdpa").hf_model.config
+    place = ModelSource("model", str(tmp_path), None, "model.gguf", local=True)
+    config, cpu = small("llama", "sdpa").hf_model.config, torch.device("cpu")
     with pytest.raises(UserError, match="No part of a GGUF file can be left on disk"):
-        load_module._device_map({"model": "cpu", "lm_head": "disk"}, config, place)
-    assert load_module._device_map({"": "cpu"}, config, place) == {"": "cpu"}
+        load_module._load_weights(place, config, cpu, LoadOptions(device_map={"model": "cpu", "lm_head": "disk"}))
+    with pytest.raises(UserError, match=r"The weights in .* cannot be loaded"):  # there is no such file
+        load_module._load_weights(place, config, cpu, LoadOptions(device_map={"": "cpu"}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -60,7 +62,8 @@ def test_rows_are_found_by_what_they_are_of() -> None:
     assert (tally.differences, tally.numbers) == ([], 4)
     tally.rows("x", TABLE, now.assign(value=[3.0, 1.2]), ["operator", "layer"], EXACT)
     assert tally.differences == ["x, value of operator +, layer 0 (stored 1, now 1.2)"]
-    tally.rows("x", TABLE, now.assign(value=[3.0, 1.2]), ["operator", "layer"], EXACT, extra=np.array([0.0, 0.3]))
+    by_row = replace(EXACT, extra=np.array([0.0, 0.3]))
+    tally.rows("x", TABLE, now.assign(value=[3.0, 1.2]), ["operator", "layer"], by_row)
     tally.rows("x", TABLE, now.assign(right=[1, 2]), ["operator", "layer"], EXACT)
     tally.rows("x", TABLE, now.assign(layer=[7, 0]), ["operator", "layer"], EXACT)
     assert tally.differences[1:] == [

@@ -24,8 +24,7 @@ from starlette.exceptions import HTTPException
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.explorer import views
-from arithscope.explorer.run_registry import NotFound, RunRegistry
-from arithscope.explorer.tables import Criterion, HeuristicQuery, NeuronQuery, Operator, TableQuery, page
+from arithscope.explorer.runs import Criterion, HeuristicQuery, NeuronQuery, NotFound, Operator, RunRegistry, TableQuery
 from arithscope.pipeline.store import plain
 from arithscope.results.run import Run
 
@@ -150,7 +149,7 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
 
     @app.get("/api/runs/{run}/results/{stage}/{table}")
     def result_table(run: Name, stage: Name, table: Name, query: Annotated[TableQuery, Query()]) -> Any:
-        return Json(page(views.result_table(registry[run], stage, table), query))
+        return Json(views.result_table(registry[run], stage, table, query))
 
     @app.get("/api/runs/{run}/predictions", **_BINARY)
     def predictions(run: Name, operator: Operator) -> Any:

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
 from arithscope.experiments.localize import MLP
-from arithscope.explorer.run_registry import NotFound, RunRegistry, ServedRun
-from arithscope.explorer.tables import NEURON, Criterion, ShortText
+from arithscope.explorer.runs import NEURON, Criterion, NotFound, RunRegistry, ServedRun, ShortText, TableQuery, page
 from arithscope.heuristics.kinds import kind_name, parse
 from arithscope.prompts import OPERATORS, operand_grid
 from arithscope.results.comparison import CURVES
@@ -57,12 +56,12 @@ def results(served: ServedRun) -> list[dict[str, Any]]:
     return [{"stage": stage, "summary": summary.get(stage, {}), "tables": tables[stage]} for stage in stages]
 
 
-def result_table(served: ServedRun, stage: str, name: str) -> pd.DataFrame:
+def result_table(served: ServedRun, stage: str, name: str, query: TableQuery) -> dict[str, Any]:
     served.require(stage)
     tables = _tables(served.run.result(stage))
     if name not in tables:
         raise NotFound(f"The stage {stage} has no table {name[:80]!r}; choose from: {', '.join(tables) or 'none'}.")
-    return tables[name]
+    return page(tables[name], query)
 
 
 def _tables(result: Any) -> dict[str, pd.DataFrame]:

@@ -106,9 +106,8 @@ def rounding_noise(model: Model, wide: Model) -> float:
 def _logits(sample: _Sample) -> Check:
     """Finite, and not the same for all tokens."""
     if not torch.isfinite(sample.logits).all():
-        return Check(
-            "logits", "not finite", "its logits are not finite; try --dtype float32, or load its weights again"
-        )
+        problem = "its logits are not finite; try --dtype float32, or load its weights again"
+        return Check("logits", "not finite", problem)
     spread = float(sample.logits.std(-1).min())
     detail = f"finite; they spread by {spread:.2g} over the vocabulary"
     return Check("logits", detail, "" if spread > 0 else "its logits are the same for all tokens")

@@ -167,7 +167,11 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
     if source.gguf is None:
         arguments["use_safetensors"] = None if options.allow_pickle else True
     if options.device_map is not None:
-        arguments["device_map"] = _device_map(options.device_map, config, source)
+        arguments["device_map"] = device_map = read_device_map(options.device_map)
+        if not isinstance(device_map, str):
+            check_device_map(device_map, empty_model(config))
+            if source.gguf is not None and DISK in device_map.values():
+                raise UserError("No part of a GGUF file can be left on disk; put it on cpu in the device map.")
     if options.quantize is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
             loading = "Loading in 4 or 8 bits"
@@ -191,8 +195,7 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
 
 def _check_weights(hf_model: Any, info: dict[str, Any], source: ModelSource) -> None:
     """Refuse weights that are missing (transformers would make them up), of the wrong shape or not finite."""
-    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if absent:
+    if absent := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         missing = f"{absent[0]} and {len(absent) - 1} more are missing"
         raise UserError(f"The weights of {source.name} are incomplete: {missing}.")
     if all(p.is_meta for p in hf_model.parameters()) and not any(hasattr(m, "_hf_hook") for m in hf_model.modules()):
@@ -208,15 +211,6 @@ def _check_weights(hf_model: Any, info: dict[str, Any], source: ModelSource) -> 
         checkable = weight.dtype in DTYPES.values() and weight.device.type != "meta" and weight.numel()
         if checkable and not torch.stack(torch.aminmax(weight.detach())).isfinite().all():
             raise UserError(f"The weights of {source.name} are damaged: {name} holds numbers that are not finite.")
-
-
-def _device_map(device_map: str | DeviceMap, config: Any, source: ModelSource) -> str | DeviceMap:
-    checked = read_device_map(device_map)
-    if not isinstance(checked, str):
-        check_device_map(checked, empty_model(config))
-        if source.gguf is not None and DISK in checked.values():
-            raise UserError("No part of a GGUF file can be left on disk; put it on cpu in the device map.")
-    return checked
 
 
 def _weight_hash(source: ModelSource, hf_model: Any) -> str:

@@ -61,8 +61,7 @@ def _device(name: str | int) -> str | int:
 def check_device_map(device_map: DeviceMap, hf_model: Any) -> None:
     """Refuse a map that does not give each weight of a model (which may be on the meta device) exactly one device."""
     modules = {name for name, _ in hf_model.named_modules()}
-    unknown = [name for name in device_map if name not in modules]
-    if unknown:
+    if unknown := [name for name in device_map if name not in modules]:
         layers = next(name for name, module in hf_model.named_modules() if isinstance(module, torch.nn.ModuleList))
         problem = f"{unknown[0][:100]!r}, which the model does not have; its layers are {layers}.0, …"
         raise UserError(f"The device map names {problem}.")

@@ -27,10 +27,8 @@ def local_checkpoints(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"checkpoints/*/{CONFIG}"))
 
 
-def checkpoint_folder(folder: Path, checkpoint: str | None) -> Path:
-    """Folder of a model's checkpoint; of the model itself for None."""
-    if checkpoint is None:
-        return folder
+def checkpoint_folder(folder: Path, checkpoint: str) -> Path:
+    """Folder of a model's checkpoint."""
     if checkpoint not in local_checkpoints(folder):
         known = ", ".join(local_checkpoints(folder)) or "none"
         raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {known}.")
@@ -107,8 +105,7 @@ class ModelSource:
         folder = self.folder()
         if self.local and not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
             names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            missing = [name for name in names if name not in {file.name for file in self.weight_files()}]
-            if missing:
+            if missing := [name for name in names if name not in {file.name for file in self.weight_files()}]:
                 absent = f"there is no file {missing[0]!r} beside the index"
                 raise UserError(f"The weights of {self.name} are incomplete: {absent}.")
 
@@ -120,7 +117,7 @@ def find_model(model: str) -> ModelSource:
     base, _, revision = (model, "", "") if user_path(model).exists() or "@" not in model else model.rpartition("@")
     path = FOLDER / base if base in embedded_names() else user_path(base)
     if path.is_dir():
-        folder = checkpoint_folder(path, revision or None)
+        folder = checkpoint_folder(path, revision) if revision else path
         if not (folder / CONFIG).is_file():
             raise UserError(f"The folder {base} has no config.json; name a folder in Hugging Face format.")
         return ModelSource(path.resolve().name, str(folder), revision or None, None, True)

@@ -23,7 +23,6 @@ from torch import Tensor
 from arithscope.errors import UserError
 from arithscope.prompts import OPERATORS, Prompts, Template, random_source
 
-SLOTS = ("op1", "operator", "op2", "answer")
 _REFERENCE = {"op1": "1", "operator": "+", "op2": "2", "answer": "3"}
 _BLOCK = 128  # numbers tried at a time while looking for the single-token limit
 
@@ -48,6 +47,7 @@ class PromptEncoder:
         limit: The single-token limit: every number 0…limit−1 is one token as op1, as op2 and as the answer.
         length: Number of tokens in a prompt, the same for all prompts, so nothing is ever padded.
         positions: Positions of op1, the operator, op2 and the last token.
+        operators: The operators that are single tokens.
         answer_tokens: The token of each number as an answer.
     """
 
@@ -59,7 +59,7 @@ class PromptEncoder:
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in reference[int(self.has_bos) :]:
             advice = "choose a --template and --prefix that it can read"
             raise UserError(f"The tokenizer does not know every character of {text!r}; {advice}.")
-        where = {slot: self._locate(slot, reference) for slot in SLOTS}
+        where = {slot: self._locate(slot, reference) for slot in _REFERENCE}
         self.length = len(reference) - 1
         if where["answer"] != self.length or not where["op1"] < where["operator"] < where["op2"] < self.length - 1:
             tokens = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(reference))
@@ -67,8 +67,10 @@ class PromptEncoder:
             raise UserError(f"The tokenizer joins parts of the prompt, reading {text!r} as {tokens}; {advice}.")
         self.positions = Positions(where["op1"], where["operator"], where["op2"], self.length - 1)
         self._frame = reference[:-1]
-        signs = zip(OPERATORS, self._encode_slot("operator", list(OPERATORS)), strict=True)
-        self._operators = {o: self._single_token(row, reference, where["operator"]) for o, row in signs}
+        rows = self._encode_slot("operator", OPERATORS)
+        signs = [self._single_token(row, reference, where["operator"]) for row in rows]
+        self._operators = {o: token for o, token in zip(OPERATORS, signs, strict=True) if token is not None}
+        self.operators = tuple(self._operators)
         numbers = {slot: self._number_tokens(slot, reference, where[slot]) for slot in ("op1", "op2", "answer")}
         self.limit = min(len(tokens) for tokens in numbers.values())
         if self.limit < 2:
@@ -93,15 +95,10 @@ class PromptEncoder:
         return tuple(names.get(i, label) for i, label in enumerate(numbered))
 
     @property
-    def operators(self) -> tuple[str, ...]:
-        """The operators that are single tokens."""
-        return tuple(o for o, token in self._operators.items() if token is not None)
-
-    @property
     def max_token(self) -> int:
         """The largest token id in prompts and answers."""
-        signs = [token for token in self._operators.values() if token is not None]
-        return max(*self._frame, *signs, *(int(x.max()) for x in (self._op1, self._op2, self.answer_tokens)))
+        numbers = (int(tokens.max()) for tokens in (self._op1, self._op2, self.answer_tokens))
+        return max(*self._frame, *self._operators.values(), *numbers)
 
     def examples(self) -> Prompts:
         """A few prompts with large and small numbers over all usable operators, for checks and for display."""
@@ -116,8 +113,7 @@ class PromptEncoder:
         if max_operand >= self.limit:
             problem = f"so operands up to {max_operand} cannot be studied; use --max-operand {self.limit - 1}"
             raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
-        missing = [o for o in operators if self._operators[o] is None]
-        if missing:
+        if missing := [o for o in operators if o not in self._operators]:
             advice = f"use --operators '{''.join(self.operators)}' or another --template"
             raise UserError(f"The operator {missing[0]!r} is not a single token in this template; {advice}.")
 
@@ -128,7 +124,7 @@ class PromptEncoder:
         ids = np.tile(np.array(self._frame, dtype=np.int64), (len(prompts), 1))
         ids[:, self.positions.op1] = self._op1[prompts.op1]
         ids[:, self.positions.op2] = self._op2[prompts.op2]
-        table = np.array([-1 if self._operators[o] is None else self._operators[o] for o in OPERATORS], dtype=np.int64)
+        table = np.array([self._operators.get(o, -1) for o in OPERATORS], dtype=np.int64)
         ids[:, self.positions.operator] = table[prompts.operator]
         return torch.from_numpy(ids)
 
@@ -155,8 +151,7 @@ class PromptEncoder:
         usable = [OPERATORS.index(o) for o in self.operators]
         op1 = np.tile(np.arange(self.limit), len(usable))
         op2 = np.concatenate([random.permutation(self.limit) for _ in usable] or [op1])
-        wrong = self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))
-        if wrong is not None:
+        if (wrong := self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))) is not None:
             problem = "depends on the neighbouring numbers, so positions are not fixed"
             advice = "choose another --template, for example one with spaces"
             raise UserError(f"The tokenizer splits {wrong!r} in a way that {problem}; {advice}.")

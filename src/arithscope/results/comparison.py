@@ -10,7 +10,7 @@ import pandas as pd
 from arithscope.errors import UserError
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED
 from arithscope.experiments.common.ablation import FOUND
-from arithscope.experiments.common.result import MEAN, Described, summary_numbers
+from arithscope.experiments.common.result import MEAN, Described
 from arithscope.experiments.probe import ALL
 from arithscope.experiments.prompt_knockout import OWN, RANDOM
 from arithscope.results.run import Run, distinct_names
@@ -42,12 +42,11 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
         raise UserError("One run cannot be compared; name two run folders or more.")
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
     named = dict(zip(distinct_names(opened), opened, strict=True))
-    numbers: list[dict[str, Any]] = []
+    numbers: list[dict[Any, Any]] = []
     curves: list[pd.DataFrame] = []
     for name, run in named.items():
         layers = int(run.manifest["model"]["sizes"]["layers"])
-        for experiment, summary in run.folder.summary.items():
-            numbers += [{"run": name, "experiment": experiment, **row} for row in summary_numbers(summary)]
+        numbers += [{"run": name, **row} for row in run.summary.to_dict("records")]
         for curve, (stage, draw) in CURVES.items():
             if stage in run.stages and len(drawn := draw(run.result(stage), layers)):
                 curves.append(drawn.assign(run=name, curve=curve))

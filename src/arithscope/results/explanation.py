@@ -197,8 +197,7 @@ def _heuristics(bag: Association, prompt: Prompts, contribution: NDArray[np.floa
     rows = []
     for i in np.flatnonzero(bag.holds(prompt)[:, 0]):
         h, members = bag.heuristics[i], bag.members(int(i))
-        columns = {"heuristic": str(h), "kind": h.kind, "on": h.on, "direct": h.direct}
-        rows.append({**columns, "neurons": int(members.sum()), "contribution": float(contribution[members].sum())})
+        rows.append((str(h), h.kind, h.on, h.direct, int(members.sum()), float(contribution[members].sum())))
     table = pd.DataFrame(rows, columns=["heuristic", "kind", "on", "direct", "neurons", "contribution"])
     return table.sort_values("contribution", ascending=False, kind="stable", ignore_index=True)
 

@@ -99,10 +99,9 @@ class NeuronFinder:
 
     def __init__(self, effects: NeuronEffects, maps: ActivationMaps | None, classification: Classification | None):
         self._effects, self._maps = effects, maps
-        self._of_effects = NeuronRows(effects.effects)
-        self._measure = pd.factorize(effects.effects.measure)[0]
-        self._estimated = (effects.effects.method != EXACT).to_numpy()
-        self._value, self._neuron = effects.effects.value.to_numpy(), effects.effects.neuron.to_numpy()
+        table, self._of_effects = effects.effects, NeuronRows(effects.effects)
+        self._measure = pd.factorize(table.measure)[0]
+        self._ranked_by = [x.to_numpy() for x in (table.neuron, -table.value, table.method != EXACT)]  # for np.lexsort
         self._of_maps = None if maps is None else NeuronRows(maps.neurons)
         tables = () if classification is None else ("matches", "best", "neurons")
         self._of_classification = {name: NeuronRows(getattr(classification, name)) for name in tables}
@@ -119,10 +118,8 @@ class NeuronFinder:
                 f"{table.layer.max()}, with neurons 0 to {table.neuron.max()} each."
             )
         found = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
-        matches, best = (
-            found.get(name, NO_MATCHES).sort_values("neg_log10_p", ascending=False, kind="stable")
-            for name in ("matches", "best")
-        )
+        tables = [found.get(name, NO_MATCHES) for name in ("matches", "best")]
+        matches, best = (x.sort_values("neg_log10_p", ascending=False, kind="stable") for x in tables)
         own = found.get("neurons", NO_MATCHES)
         coverage = {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {}
         effects, drawn = self._ranked(operator, layer, neuron), self._activation_map(operator, layer, neuron)
@@ -137,16 +134,11 @@ class NeuronFinder:
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """The neuron's effects with its rank in the layer by the mean, as in `NeuronEffects.ranking`: exact effects first."""
         own, of_layer = self._of_effects.places(operator, layer, neuron), self._of_effects.places(operator, layer)
-        estimated, value, ranks, sizes = self._estimated, self._value, [], []
-        for row in own:
-            same = of_layer[self._measure[of_layer] == self._measure[row]]
-            tied = estimated[same] == estimated[row]
-            ahead = (estimated[same] < estimated[row]) | (tied & (value[same] > value[row]))
-            ahead |= tied & (value[same] == value[row]) & (self._neuron[same] < neuron)
-            ranks.append(int(ahead.sum()) + 1)
-            sizes.append(len(same))
+        rivals = [of_layer[self._measure[of_layer] == self._measure[row]] for row in own]
+        ranked = [same[np.lexsort([key[same] for key in self._ranked_by])] for same in rivals]
+        ranks = [int(np.flatnonzero(rows == row)[0]) + 1 for rows, row in zip(ranked, own, strict=True)]
         table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])
-        return table.assign(rank=ranks, of=sizes).reset_index(drop=True)
+        return table.assign(rank=ranks, of=[len(same) for same in rivals]).reset_index(drop=True)
 
     def _activation_map(self, operator: str, layer: int, neuron: int) -> ActivationMap | None:
         row, maps = self.map_row(operator, layer, neuron), self._maps

@@ -68,9 +68,8 @@ class Batches:
 
         size = max(1, self.recipe.schedule.batch_size // len(self.inputs))
         rows = [draw(0, len(x), size) for x in self.inputs]
-        inputs, results = (
-            torch.cat([x[r] for x, r in zip(xs, rows, strict=True)]) for xs in (self.inputs, self.results)
-        )
+        inputs = torch.cat([x[r] for x, r in zip(self.inputs, rows, strict=True)])
+        results = torch.cat([x[r] for x, r in zip(self.results, rows, strict=True)])
         offset = draw(-data.noise_width, data.noise_width + 1, len(results))
         noisy = torch.rand(len(results), generator=random, device=self.device) < data.noise
         results = torch.where(noisy, (results + offset).clamp(0, data.numbers - 1), results)

@@ -113,9 +113,8 @@ def _check(recipe: Recipe, where: str) -> None:
         "warmup and weight_decay must not be negative": schedule.warmup >= 0 and 0 <= schedule.weight_decay < math.inf,
         "learning_rate must be positive": 0 < schedule.learning_rate < math.inf,
     }
-    requirements |= {
-        f"{name} must lie between {low} and {high}": low <= value <= high for name, (value, low, high) in limits.items()
-    }
+    for name, (value, low, high) in limits.items():
+        requirements[f"{name} must lie between {low} and {high}"] = low <= value <= high
     for requirement, holds in requirements.items():
         if not holds:
             raise UserError(f"The recipe {where} is wrong: {requirement}.")

@@ -75,7 +75,6 @@ def run_unit(function: Function, model: Any, unit: Unit, advance: Advance, note:
             reported = steps
 
     while True:
-        out_of_memory.start_attempt()
         try:
             return function(model, *unit, advance=count), steps
         except Exception as error:

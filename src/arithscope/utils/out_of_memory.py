@@ -17,7 +17,7 @@ _MESSAGES = re.compile(r"out of memory|can't allocate memory|not enough memory|A
 
 
 class _Chunks:
-    """Share of each memory budget that chunks may use, and the largest chunk size since `start_attempt`."""
+    """Share of each memory budget that chunks may use, and the largest chunk size since they were halved."""
 
     share = 1.0
     largest = 0
@@ -33,15 +33,10 @@ def rows_within(budget: int, row: int) -> int:
     return rows
 
 
-def start_attempt() -> None:
-    """Reset the record of the largest chunk."""
-    _chunks.largest = 0
-
-
 def halve_chunks() -> bool:
-    """Halve all later chunks and free unused memory. Returns False if no chunk had more than one row."""
+    """Halve all later chunks and free unused memory. Returns False if no chunk since the last time had more than one row."""
     divisible = _chunks.largest > 1
-    _chunks.share /= 2
+    _chunks.share, _chunks.largest = _chunks.share / 2, 0
     gc.collect()  # reference cycles may hold tensors
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -17,13 +17,14 @@ Name = Callable[[int], str]  # names the i-th number or row
 
 @dataclass(frozen=True)
 class Noise:
-    """How far two computations of the same number may be apart: relative · |number| + absolute."""
+    """How far two computations of the same number may be apart: relative · |number| + absolute + extra."""
 
     name: str  # in a verdict
     relative: float
     absolute: float
     tie: float = 0.0  # tokens may swap whose logits are closer than this share of (largest − mean logit)
     prompt: float = 0.0  # noise of an effect on one prompt where activations are rounded; of a mean over n, 1/√n of it
+    extra: ArrayLike = 0.0  # of each number or row
 
     def times(self, factor: float) -> "Noise":
         return replace(self, relative=self.relative * factor, absolute=self.absolute * factor)
@@ -64,15 +65,13 @@ class Tally:
         if not _alike(stored, now):
             self._differs(what, stored, now)
 
-    def close(
-        self, what: str, stored: ArrayLike, now: ArrayLike, noise: Noise, name: Name | None = None, extra: ArrayLike = 0
-    ) -> None:
-        """Compare arrays of numbers, which may be apart by `noise` and `extra`."""
+    def close(self, what: str, stored: ArrayLike, now: ArrayLike, noise: Noise, name: Name | None = None) -> None:
+        """Compare arrays of numbers, which may be apart by `noise`."""
         a, b = (np.asarray(x, dtype=np.float64) for x in (stored, now))
         if a.shape != b.shape:
             self._differs(f"the shape of {what}", a.shape, b.shape)
             return
-        a, b, more = (x.ravel() for x in (a, b, np.broadcast_to(np.asarray(extra, dtype=np.float64), a.shape)))
+        a, b, more = (x.ravel() for x in (a, b, np.broadcast_to(np.asarray(noise.extra, dtype=np.float64), a.shape)))
         self.numbers += len(a)
         if not len(a):
             return
@@ -87,9 +86,7 @@ class Tally:
         if ratio[i] > 1:
             self._differs(what + (f" of {name(i)}" if name else ""), a[i], b[i], int((ratio > 1).sum()) - 1)
 
-    def rows(
-        self, what: str, stored: pd.DataFrame, now: pd.DataFrame, by: Sequence[str], noise: Noise, extra: ArrayLike = 0
-    ) -> None:
+    def rows(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, by: Sequence[str], noise: Noise) -> None:
         """Compare recomputed rows with the stored ones that have the same keys, the columns `by`."""
         keys, now = list(by), now.reset_index(drop=True)
 
@@ -101,7 +98,7 @@ class Tally:
             self._differs(f"{what} of {name(int(missing[0]))}", "no such row", "a row")
             return
         for column in (c for c in now.columns if c not in keys):
-            self._column(f"{what}, {column}", matching[column], now[column], noise, name, extra)
+            self._column(f"{what}, {column}", matching[column], now[column], noise, name)
 
     def table(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, noise: Noise = EXACT) -> None:
         """Compare a table that was recomputed whole: the same rows in the same order."""
@@ -126,11 +123,11 @@ class Tally:
             else:
                 self.same(name, a, b)
 
-    def _column(self, what: str, stored: Column, now: Column, noise: Noise, name: Name, extra: ArrayLike = 0.0) -> None:
+    def _column(self, what: str, stored: Column, now: Column, noise: Noise, name: Name) -> None:
         if not len(now):
             return
         if now.dtype.kind == "f":
-            self.close(what, pd.to_numeric(stored, errors="coerce"), now, noise, name, extra)
+            self.close(what, pd.to_numeric(stored, errors="coerce"), now, noise, name)
             return
         pairs = list(zip(_items(stored), _items(now), strict=True))
         self.numbers += len(pairs)

@@ -24,9 +24,8 @@ from arithscope.pipeline.store import damaged_files, plain
 from arithscope.results.run import Run
 from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Progress
-from arithscope.verify.checks import CHECKS
+from arithscope.verify.checks import CHECKS, VerifyContext
 from arithscope.verify.compare import EXACT, Tally, noise_of
-from arithscope.verify.context import VerifyContext
 
 SHOWN = 3  # differences of a stage that a verdict lists
 
@@ -136,13 +135,12 @@ class Verification:
             return Verdict(stage.name, False, f"DIFFERS: it cannot be checked. {error}")
         except (LookupError, ValueError, TypeError, AttributeError) as error:  # tables that were changed by hand
             tally.differences.append(f"its tables do not fit together ({type(error).__name__}: {error})")
-        if tally.differences:
-            more = f"; and {len(tally.differences) - SHOWN} more" if len(tally.differences) > SHOWN else ""
-            return Verdict(stage.name, False, f"DIFFERS: {'; '.join(tally.differences[:SHOWN])}{more}", tally.numbers)
+        shown, others = tally.differences[:SHOWN], len(tally.differences) - SHOWN
+        wrong = [*shown, f"and {others} more"] if others > 0 else shown
         what = ", ".join(tally.recomputed) or "all of it from what is stored"
         largest = f"the largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed ({tally.reason})"
         measured = f"{tally.numbers:,} numbers, {largest if tally.largest else 'all of them the same'}"
-        return Verdict(stage.name, True, f"agrees: {what}; {measured}", tally.numbers)
+        return _verdict(stage.name, wrong, f"{what}; {measured}", tally.numbers)
 
     def _context(self, stage: Stage, stored: Result, tally: Tally) -> VerifyContext:
         results = Results(*(given.result for given in self._from_final()))
@@ -172,8 +170,8 @@ def _json(path: Path) -> Any:
         return {}
 
 
-def _verdict(about: str, wrong: list[str], right: str) -> Verdict:
-    return Verdict(about, not wrong, f"DIFFERS: {'; '.join(wrong)}" if wrong else f"agrees: {right}")
+def _verdict(about: str, wrong: list[str], right: str, numbers: int = 0) -> Verdict:
+    return Verdict(about, not wrong, f"DIFFERS: {'; '.join(wrong)}" if wrong else f"agrees: {right}", numbers)
 
 
 def conclusion(verdicts: list[Verdict], stages: int) -> str:

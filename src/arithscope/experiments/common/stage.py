@@ -92,7 +92,7 @@ class Context:
             name: Name of the result's field.
             measured: A table with some of the field's rows, or an array with some of its entries.
             rows: For arrays, the index of the measured entries in the whole array.
-            **hints: What the comparison needs to know about float noise; see `verify/context.py`.
+            **hints: What the comparison needs to know about float noise; see `verify/checks.py`.
 
         Returns:
             The whole field: `measured`, or under `verify` the stored one.

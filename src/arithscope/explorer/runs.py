@@ -1,11 +1,18 @@
-"""Tables to filter, sort and page, and the queries for them: neurons, heuristics, and any table of a stage's result."""
+"""The served runs by name: their tables to filter, sort and page, with the queries for them, and their models, of which at most
+two are in memory, used by one request at a time."""
 
-from collections import Counter
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property, lru_cache
+from threading import Lock
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 from fastapi import HTTPException
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
@@ -13,12 +20,19 @@ from arithscope.experiments.classify import CRITERIA, RAW, Classification
 from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import ActivationMaps
+from arithscope.experiments.patterns import ActivationMaps, activation_map
 from arithscope.heuristics.kinds import kind_name
+from arithscope.models.model import Model
+from arithscope.pipeline.study import CHECKPOINTS
+from arithscope.prompts import operand_grid
+from arithscope.results.comparison import Comparison, compare
+from arithscope.results.run import Run, distinct_names
+from arithscope.utils.out_of_memory import explain_out_of_memory
 
 NEURON = ["operator", "layer", "neuron"]
 HEURISTIC = ["operator", "heuristic"]
 MAX_ROWS = 500  # of a table, per reply
+MAX_MODELS, MAX_MAPS = 2, 32  # kept in memory: models, and activation maps computed here
 
 Operator = Literal["+", "-", "*", "/"]
 Criterion = Literal["raw", "calibrated"]
@@ -128,9 +142,8 @@ class HeuristicTable:
             groups = _matches(classify, criterion).groupby(HEURISTIC, sort=True)
             layers: list[Any] = [rows.value_counts().sort_index().to_dict() for _, rows in groups.layer]
             table = groups[["kind", "direct", "size"]].first().assign(neurons=groups.size(), by_layer=layers)
-            self._tables[criterion] = table.reset_index().merge(
-                _knockouts(knockout, criterion), on=HEURISTIC, how="left"
-            )
+            knocked_out = _knockouts(knockout, criterion)
+            self._tables[criterion] = table.reset_index().merge(knocked_out, on=HEURISTIC, how="left")
 
     def page(self, query: HeuristicQuery) -> dict[str, Any]:
         rows = _where(self._tables[query.criterion], operator=query.operator, kind=query.kind)
@@ -158,3 +171,82 @@ def _knockouts(knockout: Knockout | None, criterion: str) -> pd.DataFrame:
             left = [entries[f"{OWN}_{prompts}"]["value"] for prompts in GROUPS]
             rows.append((*names, *left, entries["difference_prompts"]["value"], entries))
     return pd.DataFrame(rows, columns=[*HEURISTIC, *GROUPS, "difference", "knockout"])
+
+
+class NotFound(UserError):
+    """The request names something that does not exist."""
+
+
+class ServedRun:
+    """A run, with derived tables that are computed once."""
+
+    def __init__(self, name: str, run: Run):
+        self.name, self.run = name, run
+        self.predictions = cache(self._predictions)
+
+    def require(self, *stages: str) -> None:
+        """Raise NotFound if one of the stages is not done."""
+        for stage in stages:
+            if stage not in self.run.stages:
+                raise NotFound(f"The run {self.name} has no stage {stage[:80]!r}; run it again with all stages.")
+
+    @cached_property
+    def neurons(self) -> NeuronTable:
+        self.require("patterns", "classify")
+        return NeuronTable(self.run.patterns, self.run.classify)
+
+    @cached_property
+    def heuristics(self) -> HeuristicTable:
+        self.require("patterns", "classify")
+        return HeuristicTable(self.run.classify, self.run.knockout if "knockout" in self.run.stages else None)
+
+    def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
+        self.require("accuracy")
+        if operator not in self.run.accuracy.operators:
+            raise NotFound(f"The run {self.name} has no prompts with {operator}.")
+        rows = self.run.accuracy.rows(operand_grid(operator, self.run.max_operand))
+        return rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
+
+    @cached_property
+    def checkpoints(self) -> dict[str, Run]:
+        """Runs of the earlier checkpoints, in training order."""
+        names = self.run.training.checkpoints[:-1] if "training" in self.run.stages else []
+        return {name: Run(self.run.path / CHECKPOINTS / name, options=self.run.options) for name in names}
+
+
+class RunRegistry:
+    """Runs by name. Requests look runs up here, so that no part of a request becomes a path."""
+
+    def __init__(self, runs: Sequence[Run]):
+        names = [re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip("-") or "run" for name in distinct_names(runs)]
+        if len(set(names)) < len(names):
+            names = [f"{name}-{i}" for i, name in enumerate(names, start=1)]
+        self.runs = {name: ServedRun(name, run) for name, run in zip(names, runs, strict=True)}
+        self._loaded: OrderedDict[str, Run] = OrderedDict()
+        self._lock = Lock()
+        self.computed_map = lru_cache(MAX_MAPS)(self._computed_map)
+
+    def __getitem__(self, name: str) -> ServedRun:
+        if name not in self.runs:
+            raise NotFound(f"There is no run {name[:80]!r} here; choose from {', '.join(self.runs)}.")
+        return self.runs[name]
+
+    @contextmanager
+    def model(self, run: Run) -> Iterator[Model]:
+        """A run's model, for one request at a time: edits are hooks on the model and must not mix."""
+        with self._lock:
+            self._loaded[str(run.path)] = run
+            self._loaded.move_to_end(str(run.path))
+            while len(self._loaded) > MAX_MODELS:
+                self._loaded.popitem(last=False)[1].release()
+            with explain_out_of_memory(f"the model of {run.path}, or for a pass of it"):
+                yield run.model
+
+    def _computed_map(self, run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any]:
+        with self.model(run) as model:
+            return activation_map(model, operator, layer, neuron, run.max_operand)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return compare([served.run for served in self.runs.values()])
