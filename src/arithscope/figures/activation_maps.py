@@ -66,7 +66,7 @@ def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
 
 
 def _zoom_in(axes: Axes, max_operand: int) -> None:
-    """Show a part of the map in which single numbers can be told apart."""
+    """Show a part of the map in which single numbers can be distinguished."""
     for start, set_limits, set_ticks in ((0.6, axes.set_xlim, axes.set_xticks), (0.3, axes.set_ylim, axes.set_yticks)):
         first = int(start * max_operand)
         set_limits(first - 0.5, first + ZOOM - 0.5)

@@ -1,9 +1,9 @@
 """The context in which `verify` runs a stage again: a sample of its pieces, with full passes, compared on the way; and the
 checks that results register for themselves.
 
-@check(Commutes)
-def in_range(ctx: VerifyContext, stored: Commutes) -> None:
-    ctx.tally.same("shares outside [0, 1]", int(((stored.table.value < 0) | (stored.table.value > 1)).sum()), 0)
+    @check(Commutes)
+    def in_range(ctx: VerifyContext, stored: Commutes) -> None:
+        ctx.tally.same("shares outside [0, 1]", int(((stored.table.value < 0) | (stored.table.value > 1)).sum()), 0)
 
 A recomputed number may differ from the stored one by the float noise of the model's type; `TABLES` lists tables that may differ
 in other ways. `hints` are what a stage passes to `ctx.confirmed`.
