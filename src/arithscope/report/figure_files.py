@@ -1,8 +1,8 @@
 """Figures of a run as files in its folder, and as images embedded in its report.
 
-figures/NAME.png, figures/NAME.svg
-figures/index.json       for each figure: title, caption, the keys of the stages it was drawn from, the checksums of its files,
-                         and where its body lies between title and caption (shares of the height, from the top)
+    figures/NAME.png, figures/NAME.svg
+    figures/index.json       for each figure: title, caption, the keys of the stages it was drawn from, the checksums of its
+                             files, and where its body lies between title and caption (shares of the height, from the top)
 
 Worker processes draw them beside a run, while it goes on with its next stages. Workers have low priority, so that they use only
 the processor time that the run leaves. They ignore Ctrl-C, which is for the run, and end with it, also if it is killed.
