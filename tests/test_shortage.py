@@ -17,10 +17,10 @@ from arithscope.models.load import load
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import Stage, all_stages
-from arithscope.pipeline.runner import run_stages
+from arithscope.pipeline.runner import check_model, run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.utils import out_of_memory
-from arithscope.utils.executor import LocalExecutor, run_unit
+from arithscope.utils.executor import LOCAL, LocalExecutor, run_unit
 from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory, rows_within
 from arithscope.utils.progress import Silent
 from tests.conftest import smaller, torch_threads
@@ -233,6 +233,7 @@ def with_little_memory(
 
 def test_a_model_that_never_fits(tmp_path: Path) -> None:
     asked, model = smaller(("+",), 6), copy_and_add()
+    check_model(model, asked, Silent(), LOCAL)  # which would be the first to find no memory
     with (
         memory_for(0, model, []),
         pytest.raises(UserError, match="too little memory for a single row of means_of; use --dtype"),
