@@ -1,12 +1,14 @@
-"""Progress of long tasks: bars with an estimate on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of long tasks: bars with the time left on a terminal, plain lines elsewhere, or nothing."""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+from arithscope.utils.signals import raise_if_stopped
 
 Advance = Callable[[int], None]  # called with the number of steps just finished
 
@@ -14,9 +16,13 @@ Advance = Callable[[int], None]  # called with the number of steps just finished
 class Progress:
     """Shows the progress of tasks, and messages. This base class shows nothing."""
 
+    def task(self, description: str, total: int) -> AbstractContextManager[Advance]:
+        """A task of `total` steps that lasts as long as the context. It does not begin if the command was stopped."""
+        raise_if_stopped()
+        return self._show(description, total)
+
     @contextmanager
-    def task(self, description: str, total: int) -> Iterator[Advance]:
-        """A task of `total` steps that lasts as long as the context."""
+    def _show(self, description: str, total: int) -> Iterator[Advance]:
         yield lambda steps: None
 
     def note(self, text: str) -> None:
@@ -33,7 +39,7 @@ class Bars(Progress):
         self.console = console
 
     @contextmanager
-    def task(self, description: str, total: int) -> Iterator[Advance]:
+    def _show(self, description: str, total: int) -> Iterator[Advance]:
         done = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn()
         times = TimeElapsedColumn(), "left:", TimeRemainingColumn()
         with RichProgress(*done, *times, console=self.console) as bar:
@@ -51,7 +57,7 @@ class Lines(Progress):
         self.write, self.every = write, every
 
     @contextmanager
-    def task(self, description: str, total: int) -> Iterator[Advance]:
+    def _show(self, description: str, total: int) -> Iterator[Advance]:
         started = written = time.monotonic()
         done = 0
 

@@ -1,4 +1,4 @@
-"""A clean stop on Ctrl-C and SIGTERM: both raise KeyboardInterrupt, so that everything is cleaned up."""
+"""A clean stop on Ctrl-C and SIGTERM: both raise KeyboardInterrupt, so that context managers clean up."""
 
 import signal
 import sys
@@ -30,15 +30,30 @@ class StopHandler:
         return 128 + (self.signal or signal.SIGINT)
 
 
+_handler = StopHandler()
+
+
+def raise_if_stopped() -> None:
+    """Raise KeyboardInterrupt again if a signal came and a library swallowed the first one.
+
+    Compiled modules do while they are imported: Cython's code for registering a class ignores every exception.
+    """
+    if _handler.signal is not None:
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def stop_on_signals() -> Iterator[StopHandler]:
     """Install a StopHandler for SIGINT and SIGTERM; restores the previous handlers on exit unless a signal came."""
-    handler = StopHandler()
-    installed = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # elsewhere it is impossible
+    global _handler
+    outer, handler = _handler, StopHandler()
+    _handler = handler
+    installed = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # Python allows it only there
     previous = {number: signal.signal(number, handler) for number in installed}
     try:
         yield handler
     finally:
+        _handler = outer
         if handler.signal is None:
             for number, before in previous.items():
                 signal.signal(number, before)
