@@ -4,7 +4,7 @@
 
     run = arithscope.open("runs/tiny-llama")      # a finished run: run.circuit, run.neuron(4, 17, "+"), run.explain("226-68=")
     model = arithscope.load("tiny-llama")         # a model: embedded, a folder, a GGUF file or a hub id
-    arithscope.ask(model, "226-68=")              # what it answers, also without some neurons
+    arithscope.ask(model, "226-68=")              # its answer, with or without some neurons
     lab = arithscope.Lab(model, operators="+")    # experiments in memory: lab.circuit, lab.classify
     arithscope.run(model, "runs/mine")            # all experiments, into a run folder
 

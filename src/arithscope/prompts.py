@@ -1,7 +1,6 @@
-"""Arithmetic prompts: operators, exact answers, legality, samples and counterfactuals. Knows no model and no tokenizer.
+"""Arithmetic prompts: operators, exact answers, legality, samples and counterfactuals. Independent of model and tokenizer.
 
-Prompts are stored as integer columns, so that a whole operand grid (362,404 prompts) is three arrays; a `Template` renders a
-row as text.
+Prompts are stored as integer columns: an operand grid of 362,404 prompts is three arrays. A `Template` renders a row as text.
 """
 
 import re
@@ -63,7 +62,8 @@ class Prompts:
 
     def legal(self, limit: int) -> NDArray[np.bool_]:
         """Mask of the rows whose operands and answer all lie in 0…limit−1."""
-        smallest, largest = (f(f(self.op1, self.op2), self.answer) for f in (np.minimum, np.maximum))
+        smallest = np.minimum(np.minimum(self.op1, self.op2), self.answer)
+        largest = np.maximum(np.maximum(self.op1, self.op2), self.answer)
         return (smallest >= 0) & (largest < limit)
 
     def text(self, template: "Template") -> list[str]:
@@ -73,6 +73,7 @@ class Prompts:
 
 
 def concatenate_prompts(tables: Sequence[Prompts]) -> Prompts:
+    """One table with the rows of all tables, in order."""
     return Prompts(*(np.concatenate([getattr(t, name) for t in tables]) for name in ("op1", "operator", "op2")))
 
 
@@ -102,9 +103,7 @@ class Template:
             raise UserError(f"The template {self.text!r} cannot be read ({error}); write {{{{ for a brace.") from None
         fields = [(name, spec, conversion) for _, name, spec, conversion in pieces if name is not None]
         if fields != [("op1", "", None), ("operator", "", None), ("op2", "", None)]:
-            raise UserError(
-                f"The template {self.text!r} must contain {{op1}}, {{operator}} and {{op2}} once each, in this order."
-            )
+            raise UserError(f"The template {self.text!r} needs {{op1}}, {{operator}} and {{op2}} once each, in order.")
         if any("\ud800" <= letter <= "\udfff" for letter in self.text + self.prefix):
             raise UserError(f"The template {self.prefix + self.text!r} is not valid Unicode; write it in UTF-8.")
 
@@ -118,7 +117,7 @@ def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: i
 
     Args:
         text: The prompt.
-        operators: Operators that are allowed, such as those of a run.
+        operators: Operators allowed, such as those of a run.
         max_operand: Largest operand allowed.
         limit: Operands and answer must be smaller than this (the tokenizer's single-token limit).
 
@@ -143,9 +142,7 @@ def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: i
             problem = f"{operand[:40]!r} is not a whole number of 0 or more" if operand else "an operand is missing"
             raise UserError(f"In {shown}, {problem}; write a prompt as in 226-68=.")
         if len(operand) > len(str(max_operand)) or int(operand) > max_operand:
-            raise UserError(
-                f"In {shown}, {operand[:40]} is beyond {max_operand}, the largest operand here; choose smaller ones."
-            )
+            raise UserError(f"{operand[:40]} is beyond {max_operand}, the largest operand here; choose smaller ones.")
     if operator not in operators:
         raise UserError(f"The operator {operator} was not studied in this run; choose from {' '.join(operators)}.")
     prompt = Prompts(*(np.array([n]) for n in (int(operands[0]), OPERATORS.index(operator), int(operands[1]))))
@@ -153,9 +150,7 @@ def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: i
     if answer == UNDEFINED:
         raise UserError(f"{shown} divides by zero and has no answer; choose another second operand.")
     if not 0 <= answer < limit:
-        raise UserError(
-            f"The answer of {shown} is {answer}, but only 0 to {limit - 1} are single tokens; choose other operands."
-        )
+        raise UserError(f"{shown} gives {answer}, but only 0 to {limit - 1} are single tokens; choose other operands.")
     return prompt
 
 
@@ -203,12 +198,12 @@ def random_source(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def sample(prompts: Prompts, size: int, random: np.random.Generator) -> Prompts:
-    """At most `size` different prompts, in random order."""
+    """Draw at most `size` different prompts, in random order."""
     return prompts[random.permutation(len(prompts))[:size]]
 
 
 def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.Generator) -> list[Prompts]:
-    """Samples that share no prompt, such as discovery and evaluation.
+    """Draw samples that share no prompt, such as discovery and evaluation.
 
     If there are too few prompts, all samples shrink in proportion, but not below one prompt while there are any.
     """
@@ -221,7 +216,7 @@ def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.G
 
 
 def counterfactuals(prompts: Prompts, pool: Prompts, random: np.random.Generator) -> Prompts:
-    """For each prompt, one drawn uniformly from the prompts of the pool that have a different answer."""
+    """For each prompt, draw a prompt with a different answer uniformly from the pool."""
     by_answer = np.argsort(pool.answer, kind="stable")
     answers = pool.answer[by_answer]
     first, end = np.searchsorted(answers, prompts.answer, "left"), np.searchsorted(answers, prompts.answer, "right")

@@ -1,4 +1,4 @@
-"""What to study and how to measure it. The prompt template belongs to the model; a preset sets the sample sizes."""
+"""Settings of a study: what to study and how to measure it. (The prompt template belongs to the model.)"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ RANKINGS = ("mean", "mean+std")
 
 @dataclass(frozen=True)
 class SampleSizes:
-    """Numbers of prompts that the experiments use: per operator, except for the probes.
+    """Sample sizes of the experiments. Numbers of prompts are per operator, except for the probes.
 
     Attributes:
         discovery: Correct prompts on which components are patched and ranked.
@@ -24,9 +24,9 @@ class SampleSizes:
         probe: Correct prompts of all operators together for training and testing probes.
         neurons: Discovery prompts on which single neurons of the later MLPs are patched.
         draws: Random circuits that each circuit is compared with.
-        permutations: Permutations of each neuron's activations for the calibration of heuristics.
-        knockout: Held-out prompts that satisfy a heuristic, and as many that do not.
-        prompt_knockout: Held-out prompts, each of which loses the neurons of its own heuristics.
+        permutations: Permutations of each neuron's activations that calibrate its matches.
+        knockout: Held-out prompts for which a heuristic holds, and as many for which it does not.
+        prompt_knockout: Held-out prompts, each run without the neurons of the heuristics that hold for it.
         failures: Held-out correct prompts, and as many incorrect ones.
     """
 
@@ -42,7 +42,7 @@ class SampleSizes:
     failures: int = 50
 
     def halved(self) -> "SampleSizes":
-        """Half as many prompts of each kind, at least one. Draws and permutations stay."""
+        """Half as many prompts of each kind, at least one. Draws and permutations stay the same."""
         kinds = ("discovery", "evaluation", "first_mlp", "probe", "neurons", "knockout", "prompt_knockout", "failures")
         return replace(self, **{kind: max(1, getattr(self, kind) // 2) for kind in kinds})
 
@@ -55,24 +55,24 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be set about a study.
+    """Settings of a study.
 
     Attributes:
-        operators: Operators to study, in the order of `OPERATORS`.
-        max_operand: Operands go from 0 to this.
+        operators: Operators to study; sorted in the order of `OPERATORS`.
+        max_operand: Largest operand; the smallest is 0.
         preset: Sample sizes: `quick` or `paper`.
         seed: Seed of every random choice.
         effect: Effect measure that ranks heads and neurons; all measures are stored.
         neurons: How effects of single neurons are computed: exact patching, an attribution method (atp, ig, relp), or
             `atp+exact`, exact patching of the neurons that attribution patching ranks highest.
-        rank: Statistic of a neuron's effects over prompts that ranks it: `mean` or `mean+std`.
-        topk: Neurons kept per MLP, for all operators or by operator; None chooses the fewest that suffice.
-        both_operands: Whether to try heuristics about both operands (`op1, op2 mod 2 = 0`) as well.
+        rank: Statistic of a neuron's effects over prompts by which it is ranked: `mean` or `mean+std`.
+        topk: Neurons kept per MLP, for all operators or by operator; None: the fewest that reach the plateau.
+        both_operands: Whether to also try heuristics about both operands (`op1, op2 mod 2 = 0`).
         half: 1 or 2 draws all samples, half as large, from that half of the legal prompts; 0 uses all prompts.
         custom_sizes: Sample sizes that replace the preset's.
 
     Raises:
-        UserError: If a value is not one of its choices, or leaves nothing to study.
+        UserError: If a value is not one of the choices, or leaves nothing to study.
     """
 
     operators: tuple[str, ...] = OPERATORS
@@ -99,8 +99,11 @@ class Settings:
             raise UserError(f"--seed {self.seed} is negative; use 0 or more.")
         if self.half not in (0, 1, 2):
             raise UserError(f"There is no half {self.half!r} of the prompts; use 1 or 2, or 0 for all of them.")
-        if self.fixed_k is not None and min(self.fixed_k.values(), default=1) < 1:
-            raise UserError(f"--topk {self.topk} keeps no neuron; use at least 1.")
+        if self.fixed_k is not None:
+            if missing := [operator for operator in self.operators if operator not in self.fixed_k]:
+                raise UserError(f"topk has no number of neurons for {' '.join(missing)}; give one for every operator.")
+            if min(self.fixed_k.values()) < 1:
+                raise UserError(f"--topk {self.topk} keeps no neuron; use at least 1.")
 
     def check(self, model: Model) -> None:
         """Raise UserError if the model cannot be studied with these settings."""
@@ -110,13 +113,13 @@ class Settings:
 
     @property
     def sizes(self) -> SampleSizes:
-        """Sample sizes in force."""
+        """Custom sample sizes or else the preset's, halved if `half` is set."""
         sizes = self.custom_sizes or PRESETS[self.preset]
         return sizes.halved() if self.half else sizes
 
     @property
     def fixed_k(self) -> Mapping[str, int] | None:
-        """Neurons kept per MLP by operator; None if the experiment chooses."""
+        """Neurons kept per MLP, by operator; None if the experiment chooses."""
         return dict.fromkeys(OPERATORS, self.topk) if isinstance(self.topk, int) else self.topk
 
     def largest_k(self, model: Model) -> int:
@@ -125,5 +128,5 @@ class Settings:
 
     @property
     def preselected_by(self) -> str | None:
-        """The effect by which attribution patching selects neurons for exact patching; other methods do not depend on it."""
+        """The effect measure by which `atp+exact` selects neurons for exact patching; None for other methods."""
         return self.effect if self.neurons == ATTRIBUTION_THEN_EXACT else None

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from arithscope.pipeline.store import RunFolder
     from arithscope.utils.progress import Progress
 
-
 COMPARISON = Path("runs/comparison")
 
 
@@ -64,15 +63,15 @@ def _root(version: Annotated[bool, VERSION] = False) -> None:
 @opt.expand_options
 def run(
     model: opt.ModelName = DEFAULT,
-    out: Annotated[Path | None, opt.study("PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
-    stages: Annotated[str | None, opt.study("NAMES", opt.STAGES)] = None,
-    checkpoints: Annotated[str | None, opt.study("NAMES", opt.CHECKPOINTS)] = None,
+    out: Annotated[Path | None, opt.study("--out PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
+    stages: Annotated[str | None, opt.study("--stages NAMES", opt.STAGES)] = None,
+    checkpoints: Annotated[str | None, opt.study("--checkpoints NAMES", opt.CHECKPOINTS)] = None,
     *,
     settings: opt.SettingsOptions,
     options: opt.ModelOptions,
-    cluster: Annotated[str | None, opt.machine("ADDRESS", opt.CLUSTER)] = None,
+    cluster: Annotated[str | None, opt.machine("--cluster ADDRESS", opt.CLUSTER)] = None,
 ) -> None:
-    """Study a model: run all stages, or some, and write a run folder. A stopped run continues where it was."""
+    """Study a model: run all stages, or some, and write a run folder. An interrupted run resumes where it stopped."""
     from arithscope.pipeline.study import study as run_study
     from arithscope.report.figure_files import drawing
     from arithscope.report.terminal import summary_tables
@@ -83,8 +82,8 @@ def run(
     with ExitStack() as figures:
 
         def write_early_report(folder: RunFolder) -> None:
-            figures.close()  # all figures are drawn now
-            write_report_of(folder, progress)  # repetitions take longest: whoever stops them has a report already
+            figures.close()  # waits until all figures are drawn
+            write_report_of(folder, progress)  # repetitions take longest; the report is there even if they are stopped
 
         folder = run_study(
             model,
@@ -104,11 +103,11 @@ def run(
         Console().print(table)
     for warning in result_warnings(folder):
         print(f"Warning, explained in the report: {warning.name}")
-    print(f"Results are in {folder.path}; to read them, open {write_report_of(folder, progress)}")
+    print(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
 
 
 def report(run: opt.RunPath) -> None:
-    """Write report.html, the page with all results of a run; figures that are missing or outdated are drawn first."""
+    """Write a run's report.html, with all its results; figures that are missing or outdated are drawn first."""
     from arithscope.pipeline.store import RunFolder
 
     print(f"The report is {write_report_of(RunFolder(run), _progress())}")
@@ -117,8 +116,8 @@ def report(run: opt.RunPath) -> None:
 def neuron(
     run: opt.RunPath,
     layer: Annotated[int, opt.argument("LAYER", "The neuron's layer.")],
-    index: Annotated[int, opt.argument("NEURON", "The neuron's index in its layer.")],
-    operator: Annotated[str, opt.option("OPERATOR", "One of + - * /.")] = "+",
+    index: Annotated[int, opt.argument("NEURON", "The neuron's index in its MLP.")],
+    operator: Annotated[str, opt.option("--operator OPERATOR", "One of + - * /.")] = "+",
 ) -> None:
     """Show one neuron of a run: its effect and rank, its activation map, the numbers it promotes and its heuristics."""
     from arithscope.report.terminal import neuron_report
@@ -130,13 +129,13 @@ def neuron(
 @opt.expand_options
 def explain(
     run: opt.RunPath,
-    prompt: Annotated[str, opt.argument("PROMPT", "A prompt, written as 226-68= whatever the run's template.")],
-    raw: Annotated[bool, opt.flag("--raw", "Use all matches, not only calibrated ones.")] = False,
-    as_json: Annotated[bool, opt.flag("--json", "Print JSON.")] = False,
+    prompt: Annotated[str, opt.argument("PROMPT", "A prompt such as 226-68=, whatever the run's template.")],
+    raw: Annotated[bool, opt.option("--raw", "Use all matches, not only calibrated ones.")] = False,
+    as_json: Annotated[bool, opt.option("--json", "Print JSON.")] = False,
     *,
     options: opt.RunOptions,
 ) -> None:
-    """Explain one prompt: the answer, the heuristics behind it, what their neurons add, and the answer without them."""
+    """Explain one prompt: answer, heuristics that hold, their neurons' logit attribution, and the answer without them."""
     from arithscope.experiments.classify import CALIBRATED, RAW
     from arithscope.report.terminal import explanation_report
     from arithscope.results.run import explanation_as_json
@@ -150,9 +149,9 @@ def explain(
 
 def compare(
     runs: Annotated[list[Path], opt.argument("RUN", "Run folders, two or more.", user_path)],
-    out: Annotated[Path, opt.option("PATH", "Folder for tables and figures.", parser=user_path)] = COMPARISON,
+    out: Annotated[Path, opt.option("--out PATH", "Folder for tables and figures.", parser=user_path)] = COMPARISON,
 ) -> None:
-    """Compare runs: all headline numbers in tables, and the headline figures with all runs in one."""
+    """Compare runs: all numbers of their summaries in tables, and the main figures with all runs in each."""
     from arithscope.report.comparison import comparison_tables, write_comparison
 
     for table in comparison_tables(write_comparison(runs, out, _progress())):
@@ -163,9 +162,9 @@ def compare(
 @opt.expand_options
 def explore(
     runs: Annotated[list[Path], opt.argument("RUN", "Run folders, one or more.", user_path)],
-    host: Annotated[str, opt.option("ADDRESS", "Address to listen on; by default only this machine.")] = "127.0.0.1",
-    port: Annotated[int | None, opt.option("PORT", "Port; default: the first free one from 8350.")] = None,
-    no_browser: Annotated[bool, opt.flag("--no-browser", "Do not open a browser.")] = False,
+    host: Annotated[str, opt.option("--host ADDRESS", "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int | None, opt.option("--port PORT", "Port; default: the first free one from 8350.")] = None,
+    no_browser: Annotated[bool, opt.option("--no-browser", "Do not open a browser.")] = False,
     *,
     options: opt.RunOptions,
 ) -> None:
@@ -173,7 +172,7 @@ def explore(
     if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
     if options.model is not None and len(runs) > 1:
-        raise UserError("--model says where the model of one run is; name only one run.")
+        raise UserError("--model is for a single run; name only one run.")
     from arithscope.explorer.server import serve
 
     serve([options.open(path) for path in runs], host, port, not no_browser)
@@ -195,11 +194,11 @@ def models() -> None:
 def doctor(
     model: opt.ModelName = DEFAULT,
     operators: opt.Operators = "+-*/",
-    max_operand: Annotated[int | None, opt.study("N", "Operands range from 0 to N.")] = None,
+    max_operand: Annotated[int | None, opt.study("--max-operand N", "Largest operand; default: up to 300.")] = None,
     *,
     options: opt.ModelOptions,
 ) -> None:
-    """Check whether a model can be studied, and show what it is and needs. Exits with an error code if it cannot."""
+    """Check whether a model can be studied; show its sizes, tokens, and memory needs. Exits with code 2 if it cannot."""
     from arithscope.cli.doctor import examine
     from arithscope.models.load import load
     from arithscope.prompts import operator_indices
@@ -212,14 +211,14 @@ def doctor(
 @opt.expand_options
 def bench(
     model: opt.ModelName = DEFAULT,
-    prompts: Annotated[int, opt.study("N", "Number of prompts that each neuron is patched on.")] = 50,
-    layers: Annotated[str | None, opt.study("NUMBERS", opt.LAYERS)] = None,
-    seconds: Annotated[float, opt.option("SECONDS", "About how long to measure.")] = 45.0,
-    json: Annotated[Path | None, opt.option("PATH", "Also write the results to this file.", parser=user_path)] = None,
+    prompts: Annotated[int, opt.study("--prompts N", "Number of prompts on which each neuron is patched.")] = 50,
+    layers: Annotated[str | None, opt.study("--layers NUMBERS", opt.LAYERS)] = None,
+    seconds: Annotated[float, opt.option("--seconds SECONDS", "How long to measure, roughly.")] = 45.0,
+    json: Annotated[Path | None, opt.option("--json PATH", "Also write a JSON file.", parser=user_path)] = None,
     *,
     options: opt.ModelOptions,
 ) -> None:
-    """Measure how fast replay computes exact neuron effects here, compared with full passes."""
+    """Measure how fast replay computes exact neuron effects on this machine, compared with full passes."""
     from arithscope.cli import bench as measurement
     from arithscope.models.load import load
     from arithscope.utils.files import explain_write_errors, write_json
@@ -237,7 +236,7 @@ def bench(
 
 @opt.expand_options
 def verify(run: opt.RunPath, seed: opt.SampleSeed = 0, *, options: opt.RunOptions) -> None:
-    """Recompute a sample of every stage of a run from its manifest and compare. Exits with code 1 if they differ."""
+    """Recompute a sample of every stage of a run and compare it with the stored numbers. Exits with code 1 if they differ."""
     from arithscope.verify.verify import Verification, conclusion
 
     if seed < 0:
@@ -259,10 +258,10 @@ def verify(run: opt.RunPath, seed: opt.SampleSeed = 0, *, options: opt.RunOption
 
 def train(
     recipe: Annotated[str, opt.argument("RECIPE", "A TOML file, or the name of an embedded model to train again.")],
-    out: Annotated[Path | None, opt.option("PATH", "Model folder; default: trained/NAME.", parser=user_path)] = None,
+    out: Annotated[Path | None, opt.option("--out PATH", "Folder; default: trained/NAME.", parser=user_path)] = None,
     device: opt.Device = "auto",
 ) -> None:
-    """Train a model from scratch, with checkpoints. A stopped training continues where it was."""
+    """Train a model from scratch, with checkpoints. An interrupted training run resumes where it stopped."""
     from arithscope.models.load import pick_device
     from arithscope.models.sources import FOLDER, embedded_names
     from arithscope.training import loop
@@ -333,7 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _message(error: Exception) -> str | None:
-    """The message for a mistake of the user or a lack of memory; None for any other error."""
+    """The message for a user's mistake or for a lack of memory; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
     if hasattr(error, "format_message"):  # a usage error, of click or of Typer's copy of it

@@ -44,7 +44,7 @@ EXACT_TOLERANCE, HALF_TOLERANCE = 1e-2, 0.25  # relative to how far the edit mov
 
 Method = Callable[[Tensor, Tensor, Reduce], Tensor]  # (neurons, activations, reduction of logits) → [neurons, prompts]
 Result = dict[str, Any]
-Lens = TransformerLensModel | str  # or why there is none
+Lens = TransformerLensModel | str  # or the reason why there is none
 
 
 class Task:
@@ -162,7 +162,7 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def _agreeing_methods(task: Task, lens: Lens) -> tuple[dict[str, Method], Lens]:
-    """All methods, slowest first, and TransformerLens or the reason to leave it out. Raises UserError if ours disagree."""
+    """All methods, slowest first, and TransformerLens or the reason to leave it out. Raises UserError if our own disagree."""
     exact = torch.finfo(task.model.hf_model.dtype).bits >= 32 and not task.model.quantization
     tolerance = EXACT_TOLERANCE if exact else HALF_TOLERANCE
     methods: dict[str, Method] = {ONE_BY_ONE: task.one_by_one, BATCHED: task.batched, REPLAY: task.replayed}
@@ -194,7 +194,7 @@ def _layer_rates(task: Task, methods: Mapping[str, Method], seconds: float) -> R
 def _rate(task: Task, method: Method, seconds: float) -> float:
     """Neurons × prompts per second, measured in about `seconds` on a number of neurons that is doubled until it is enough."""
     n = 1
-    _timed(task, method, n)  # the first call may include preparations
+    _timed(task, method, n)  # warm up
     while n < task.model.sizes.neurons and _timed(task, method, n)[0] < seconds / (2 * REPEATS + 4):
         n = min(2 * n, task.model.sizes.neurons)
     return statistics.median(n * prompts / took for took, prompts in (_timed(task, method, n) for _ in range(REPEATS)))
@@ -221,7 +221,7 @@ def estimates(rows: Sequence[Result], layers: range, pairs: int) -> dict[str, fl
 def bench_report(result: Result) -> Iterator[Any]:
     """Lines and a table for the terminal."""
     yield f"{result['model']}, torch {result['torch']}, {result['device']}"
-    yield f"Exact effects of single neurons on {result['prompts']} prompts; neurons × prompts per second, and multiples:"
+    yield f"Exact effects of single neurons on {result['prompts']} prompts; neurons × prompts per second, and replay ÷ others:"
     methods = list(result["estimates"])
     others = [method for method in methods if method != REPLAY]
     titles = {m: m.replace("one by", "one\nby").replace("TransformerLens", "Transf.\nLens") for m in methods}
@@ -233,7 +233,7 @@ def bench_report(result: Result) -> Iterator[Any]:
         multiples = (f"{row['replay_over'][m]:,.1f}" for m in others)
         table.add_row(str(row["layer"]), *rates, *multiples, f"{row['tflops']:.3g}")
     yield table
-    yield "TFLOP/s: 10¹² operations per second in the replayed layers, counted from the shapes of their matrices."
+    yield "TFLOP/s: 10¹² floating-point operations per second in the replayed layers, counted from their matrices' shapes."
     if result["lens"]:
         yield f"{LENS} is left out: {result['lens']}."
     first, last = result["upper_half"]
@@ -242,7 +242,7 @@ def bench_report(result: Result) -> Iterator[Any]:
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit that gives at least 1.5."""
+    """A time in the largest unit of which it has at least 1.5."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether its results can be trusted, and what it needs."""
+"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether it passes all checks, and the memory it needs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -61,8 +61,8 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
 
 
 def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Check]]]:
-    """Checks with their headings. Models in lower precision are also checked in float32, if a copy fits into memory: this
-    measures the rounding noise, so that it cannot hide an error."""
+    """Checks with their headings. A model in lower precision is also checked in float32, if a copy fits into memory, and its
+    rounding noise is measured, so that noise cannot hide an error."""
     yield "tokens", [tokenization_check(model, prompts)]
     noise = None
     if model.dtype_name not in ("float32", "float64"):
@@ -71,7 +71,7 @@ def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Chec
             noise = rounding_noise(model, wide)
             yield "rounding", [Check("logits", f"{model.dtype_name} moves them by {noise:.1e} of their spread")]
         else:
-            yield "checks in float32: skipped, as a float32 copy of the weights cannot be made or does not fit", []
+            yield "checks in float32: skipped, as a float32 copy cannot be made or does not fit into memory", []
     yield f"checks in {model.dtype_name}", soundness_checks(model, noise)
 
 

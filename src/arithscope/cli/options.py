@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from arithscope.results.run import Run
 
 
-def option(metavar: str, text: str, *, panel: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
-    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, parser=parser)
-
-
-def flag(name: str, text: str, *, panel: str | None = None) -> Any:
-    """An option without a value, and without a --no- twin."""
-    return typer.Option(name, help=text, rich_help_panel=panel)
+def option(declared: str, text: str, *, panel: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
+    """An option, declared as help pages show it: `--device DEVICE`, or `--raw` for a flag."""
+    name, _, metavar = declared.partition(" ")  # an explicit name, since typer 0.27 would call the first one --DEVICE
+    return typer.Option(name, metavar=metavar or None, help=text, rich_help_panel=panel, parser=parser)
 
 
 def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
@@ -35,36 +32,39 @@ def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None
 study, samples, measures, machine, model_option = (
     partial(option, panel=panel) for panel in ("What to study", "Samples", "Measures", "Machine", "Model")
 )
-Device = Annotated[str, machine("DEVICE", "auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[str, machine("--device DEVICE", "auto, cpu, cuda, cuda:N or mps.")]
 DEVICE_MAP = "auto: spread the model over GPUs, CPU and disk; or a JSON file that maps modules to devices."
-DeviceMap = Annotated[str | None, machine("MAP", DEVICE_MAP)]
-AllowPickle = Annotated[bool, flag("--allow-pickle", "Also load weights that are not safetensors.", panel="Model")]
-TrustRemoteCode = Annotated[bool, flag("--trust-remote-code", "Run code that comes with the model.", panel="Model")]
-Operators = Annotated[str, study("OPERATORS", "Operators to study, any of +-*/.")]
-MODEL = "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (@REVISION)."
+DeviceMap = Annotated[str | None, machine("--device-map MAP", DEVICE_MAP)]
+AllowPickle = Annotated[bool, model_option("--allow-pickle", "Also load weights that are not safetensors.")]
+TrustRemoteCode = Annotated[bool, model_option("--trust-remote-code", "Run code that comes with the model.")]
+Operators = Annotated[str, study("--operators OPERATORS", "Operators to study: any of + - * /.")]
+MODEL = "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (ID@REVISION)."
 ModelName = Annotated[str, argument("MODEL", MODEL)]
-STAGES = "Only these stages, and those they need; separate with commas."
+STAGES = "Run only these stages, and those they need: names separated by commas, as in circuit,classify."
 CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
+PREFIX = r"Text before every prompt, such as few-shot examples; \n is a newline."
+PRESET = "Sample sizes: quick, or paper, which also repeats the study."
+TOPK = "Top neurons per MLP (paper: 200); default: fewest that suffice."
 EFFECT = "Effect that ranks components: probability (the paper's), log_ratio or logit."
-BOTH_OPERANDS = "Also try heuristics about both operands at once."
-CLUSTER = "Use a Ray cluster: its address, or local; needs the extra `cluster`."
-LAYERS = "Layers, separated by commas; default: a few, middle to last."
+BOTH_OPERANDS = "Also match heuristics about both operands at once."
+CLUSTER = "Run on a Ray cluster: its address, or local; needs the extra `cluster`."
+LAYERS = "Layers to measure, separated by commas; default: three, from the middle to the last."
 NEURONS = (
     "How neuron effects are computed: exact; atp, ig or relp (attribution methods); or atp+exact: attribution patching for "
     "all neurons and exact patching for its top 10 %."
 )
 RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]
-SampleSeed = Annotated[int, option("N", "Selects the sample.")]
+SampleSeed = Annotated[int, option("--seed N", "Seed of the sample that is recomputed.")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How to load a model."""
 
-    template: Annotated[str, study("TEXT", "How a prompt is written.")] = "{op1}{operator}{op2}="
-    prefix: Annotated[str, study("TEXT", r"Text before every prompt, such as examples; \n is a line break.")] = ""
-    dtype: Annotated[str, model_option("DTYPE", "auto, float32, bfloat16 or float16.")] = "auto"
-    quantize: Annotated[str | None, model_option("BITS", "4bit or 8bit; needs the extra `quant`.")] = None
+    template: Annotated[str, study("--template TEXT", "Template of prompts.")] = "{op1}{operator}{op2}="
+    prefix: Annotated[str, study("--prefix TEXT", PREFIX)] = ""
+    dtype: Annotated[str, model_option("--dtype DTYPE", "auto, float32, bfloat16 or float16.")] = "auto"
+    quantize: Annotated[str | None, model_option("--quantize BITS", "4bit or 8bit; needs the extra `quant`.")] = None
     allow_pickle: AllowPickle = False
     trust_remote_code: TrustRemoteCode = False
     device: Device = "auto"
@@ -83,7 +83,7 @@ class ModelOptions:
 class RunOptions:
     """How to load the model of a finished run."""
 
-    model: Annotated[str | None, model_option("MODEL", "Where the run's model is now, if it has moved.")] = None
+    model: Annotated[str | None, model_option("--model MODEL", "Where the run's model is now, if it has moved.")] = None
     allow_pickle: AllowPickle = False
     trust_remote_code: TrustRemoteCode = False
     device: Device = "auto"
@@ -100,21 +100,21 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class SettingsOptions:
-    """The fields of `Settings` that can be set on the command line."""
+    """The fields of `Settings` that are options."""
 
     operators: Operators = "+-*/"
-    max_operand: Annotated[int, study("N", "Operands range from 0 to N.")] = 300
-    preset: Annotated[str, samples("NAME", "Sample sizes: quick, or paper (as in the paper).")] = "quick"
-    seed: Annotated[int, samples("N", "Seed of all random choices.")] = 0
-    effect: Annotated[str, measures("NAME", EFFECT)] = "probability"
-    neurons: Annotated[str, measures("METHOD", NEURONS)] = "exact"
-    rank: Annotated[str, measures("NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
-    topk: Annotated[int | None, measures("K", "Neurons kept per MLP (paper: 200); default: as few as suffice.")] = None
-    both_operands: Annotated[bool, flag("--both-operands", BOTH_OPERANDS, panel="Measures")] = False
+    max_operand: Annotated[int, study("--max-operand N", "Operands range from 0 to N.")] = 300
+    preset: Annotated[str, samples("--preset NAME", PRESET)] = "quick"
+    seed: Annotated[int, samples("--seed N", "Seed of all random choices.")] = 0
+    effect: Annotated[str, measures("--effect NAME", EFFECT)] = "probability"
+    neurons: Annotated[str, measures("--neurons METHOD", NEURONS)] = "exact"
+    rank: Annotated[str, measures("--rank NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
+    topk: Annotated[int | None, measures("--topk K", TOPK)] = None
+    both_operands: Annotated[bool, measures("--both-operands", BOTH_OPERANDS)] = False
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the fields of a command's dataclass parameters become options of the command line."""
+    """Decorator that turns the fields of a command's dataclass parameters into options."""
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():

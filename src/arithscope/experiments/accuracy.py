@@ -1,4 +1,4 @@
-"""Accuracy on all legal prompts, and with it the correct prompts that every later experiment draws from (Appendix I)."""
+"""Accuracy on all legal prompts; every later experiment samples from the correct ones (Appendix I)."""
 
 from dataclasses import dataclass
 
@@ -25,8 +25,8 @@ class Accuracy(Result):
         "Every legal prompt with the model's answer.",
         *schema.PROMPT_KEY,
         schema.number("answer", "the right answer"),
-        schema.number("predicted", "number that the model answers; −1 if its token is no number"),
-        schema.truth("correct", "whether that is the right answer"),
+        schema.number("predicted", "the model's answer; −1 if its token is not a number"),
+        schema.boolean("correct", "whether that is the right answer"),
         schema.number("p_answer", "probability of the right answer"),
         unique=True,
     )
@@ -43,7 +43,7 @@ class Accuracy(Result):
         return as_prompts(rows if operator is None else rows[rows.operator == operator])
 
     def rows(self, prompts: Prompts) -> pd.DataFrame:
-        """The rows of some legal prompts, in their order."""
+        """Rows of `prompts` for the given legal prompts, in their order."""
         keys = {"operator": np.array(OPERATORS)[prompts.operator], "op1": prompts.op1, "op2": prompts.op2}
         return pd.DataFrame(keys).merge(self.prompts, how="left", on=list(keys), validate="many_to_one")
 
@@ -67,7 +67,7 @@ def accuracy(ctx: Context) -> Accuracy:
 
 
 def measure_accuracy(model: Model, prompts: Prompts, seed: int = 0, progress: Progress | None = None) -> Accuracy:
-    """Ask the model some legal prompts: all of an operator, or a sample of your own.
+    """Accuracy on some legal prompts: all of an operator, or a sample of your own.
 
     Raises:
         UserError: If a prompt is not legal.
@@ -86,7 +86,7 @@ def measure_accuracy(model: Model, prompts: Prompts, seed: int = 0, progress: Pr
 
 
 def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
-    """Which prompts are in the first or second half; each operator's prompts are halved at random."""
+    """Mask of the prompts in the first or second half; each operator's prompts are halved at random."""
     chosen = np.zeros(len(prompts), dtype=bool)
     for operator in np.unique(prompts.operator):
         rows = np.flatnonzero(prompts.operator == operator)

@@ -2,8 +2,8 @@
 
 1. From the first answer layer on, keep only heuristic neurons at the last position and mean-ablate the others.
 2. Compare with all top neurons, and with as many random top neurons of each layer.
-3. At an earlier checkpoint of a training, also: the share of the final model's pairs of neuron and heuristic that are matches
-   already, and the circuit that keeps only the neurons of such pairs (mutual neurons).
+3. At an earlier checkpoint, also: the share of the final model's (neuron, heuristic) pairs that are already matched, and the
+   circuit that keeps only the neurons of such pairs (mutual neurons).
 """
 
 from dataclasses import asdict, dataclass
@@ -28,8 +28,8 @@ from arithscope.stats.intervals import bootstrap_mean
 
 TOP, RANDOM, MUTUAL = "top", "random", "mutual"
 _KEPT = (
-    "neurons kept: all `top` neurons; those with a match (`raw`) or a calibrated one (`calibrated`); as many top neurons per "
-    "layer as the latter (`random`); at a checkpoint, those of final pairs (`raw_mutual`, `calibrated_mutual`)"
+    "neurons kept: all `top` neurons; those with a match (`raw`) or a calibrated match (`calibrated`); per layer, as many "
+    "`random` top neurons as calibrated ones; at a checkpoint, those of final pairs (`raw_mutual`, `calibrated_mutual`)"
 )
 CURVE = (
     schema.OPERATOR,
@@ -46,7 +46,7 @@ class Bag(Result):
 
     curve: pd.DataFrame = schema.table("Measures of each reduced circuit.", *CURVE)
     present: pd.DataFrame = schema.table(
-        "At a checkpoint, share of the final model's pairs of neuron and heuristic that are matches already.", *PRESENT
+        "At a checkpoint, share of the final model's (neuron, heuristic) pairs that are already matched.", *PRESENT
     )
 
     def summary(self) -> dict[str, Any]:
@@ -92,10 +92,11 @@ def bag(ctx: Context) -> Bag:
         measured = ends[operator].measure(values, sources[operator])
         for (name, chosen), means in zip(kept[operator].items(), measured, strict=True):
             curve += mean_rows(means, operator=operator, neurons=name, kept=int(chosen.sum()))
-        for criterion in CRITERIA if final is not None else ():
-            here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
-            share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
-            present.append({"operator": operator, "criterion": criterion, **asdict(share)})
+        if final is not None:
+            for criterion in CRITERIA:
+                here, there = (matched_pairs(c, operator, criterion) for c in (classification, final))
+                share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
+                present.append({"operator": operator, "criterion": criterion, **asdict(share)})
     spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
     whole = ctx.confirmed("curve", Bag.frame("curve", curve), smallest_span=spans)
     return Bag(whole, Bag.frame("present", present))
@@ -105,15 +106,17 @@ def kept_neurons(
     classification: Classification, final: Classification | None, operator: str, random: np.random.Generator
 ) -> dict[str, Bools]:
     """Which of an operator's top neurons each reduced circuit keeps."""
-    top = association(classification, operator, CALIBRATED)
+    bags = {criterion: association(classification, operator, criterion) for criterion in CRITERIA}
+    top = bags[CALIBRATED]
     every = np.ones(len(top), dtype=np.bool_)
-    kept = {TOP: every, **{c: association(classification, operator, c).classified for c in CRITERIA}}
+    kept = {TOP: every, **{criterion: bag.classified for criterion, bag in bags.items()}}
     kept[RANDOM] = matched_random_neurons(top, kept[CALIBRATED], every, random)
-    for criterion in CRITERIA if final is not None else ():
-        here, there = (matched_pairs(c, operator, criterion) for c in (classification, final) if c is not None)
-        mutual = {(layer, neuron) for layer, neuron, _ in here & there}
-        names = zip(top.layers.tolist(), top.neurons.tolist(), strict=True)
-        kept[f"{criterion}_{MUTUAL}"] = np.array([neuron in mutual for neuron in names], dtype=np.bool_)
+    if final is not None:
+        neurons = list(zip(top.layers.tolist(), top.neurons.tolist(), strict=True))
+        for criterion in CRITERIA:
+            here, there = (matched_pairs(c, operator, criterion) for c in (classification, final))
+            mutual = {(layer, neuron) for layer, neuron, _ in here & there}
+            kept[f"{criterion}_{MUTUAL}"] = np.array([neuron in mutual for neuron in neurons], dtype=np.bool_)
     return kept
 
 

@@ -1,7 +1,7 @@
-"""The circuit of each operator: all MLPs and the fewest heads, of largest effect first, that are as faithful as all heads.
+"""The circuit of each operator: all MLPs, and the fewest top-ranked heads that reach the faithfulness plateau.
 
 1. Rank heads by their effect in activation patching.
-2. Evaluate nested sets of heads (the first n), all other heads mean-ablated, beside random sets of the same sizes.
+2. Evaluate nested sets of heads (the first n), and random sets of the same sizes, with all other heads mean-ablated.
 3. Choose the smallest n whose faithfulness is within 0.02 of the best (Section 2.1, Appendix A).
 """
 
@@ -30,13 +30,13 @@ class Circuit(Result):
 
     curve: pd.DataFrame = schema.table("Circuits of the first n heads, and of n random heads.", *ablation.CURVE)
     heads: pd.DataFrame = schema.table(
-        "Every head in the order of its effect.",
+        "Every head, by descending effect.",
         schema.OPERATOR,
         schema.integer("rank", "rank of the head, from 0"),
         *schema.HEAD_KEY[1:],
         schema.text("position", "position at which patching the head has its largest effect"),
         *schema.EFFECT_COLUMNS,
-        schema.truth("in_circuit", "whether the head is in the operator's circuit"),
+        schema.boolean("in_circuit", "whether the head is in the operator's circuit"),
     )
     table: pd.DataFrame = schema.table("Measures of the chosen circuits, and under `random_…` of random ones as large.")
     excluded: dict[str, int] = schema.value("prompts without a faithfulness: the empty circuit is as good as the model")
@@ -46,16 +46,16 @@ class Circuit(Result):
         return [str(o) for o in self.heads.operator.unique()]
 
     def kept(self, operator: str) -> pd.DataFrame:
-        """Rows of `heads` that are in an operator's circuit, in order of falling effect."""
+        """Rows of `heads` that are in an operator's circuit, by descending effect."""
         return self.heads[(self.heads.operator == operator) & self.heads.in_circuit]
 
     def chosen(self, operator: str) -> list[tuple[int, int]]:
-        """The circuit's heads as (layer, head), in order of falling effect."""
+        """The circuit's heads as (layer, head), by descending effect."""
         rows = self.kept(operator)
         return [(int(layer), int(head)) for layer, head in zip(rows.layer, rows["head"], strict=True)]
 
     def shared(self) -> list[tuple[int, int]]:
-        """Heads that are in the circuit of every operator, by layer."""
+        """Heads in the circuit of every operator, sorted by layer."""
         return sorted(set.intersection(*(set(self.chosen(o)) for o in self.operators)))
 
     def keeps(self, operator: str, layers: int, heads: int) -> NDArray[np.bool_]:
@@ -98,8 +98,9 @@ def circuit(ctx: Context) -> Circuit:
         curve = ablation.growth_curve(ctx, "circuit", scores, samples, counts, arguments, sources, advance)
     tables, measured, excluded = [], {}, {}
     for operator, prompts in samples.items():
-        means, rank = ablation.curve_means(curve, operator), np.arange(s.layers * s.heads)
+        means = ablation.curve_means(curve, operator)
         size = ablation.smallest_on_plateau(means)
+        rank = np.arange(s.layers * s.heads)
         tables.append(rankings[operator].assign(rank=rank, in_circuit=rank < size))
         measured[operator], excluded[operator] = means[size], len(prompts) - means[size]["faithfulness"].n
     ranked = pd.concat(tables, ignore_index=True)[Circuit.columns("heads")]

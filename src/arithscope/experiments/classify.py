@@ -1,13 +1,13 @@
 """Classification: which heuristics the top neurons implement, and which matches can be trusted (Section 4.1, Appendices E, F).
 
 1. Match every top neuron with every heuristic of its operator: a score of at least 0.6 is a (raw) match.
-2. Calibrate: p against permuted activations, then the false-discovery rate over the operator's neurons. Matches with a rate of
-   at most 0.05 are calibrated.
+2. Calibrate: p against the permutation null, then the false-discovery rate over the operator's neurons. Matches with a rate
+   of at most 0.05 are calibrated.
 3. For calibrated matches about the result or both operands: the score that remains if activations depend on one operand only.
 4. Coverage: the share of each activation map's variance that the neuron's heuristics explain together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -38,7 +38,7 @@ from arithscope.utils.progress import Advance
 from arithscope.utils.threads import thread_pool
 
 RAW, CALIBRATED = CRITERIA = ("raw", "calibrated")
-ANY = "any"  # stands for all kinds of heuristics
+ANY = "any"  # all kinds of heuristics together
 ALL_LAYERS = -1
 NEURONS_IN_UNIT = 256
 VERIFIED_NEURONS = 32  # neurons of each operator that `verify` matches again
@@ -47,7 +47,7 @@ _NEURON = ["operator", "layer", "neuron"]
 _COVERAGE = [f"coverage_{criterion}" for criterion in CRITERIA]
 _EXAMINED = ["row", "heuristic", "on", "direct", "sign", "size", "overlap", "calibrated"]
 
-Vocabulary = tuple[str, int, int, bool]  # operator, largest operand, limit, whether rules about both operands are tried
+Vocabulary = tuple[str, int, int, bool]  # arguments of `catalogue`: operator, max_operand, limit, both_operands
 Columns = dict[str, Any]  # of a table: arrays, or lists of texts
 _Tables = tuple[pd.DataFrame, pd.DataFrame]
 
@@ -56,19 +56,19 @@ _MATCH = (
     schema.text("heuristic", "the heuristic, as in `op1 in [0, 10]`", key=True),
     schema.text("kind", "its kind: `range`, `modulo`, `pattern`, `identical` or `multi-result`"),
     schema.text("on", "what it is about: `op1`, `op2`, `op1, op2` or `result`"),
-    schema.truth("direct", "whether it is about the result: activations are weighted by the value vector's logits"),
+    schema.boolean("direct", "whether it is about the result: activations are weighted by the value vector's logits"),
     schema.number("sign", "1 if the neuron fires on its prompts; −1 if the negative activation matches"),
     schema.number("size", "number k of legal prompts for which it holds"),
     schema.number("overlap", "how many of them are among the neuron's top k"),
     schema.number("neg_log10_p_hypergeom", "−log₁₀ of the hypergeometric tail probability of the overlap"),
-    schema.number("expected", "score that the value vector alone brings; for operand heuristics, chance"),
+    schema.number("expected", "score expected from the value vector alone; for operand heuristics, chance"),
     schema.number("neg_log10_p", "−log₁₀ of the tail probability of the overlap, given the expected score"),
-    schema.number("score", "overlap / k; a match from 0.6 on"),
+    schema.number("score", "overlap / k; a match if at least 0.6"),
     schema.number("chance", "k / number of legal prompts"),
     schema.number("corrected", "(score − chance) / (1 − chance)"),
     schema.number("p", "p against the permutation null, over all heuristics tried"),
     schema.number("fdr", "false-discovery rate among the operator's neurons"),
-    schema.truth("calibrated", "score ≥ 0.6 and fdr ≤ 0.05"),
+    schema.boolean("calibrated", "score ≥ 0.6 and fdr ≤ 0.05"),
 )
 
 
@@ -81,7 +81,7 @@ class Classification(Result):
         *_MATCH,
         schema.number("op1_only", "mean score left if activations depend on op1 only (calibrated, two-operand rules)"),
         schema.number("op2_only", "mean score left if activations depend on op2 only"),
-        schema.number("two_operands", "1 if the score is clearly beyond both, 0 if not, NaN if not tested"),
+        schema.number("two_operands", "1 if the score is clearly larger than both, 0 if not, NaN if not tested"),
     )
     best: pd.DataFrame = schema.table(
         "For each neuron and kind of heuristic, the heuristic with the largest `neg_log10_p`, match or not.", *_MATCH
@@ -93,9 +93,9 @@ class Classification(Result):
         schema.number("fdr", "false-discovery rate among the operator's neurons"),
         schema.number("coverage_raw", "share of the map's variance that all its matches explain together"),
         schema.number("coverage_calibrated", "the same for calibrated matches"),
-        schema.truth("raw", "whether it has a match"),
-        schema.truth("calibrated", "whether it has a calibrated match"),
-        schema.truth("two_operands", "whether it has a match that clearly needs both operands"),
+        schema.boolean("raw", "whether it has a match"),
+        schema.boolean("calibrated", "whether it has a calibrated match"),
+        schema.boolean("two_operands", "whether it has a match that clearly needs both operands"),
     )
     shares: pd.DataFrame = schema.table(
         "Share of top neurons with at least one match.",
@@ -118,21 +118,19 @@ class Classification(Result):
         return matches if criterion == RAW else matches[matches.calibrated]
 
     def of_neuron(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
-        """Matches of a neuron, in order of falling `neg_log10_p`."""
+        """Matches of a neuron, by descending `neg_log10_p`."""
         matches = of_neuron(self.matches, operator, layer, neuron)
         return matches.sort_values("neg_log10_p", ascending=False, kind="stable")
 
 
-def _classify_memory(model: Model, settings: Settings) -> int:
-    """Sort keys, orders and counts; activation maps are mapped from disk."""
+def _memory(model: Model, settings: Settings) -> int:
+    """Sort keys, orders and counts. Activation maps do not count: they are memory-mapped."""
     if model.device.type == "cuda":
         return 80 * GPU_ELEMENTS
     return 2**29 + 40 * CPU_ELEMENTS * torch.get_num_threads()
 
 
-@stage(
-    needs=(ActivationMaps,), reads=("both_operands", "sizes", "seed"), memory=_classify_memory, paper="4.1, App. E, F"
-)
+@stage(needs=(ActivationMaps,), reads=("both_operands", "sizes", "seed"), memory=_memory, paper="4.1, App. E, F")
 def classify(ctx: Context) -> Classification:
     """Match every top neuron with every heuristic, and calibrate the matches."""
     top = ctx.results[ActivationMaps].neurons[_NEURON].reset_index(drop=True)
@@ -143,9 +141,9 @@ def classify(ctx: Context) -> Classification:
         matches, best, rates = (pd.concat(x, ignore_index=True) for x in zip(*calibrated, strict=True))
         matches, coverage = _examine(ctx, top, matches, parts, advance)
     row, seed = _rows(top, matches), ctx.settings.seed
-    chosen = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
+    matched = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
     neurons = top.merge(rates, how="left", on=_NEURON).merge(coverage, how="left", on=_NEURON)
-    neurons = neurons.assign(**{name: top.index.isin(rows) for name, rows in chosen.items()})
+    neurons = neurons.assign(**{name: top.index.isin(rows) for name, rows in matched.items()})
     return Classification(matches, best, neurons, _shares(neurons, matches, seed), _summary(neurons, seed))
 
 
@@ -168,8 +166,8 @@ def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
         yield _Part(vocabulary, rows[chunk], (np.asarray(maps.activations[at]), np.asarray(maps.logits[at])))
 
 
-def _match(ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Advance) -> _Tables:
-    """Matches, and the best heuristics of each neuron, with p; false-discovery rates need all neurons of an operator."""
+def _match(ctx: Context, top: pd.DataFrame, parts: list[_Part], advance: Advance) -> _Tables:
+    """Matches, and the best heuristics of each neuron, with p but without false-discovery rates."""
     seed, draws = ctx.settings.seed, ctx.settings.sizes.permutations
     names = np.array([neuron_name(*x) for x in zip(top.layer, top.neuron, strict=True)], dtype=object)
     units = [(x.vocabulary, draws, seed, names[x.rows].tolist(), *x.maps) for x in parts]
@@ -180,22 +178,23 @@ def _match(ctx: Context, top: pd.DataFrame, parts: Sequence[_Part], advance: Adv
     sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
     for vocabulary, (null_of_indirect, *tried) in zip(vocabularies, nulls, strict=True):
         own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
-        frames = ([_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own] for i in (0, 1))
-        null = np.concatenate([x[2] for _, x in own])
-        if len(null) < (top.operator == vocabulary[0]).sum():
-            sampled_null[vocabulary[0]] = null.shape
-        nulls_by_class = null_of_indirect, null.ravel()
-        tables.append([with_p(pd.concat(x, ignore_index=True), nulls_by_class, (tried[0], tried[1])) for x in frames])
+        null_of_direct = np.concatenate([null for _, (_, _, null) in own])
+        if len(null_of_direct) < (top.operator == vocabulary[0]).sum():
+            sampled_null[vocabulary[0]] = null_of_direct.shape
+        pairs = []  # matches, then best heuristics
+        for i in (0, 1):
+            frames = [_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own]
+            null = null_of_indirect, null_of_direct.ravel()
+            pairs.append(with_p(pd.concat(frames, ignore_index=True), null, (tried[0], tried[1])))
+        tables.append(pairs)
     joined = (pd.concat(each, ignore_index=True) for each in zip(*tables, strict=True))
-    # Operator, layer and neuron instead of `row`.
+    # Replace `row` by operator, layer and neuron.
     matches, best = (top.iloc[x.row].reset_index(drop=True).join(x.drop(columns="row")) for x in joined)
     matches = ctx.confirmed("matches", matches, sampled_null=sampled_null)
     return matches, ctx.confirmed("best", best, sampled_null=sampled_null)
 
 
-def _examine(
-    ctx: Context, top: pd.DataFrame, matches: pd.DataFrame, parts: Sequence[_Part], advance: Advance
-) -> _Tables:
+def _examine(ctx: Context, top: pd.DataFrame, matches: pd.DataFrame, parts: list[_Part], advance: Advance) -> _Tables:
     """Matches with one-operand scores, and the coverage of every neuron."""
     row, units, chosen = _rows(top, matches), [], []
     for part in parts:
@@ -212,7 +211,7 @@ def _examine(
 
 
 def _rows(top: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
-    """Row among the top neurons of the neuron in each row of a table."""
+    """For each row of a table, the row of its neuron in `top`."""
     places, wanted = (pd.MultiIndex.from_frame(each[_NEURON]) for each in (top, table))
     return places.get_indexer(wanted)
 
@@ -245,7 +244,7 @@ def indirect_null_unit(model: Model, vocabulary: Vocabulary, seed: int, *, advan
 
 
 def columns_of(table: pd.DataFrame) -> Columns:
-    """A table as plain data, which units of work can take and return."""
+    """A table as arrays and lists, which units of work can take and return."""
     return {str(n): x.to_numpy() if x.dtype.kind in "biuf" else [str(v) for v in x] for n, x in table.items()}
 
 
@@ -268,18 +267,18 @@ def examine_unit(
     coverage = np.empty((len(neurons), len(CRITERIA)))
     by_row = {int(str(row)): np.asarray(places) for row, places in matches.groupby("row").indices.items()}
     activations, on_answers = neurons.on_prompts(range(len(neurons)), sets)
-    patterns = activations.cpu().numpy()
+    on_cpu = activations.cpu().numpy()
 
     def examine(row: int) -> None:
-        own, pattern, on_answer = by_row.get(row, np.empty(0, dtype=np.int64)), activations[row], on_answers[row]
+        own = by_row.get(row, np.empty(0, dtype=np.int64))  # its matches
         every = np.ones(len(own), dtype=np.bool_)
-        coverage[row] = cover(patterns[row], [heuristics[i] for i in own], every, calibrated[own])
+        coverage[row] = cover(on_cpu[row], [heuristics[i] for i in own], every, calibrated[own])
         for is_direct, own_sign in {(bool(direct[i]), int(sign[i])) for i in own[tested[own]]}:
             some = own[tested[own] & (direct[own] == is_direct) & (sign[own] == own_sign)]
-            weights = on_answer if is_direct else torch.full_like(on_answer, own_sign)
+            weights = on_answers[row] if is_direct else torch.full_like(on_answers[row], own_sign)
             rules, largest = [heuristics[i] for i in some], int(size[some].max())
-            overlaps = calibration.one_operand_overlaps(pattern, weights, rules, largest, sets, permuted).cpu()
-            one_operand[some, 1::-1] = (overlaps / size[some]).T.numpy()
+            overlaps = calibration.one_operand_overlaps(activations[row], weights, rules, largest, sets, permuted).cpu()
+            one_operand[some, 1::-1] = (overlaps / size[some]).T.numpy()  # op2 alone comes first
             one_operand[some, 2] = calibration.needs_both_operands(overlap[some], size[some], overlaps).numpy()
         advance(1)
 

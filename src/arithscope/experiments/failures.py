@@ -1,4 +1,4 @@
-"""Why the bag of heuristics fails on some prompts: too few heuristics, or too weak a push for the right answer? (Section 4.3)
+"""Why the bag of heuristics fails on some prompts: too few heuristics, or too small a contribution? (Section 4.3)
 
 1. Draw held-out correct prompts and as many incorrect ones.
 2. Count the heuristic neurons associated with each prompt (i), and sum the direct logit attribution of heuristic neurons to the
@@ -35,7 +35,7 @@ _FEATURES = {f"{criterion}_{feature}": (criterion, feature) for criterion in CRI
 _PROMPT = (
     *schema.PROMPT_KEY,
     schema.number("answer", "the right answer"),
-    schema.number("predicted", "number that the model answers"),
+    schema.number("predicted", "the model's answer"),
 )
 _P_ANSWER = schema.number("p_answer", "probability of the right answer")
 
@@ -51,7 +51,7 @@ class Failures(Result):
     prompts: pd.DataFrame = schema.table(
         "The sampled prompts with their features.",
         *_PROMPT,
-        schema.truth("correct", "whether the model answers correctly"),
+        schema.boolean("correct", "whether the model answers correctly"),
         _P_ANSWER,
         *(schema.number(name, f"{feature}, by {by} matches") for name, (by, feature) in _FEATURES.items()),
     )
@@ -70,10 +70,10 @@ class Failures(Result):
         *schema.MEAN_COLUMNS,
     )
     worst: pd.DataFrame = schema.table(
-        "Incorrect prompts whose right answer is least probable, and the heuristics behind the wrong one.",
+        "Incorrect prompts whose right answer is least probable, and the heuristics behind the wrong answer.",
         *_PROMPT,
         _P_ANSWER,
-        schema.number("logit_difference", "attribution of all calibrated neurons to the given minus the right answer"),
+        schema.number("logit_difference", "attribution of calibrated neurons to the model's minus the right answer"),
         schema.listing("heuristics", "heuristics whose neurons contribute most to it"),
         schema.listing("logit_differences", "their contributions"),
     )
@@ -95,8 +95,7 @@ def failures(ctx: Context) -> Failures:
                 rows = pd.concat([ctx.results[Accuracy].rows(prompts) for prompts in drawn], ignore_index=True)
                 samples[operator] = rows.assign(**_features(ctx, rows, operator))
             elif operator in classification.operators:
-                reason = "because there are no correct or no incorrect prompts to compare"
-                ctx.progress.note(f"failures: {operator} is left out, {reason}")
+                ctx.progress.note(f"failures: {operator} is left out: no correct or no incorrect prompts to compare")
             advance(1)
     prompts = pd.concat([*samples.values()] or [Failures.frame("prompts", [])], ignore_index=True)
     gaps = Failures.frame("differences", (row for o, own in samples.items() for row in _differences(own, o, seed)))
@@ -137,7 +136,7 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
 
 
 def _worst_prompts(ctx: Context, operator: str) -> Iterator[dict[Any, Any]]:
-    """Prompts with the least probable right answer, and the heuristics that contribute to the given one."""
+    """Prompts with the least probable right answer, and the heuristics that contribute to the model's answer."""
     known = ctx.results[Accuracy].prompts
     incorrect = known[(known.operator == operator) & ~known.correct & (known.predicted >= 0)]
     rows = incorrect.nsmallest(WORST, "p_answer", keep="first")

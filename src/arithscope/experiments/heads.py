@@ -1,9 +1,9 @@
 """What the circuit's heads do: where they attend, and whether they need more than the attended token itself (Appendix B).
 
 1. Average each head's attention pattern over the evaluation prompts.
-2. The position that gets most of a head's attention from the last position is what it attends to.
+2. A head attends to the position that gets most of its attention from the last position.
 3. Isolation: in all layers below the head, cut the attention from that position to the prompt's earlier tokens, and measure the
-   circuit's faithfulness again. If it stays, the head copies what the token itself holds.
+   circuit's faithfulness again. If it does not drop, the head needs only what the token itself holds.
 """
 
 from collections import Counter
@@ -38,18 +38,16 @@ class Heads(Result):
     """Attention of the circuit's heads, and what isolating the attended position does."""
 
     roles: pd.DataFrame = schema.table(
-        "Every head of every operator's circuit, in order of falling effect.",
+        "Every head of every operator's circuit, by descending effect.",
         *schema.HEAD_KEY,
-        schema.truth("shared", "whether the head is in the circuit of every operator"),
+        schema.boolean("shared", "whether the head is in the circuit of every operator"),
         schema.text("attends_to", "position with most of its attention from the last position"),
         schema.number("attention", "attention on that position"),
         schema.text("acts_at", "position at which patching the head has its largest effect"),
         schema.text("reads", "position with most of its attention from there"),
         schema.number("reads_attention", "attention on that position"),
     )
-    attention: Singles = schema.array(
-        "mean attention pattern of each row of `roles`", "float32", "heads, queries, keys"
-    )
+    attention: Singles = schema.array("mean attention pattern per row of `roles`", "float32", "heads, queries, keys")
     isolation: pd.DataFrame = schema.table(
         "Measures of the circuit before and after the attended position is cut off from the prompt's earlier tokens.",
         *schema.HEAD_KEY,
@@ -61,7 +59,7 @@ class Heads(Result):
     def top_rows(self, size: int) -> pd.DataFrame:
         """At most `size` rows of `roles`, in order, with their index into `attention`.
 
-        Either all rows of a head are chosen or none: first heads shared by all operators, then those that rank higher in some
+        All rows of a head are chosen or none. Heads shared by all operators come first, then heads by their best rank in any
         operator's circuit.
         """
         roles = self.roles
@@ -102,26 +100,26 @@ def heads(ctx: Context) -> Heads:
         tasks: list[ablation.Task] = [((means, keeps[o], {}, None), samples[o]) for o in samples]
         before = dict(zip(samples, ablation.scores_of_tasks(ctx, ablation.circuit_scores, tasks), strict=True))
         baseline = ablation.baselines(ctx, samples)
-        # Operator, layer and attended position of each head. Isolation is the same for heads that agree in all three.
-        isolated = [
-            (*chosen[o][i], (o, chosen[o][i][0], int(by_operator[o][i, -1].argmax())))
-            for o in samples
-            for i in ctx.sample(len(chosen[o]), VERIFIED_HEADS, "heads", o)
-        ]
-        counts = Counter(view for _, _, view in isolated)
-        cut = [view for view in counts if view[1] > 0 and view[2] > model.positions.op1]  # else there is nothing to cut
-        advance(sum(n for view, n in counts.items() if view not in cut))
-        units = [(means, keeps[o], layer, at, samples[o], counts[o, layer, at]) for o, layer, at in cut]
-        after = dict(zip(cut, ctx.map(isolated_scores, units, advance), strict=True))
+        isolated = []  # operator, layer, head and attended position
+        for o in samples:
+            for i in ctx.sample(len(chosen[o]), VERIFIED_HEADS, "heads", o):
+                isolated.append((o, *chosen[o][i], int(by_operator[o][i, -1].argmax())))
+        # Heads with the same operator, layer and attended position share a run.
+        counts = Counter((o, layer, attended) for o, layer, _, attended in isolated)
+        runs = [key for key in counts if key[1] > 0 and key[2] > model.positions.op1]  # else there is nothing to cut
+        advance(sum(n for key, n in counts.items() if key not in runs))
+        units = [(means, keeps[o], layer, at, samples[o], counts[o, layer, at]) for o, layer, at in runs]
+        after = dict(zip(runs, ctx.map(isolated_scores, units, advance), strict=True))
     rows: list[dict[str, Any]] = []
-    for layer, head, view in isolated:
-        operator, [whole] = view[0], before[view[0]]
-        random, cut_off = random_source(ctx.settings.seed, "heads", operator, layer, head), after.get(view, whole)
+    for operator, layer, head, attended in isolated:
+        [whole] = before[operator]
+        cut_off = after.get((operator, layer, attended), whole)
+        random = random_source(ctx.settings.seed, "heads", operator, layer, head)
         both = baseline[operator].measure(np.stack([whole, cut_off]), random)
         change = {"faithfulness": baseline[operator].change(whole, cut_off, random)}
         for when, each in zip((BEFORE, AFTER, CHANGE), (*both, change), strict=True):
             rows += mean_rows(each, operator=operator, layer=layer, head=head, when=when)
-    spans = {operator: ends.smallest_span for operator, ends in baseline.items()}
+    spans = {operator: each.smallest_span for operator, each in baseline.items()}
     isolation = ctx.confirmed("isolation", Heads.frame("isolation", rows), smallest_span=spans)
     roles = [_role_table(model, circuit, o, by_operator[o]) for o in samples]
     return Heads(pd.concat(roles, ignore_index=True), attention, isolation, list(model.encoder.labels))
@@ -148,12 +146,12 @@ def isolated_scores(
     layer: int,
     attended: int,
     prompts: Prompts,
-    served: int,  # number of heads
+    n_heads: int,  # that share this run
     *,
     advance: Advance,
 ) -> Floats:
     """Unit of work: scores of the circuit when the attended position sees no other token of the prompt in the layers below."""
-    # Tokens before op1 (BOS, examples) stay visible: they are the same for all prompts, and many heads rest on them.
+    # Tokens before op1 (BOS, examples) stay visible: they are the same for all prompts, and attention sinks for many heads.
     sources = range(model.positions.op1, attended)
     edits, scores = ablation.mean_ablation(model, means.on(model.device), torch.from_numpy(kept)), []
     for _, batch in batches(model, prompts, 0):
@@ -161,7 +159,7 @@ def isolated_scores(
         with editing(model, edits, len(batch)), blocking_attention(model, range(layer), attended, sources):
             logits = model.logits(model.encode(batch))
         scores.append(reduce(logits, logits[None])[0].cpu())
-    advance(served)
+    advance(n_heads)
     return torch.cat(scores).double().numpy()
 
 

@@ -1,7 +1,7 @@
 """Knockout by heuristic: do a heuristic's neurons matter for the prompts it holds for? (Section 4.2)
 
 1. For each heuristic with enough neurons, draw held-out correct prompts for which it holds, and as many for which it does not.
-2. Zero-ablate its neurons at the last position and measure the accuracy that is left on both groups.
+2. Zero-ablate its neurons at the last position and measure the accuracy that remains on each group.
 3. Controls on the same prompts: as many top neurons of each layer that do not match the heuristic, and as many random ones.
 """
 
@@ -27,8 +27,8 @@ from arithscope.settings import Settings
 from arithscope.stats.intervals import Floats, Mean, bootstrap_mean, difference, sign_test
 from arithscope.utils.progress import Advance
 
-FEWEST_NEURONS = 10  # that a heuristic must have to be tested
-FEWEST_PROMPTS = 10  # of either group
+FEWEST_NEURONS = 10  # of a heuristic that is tested
+FEWEST_PROMPTS = 10  # of each group
 OWN, UNMATCHED, RANDOM = ABLATED = ("own", "unmatched", "random")
 ASSOCIATED, OTHERS = GROUPS = ("associated", "not_associated")
 MASK_BYTES = 2**27  # for the masks of one pass
@@ -44,8 +44,8 @@ _HEURISTIC = (
 )
 _DIFFERENCE = schema.text(
     "difference",
-    "`prompts`: accuracy on other minus on associated prompts, own neurons ablated; `unmatched`, `random`: accuracy on "
-    "associated prompts, these minus own neurons ablated",
+    "`prompts`: accuracy on other minus associated prompts, own neurons ablated; `unmatched`, `random`: accuracy on "
+    "associated prompts with the control ablated minus with own neurons ablated",
     key=True,
 )
 
@@ -55,7 +55,7 @@ class Knockout(Result):
     """Accuracy without a heuristic's neurons. Before ablation it is 1: all prompts are correct."""
 
     accuracy: pd.DataFrame = schema.table(
-        "Accuracy left on either group of prompts, with the heuristic's own neurons or a control ablated.",
+        "Accuracy on each group of prompts, with the heuristic's own neurons or a control ablated.",
         *_HEURISTIC,
         schema.text("group", "`associated`: prompts for which the heuristic holds; `not_associated`: others", key=True),
         schema.text("ablated", "neurons ablated: `own`, or as many `unmatched` or `random` top neurons", key=True),
@@ -122,9 +122,9 @@ def knockout(ctx: Context) -> Knockout:
             named["neurons"] = test.ablated[0].sum()
             random = random_source(seed, "knockout intervals", bag.operator, str(h))
             groups = dict(zip(GROUPS, np.split(values, [test.associated], axis=1), strict=True))
-            left = {(a, g): bootstrap_mean(x[i], random) for i, a in enumerate(ABLATED) for g, x in groups.items()}
-            accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in left.items()]
-            between = {"prompts": difference(left[OWN, OTHERS], left[OWN, ASSOCIATED])}
+            means = {(a, g): bootstrap_mean(x[i], random) for i, a in enumerate(ABLATED) for g, x in groups.items()}
+            accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in means.items()]
+            between = {"prompts": difference(means[OWN, OTHERS], means[OWN, ASSOCIATED])}
             own, *controls = groups[ASSOCIATED]
             wanted, *drawn = test.ablated.sum(1)
             for name, control, size in zip(ABLATED[1:], controls, drawn, strict=True):
@@ -135,7 +135,7 @@ def knockout(ctx: Context) -> Knockout:
 
 
 def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
-    """Heuristics with enough neurons, and enough prompts of both groups in the pool."""
+    """Tests of the heuristics with enough neurons, and enough prompts of both groups in the pool."""
     neurons = np.bincount(bag.heuristic, minlength=len(bag.heuristics))
     for i in np.flatnonzero(neurons >= FEWEST_NEURONS):
         h = bag.heuristics[i]
@@ -152,14 +152,14 @@ def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterato
 def _run(ctx: Context, planned: Sequence[tuple[Association, list[KnockoutTest]]], advance: Advance) -> list[Floats]:
     """Whether the prompts of each test are still answered correctly, [variants, prompts].
 
-    A unit has as many tests as fit into one pass with the masks of their prompts.
+    A unit has as many tests as fit into one pass with their masks.
     """
     units = []
     for bag, tests in planned:
-        prompts = MASK_BYTES // (len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
+        most_prompts = MASK_BYTES // (len(ABLATED) * ctx.model.sizes.neurons * len(np.unique(bag.layers)))
         while tests:
             ends = np.cumsum([len(test.prompts) for test in tests[:TESTS_IN_UNIT]])
-            size = max(1, int(np.searchsorted(ends, prompts, side="right")))
+            size = max(1, int(np.searchsorted(ends, most_prompts, side="right")))
             some, tests = tests[:size], tests[size:]
             units.append((bag, np.stack([test.ablated for test in some]), tuple(test.prompts for test in some)))
     return [correct for unit in ctx.map(still_correct, units, advance) for correct in unit]
@@ -179,15 +179,17 @@ def still_correct(
 def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame, seed: int) -> Knockout:
     """Add means over heuristics, and sign tests."""
     measured: dict[str, dict[str, Mean]] = {}
-    own, by_name = accuracy[accuracy.ablated == OWN], differences.difference
+    own = accuracy[accuracy.ablated == OWN]
     tables = {group: own[own.group == group] for group in GROUPS}
-    tables |= {"difference": differences[by_name == "prompts"]}
-    tables |= {f"vs_{name}": differences[by_name == name] for name in ABLATED[1:]}
+    tables["difference"] = differences[differences.difference == "prompts"]
+    for control in ABLATED[1:]:
+        tables[f"vs_{control}"] = differences[differences.difference == control]
     for name, table in tables.items():
         for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
-            stream = f"{criterion}_{name.replace('vs_', 'beyond_')}"  # its earlier name, which keeps the resamples
+            stream = f"{criterion}_{name.replace('vs_', 'beyond_')}"  # as in earlier versions: the same resamples
             mean = bootstrap_mean(rows.value.dropna(), random_source(seed, "knockout", str(operator), stream))
             measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = mean
-    by_difference = differences.groupby(keys := ["operator", "criterion", "difference"], sort=False)
+    keys = ["operator", "criterion", "difference"]
+    by_difference = differences.groupby(keys, sort=False)
     signs = [{**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))} for key, rows in by_difference]
     return Knockout(accuracy, differences, summary_table(measured), Knockout.frame("signs", signs))

@@ -31,7 +31,7 @@ from arithscope.stats.effects import EFFECTS, effects
 from arithscope.stats.intervals import bootstrap_intervals
 from arithscope.utils.progress import Advance
 
-MLP = -1  # stands in the column `head` for the layer's whole MLP
+MLP = -1  # value of the column `head` for the layer's whole MLP
 LAYERS_IN_UNIT = 16
 VERIFIED_UNITS = 2  # layers at a position, of each operator, that `verify` patches again
 
@@ -60,7 +60,7 @@ class Localization(Result):
     )
 
     def ranking(self, operator: str, measure: str) -> pd.DataFrame:
-        """Heads in order of falling effect. A head counts with the position at which its mean effect is largest."""
+        """Heads by descending effect: each head's mean effect at the position where it is largest."""
         rows = of_operator(self.effects, operator, measure)
         order, ascending = ["value", "layer", "head", "position"], [False, True, True, True]
         best = rows[rows["head"] != MLP].sort_values(order, ascending=ascending)
@@ -143,9 +143,9 @@ def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, adv
 def effect_tables(
     columns: Mapping[str, Any], effects: NDArray[Any], random: Generator, device: torch.device, std: bool = False
 ) -> Iterator[pd.DataFrame]:
-    """By measure, statistics over prompts of effects [*components, prompts, measures], beside columns about the components.
+    """One table per measure: statistics over prompts of effects [*components, prompts, measures], after the given columns.
 
-    Resamples are the same for all components, so a sample of them has the same intervals.
+    Components share their resamples, so a sample of components has the same intervals.
     """
     for i, measure in enumerate(EFFECTS):
         values = effects[..., i].reshape(-1, effects.shape[-2])
@@ -159,9 +159,9 @@ def effect_tables(
 def _component_columns(places: Places, heads: int) -> dict[str, Any]:
     """Position, layer and head: every head, then the MLP, of each layer of each place."""
     position, layer = zip(*((position, layer) for position, layers in places for layer in layers), strict=True)
-    head = np.tile(np.append(np.arange(heads), MLP).astype(np.int32), len(layer))
-    repeated = np.repeat(position, heads + 1), np.repeat(np.array(layer, dtype=np.int32), heads + 1)
-    return dict(zip(("position", "layer", "head"), (*repeated, head), strict=True))
+    head = np.append(np.arange(heads), MLP).astype(np.int32)
+    layers = np.repeat(np.array(layer, dtype=np.int32), len(head))
+    return {"position": np.repeat(position, len(head)), "layer": layers, "head": np.tile(head, len(layer))}
 
 
 def _prompt_table(operator: str, split: Split) -> pd.DataFrame:

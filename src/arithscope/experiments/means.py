@@ -1,4 +1,4 @@
-"""Mean activations over the operand grid, which mean ablation sets components to, and the model's answers (Section 2.1)."""
+"""Mean activations over the operand grid, for mean ablation, and the model's answers (Section 2.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class MeanActivations(Result):
 
     heads: Singles = schema.array("mean activation of each head", "float32", "layers, positions, heads, head dim")
     neurons: Singles = schema.array("mean activation of each neuron", "float32", "layers, positions, neurons")
-    predicted: NDArray[np.int32] = schema.array("number that the model answers; −1 if no number", "int32", "prompts")
-    p_answer: Singles = schema.array("probability of the right answer; NaN if no single token", "float32", "prompts")
+    predicted: NDArray[np.int32] = schema.array("the model's answer; −1 if not a number", "int32", "prompts")
+    p_answer: Singles = schema.array("probability of the right answer; NaN if not a single token", "float32", "prompts")
     operators: list[str] = schema.value("operators whose prompts were averaged: all that the tokenizer can write")
     max_operand: int = schema.value("largest operand")
 
@@ -82,7 +82,7 @@ def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArr
 class Answers:
     """The model's answers to some prompts, collected batch by batch during a sweep."""
 
-    predicted: NDArray[np.int32]  # number whose token is the most probable; −1 if that token is no number
+    predicted: NDArray[np.int32]  # number with the most probable token; −1 if that token is not a number
     p_answer: NDArray[np.float32]  # probability of the right answer; NaN for prompts that are not legal
 
     def __init__(self, model: Model, prompts: Prompts):

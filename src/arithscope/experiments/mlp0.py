@@ -30,8 +30,8 @@ from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 
 POSITIONS = ("op1", "operator", "op2")
-ALL_POSITIONS = "mean"  # stands in the column `position` for the average over positions
-SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons, to be kept
+ALL_POSITIONS = "mean"  # value of the column `position` for the average over positions
+SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons to keep
 NEURONS_IN_UNIT = 4096
 VERIFIED_NEURONS = 12  # neurons of each operator that `verify` patches again
 
@@ -58,7 +58,7 @@ class FirstMlp(Result):
     smallest_share: dict[str, float] = schema.value("smallest share within 0.02 of the best faithfulness, by operator")
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
-        """Neurons in order of falling effect, averaged over positions."""
+        """Neurons by descending effect, averaged over positions."""
         return _strongest(self.effects, operator, measure)
 
     def summary(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def mlp0(ctx: Context) -> FirstMlp:
     s, draws, samples = ctx.model.sizes, ctx.settings.sizes.draws, splits(ctx)
     evaluation = {operator: split.evaluation for operator, split in samples.items()}
     sources = {operator: random_source(ctx.settings.seed, "mlp0", operator) for operator in samples}
-    # By number of neurons kept. In a small MLP several shares may be the same number; the smallest counts.
+    # Shares by number of neurons kept. In a small MLP several shares may give the same number; the smallest wins.
     shares = {max(round(share * s.neurons), int(share > 0)): share for share in reversed(SHARES)}
     counts = sorted(shares)
 
@@ -140,7 +140,7 @@ def _strongest(effects: pd.DataFrame, operator: str, measure: str) -> NDArray[np
 
 @torch.no_grad()
 def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> Singles:
-    """Unit of work: activations of the first MLP at op1, [neurons, numbers]. Nothing but the number can matter there."""
+    """Unit of work: activations of the first MLP at op1, [neurons, numbers]. They depend on the number alone."""
     numbers = np.arange(max_operand + 1)
     operator = np.full_like(numbers, OPERATORS.index(model.encoder.operators[0]))
     at, activations = model.positions.op1, []

@@ -2,10 +2,10 @@
 
 1. Run the counterfactuals (corrupted run) and keep the activations of the neurons at the last position.
 2. Exact patching: rerun the clean prompt once per neuron, with that neuron set to its counterfactual activation.
-   Attribution methods estimate the same effects from gradients; `atp+exact` patches exactly those neurons that attribution
-   patching ranks highest.
-3. Average over the discovery prompts. Agreement of the attribution methods with exact patching, and of the ranking with itself
-   on two halves of the prompts (split-half), are reported beside the effects.
+   Attribution methods estimate the same effects from gradients. `atp+exact` uses exact patching for the neurons that
+   attribution patching ranks highest, and its estimates for the others.
+3. Average over the discovery prompts. Also report how well attribution methods agree with exact patching, and how well the
+   rankings on two halves of the prompts agree (split-half).
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ from arithscope.utils.progress import Advance
 Effects = NDArray[np.float32]  # layers, neurons, prompts, measures
 Layers = Sequence[int]
 
-PRESELECTED = 10  # per cent of each layer's neurons that `atp+exact` patches exactly
-RECALLED = (1, 2, 5, 10, 20)  # per cent of each layer's neurons, for the recall of the exact top neurons
+PRESELECTED = 10  # percent of each layer's neurons for which `atp+exact` uses exact patching
+RECALLED = (1, 2, 5, 10, 20)  # percent of each layer's neurons, for the recall of the exact top neurons
 PROMPTS_IN_UNIT = 64  # recording prompts costs as much as patching a few hundred neurons
 SPLITS = 4  # random halvings that the split-half agreement is averaged over
 VERIFIED_LAYERS, VERIFIED_NEURONS = 3, 16  # layers of each operator, and neurons of each, that `verify` patches again
@@ -82,9 +82,9 @@ class NeuronEffects(Result):
         return [str(o) for o in self.effects.operator.unique()]
 
     def ranking(self, operator: str, measure: str, rank: str = "mean") -> pd.DataFrame:
-        """Neurons of each layer in order of falling effect; exactly patched ones before estimated ones.
+        """Neurons of each layer by descending effect; exactly patched ones before estimated ones.
 
-        `rank` is `mean`, or `mean+std`, by which a neuron that matters much on few prompts overtakes one that matters a
+        `rank` is `mean` or `mean+std`. The latter favours neurons that matter much on few prompts over neurons that matter a
         little on all.
         """
         rows = of_operator(self.effects, operator, measure)
@@ -122,7 +122,7 @@ def _memory(model: Model, settings: Settings) -> int:
 
 @dataclass(frozen=True)
 class _Task:
-    """Some neurons of some layers of one operator, and the prompts they are measured on."""
+    """Neurons of one operator to measure, some of each layer, and the prompts to measure them on."""
 
     operator: str
     prompts: Prompts
@@ -131,7 +131,7 @@ class _Task:
     neurons: Ints  # layers, neurons
 
     def units(self, *arguments: Any) -> list[Unit]:
-        """Units of work: a few of the prompts each, and these arguments."""
+        """Units of work: a chunk of the prompts and their counterfactuals, then these arguments."""
         chunks = split_evenly(len(self.prompts), PROMPTS_IN_UNIT)
         return [(self.prompts[c], self.counterfactuals[c], *arguments) for c in chunks]
 
@@ -139,16 +139,17 @@ class _Task:
 @stage(needs=(Accuracy, Probe), reads=("sizes", "seed", "neurons", "preselected_by"), memory=_memory, paper="3.1")
 def neurons(ctx: Context) -> NeuronEffects:
     """Effect of every neuron of the later MLPs at the last position, by exact patching or attribution."""
-    method, first, size = ctx.settings.neurons, ctx.results[Probe].first_answer_layer, ctx.model.sizes.neurons
-    tasks, some, later = [], slice(0, ctx.settings.sizes.neurons), ctx.model.sizes.layers - first
+    s, method, first = ctx.model.sizes, ctx.settings.neurons, ctx.results[Probe].first_answer_layer
+    some = slice(0, ctx.settings.sizes.neurons)
+    tasks = []
     for operator, split in splits(ctx).items():
-        layers = [first + int(i) for i in ctx.sample(later, VERIFIED_LAYERS, "neurons", operator)]
-        every = np.tile(np.arange(size), (len(layers), 1))
+        layers = [first + int(i) for i in ctx.sample(s.layers - first, VERIFIED_LAYERS, "neurons", operator)]
+        every = np.tile(np.arange(s.neurons), (len(layers), 1))
         tasks.append(_Task(operator, split.discovery[some], split.counterfactuals[some], layers, every))
     attribution = BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else method
-    exactly = {EXACT: size, ATTRIBUTION_THEN_EXACT: share_of(size, PRESELECTED)}.get(method, 0)
+    n_exact = {EXACT: s.neurons, ATTRIBUTION_THEN_EXACT: share_of(s.neurons, PRESELECTED)}.get(method, 0)
     attributions = len(ATTRIBUTION_METHODS) if method == EXACT else 1
-    total = sum(len(task.prompts) * (exactly * len(task.layers) + attributions) for task in tasks)
+    total = sum(len(task.prompts) * (n_exact * len(task.layers) + attributions) for task in tasks)
     tables: list[pd.DataFrame] = []
     split_half, agreement = [], []
     with ctx.progress.task("neurons", total) as advance:
@@ -157,12 +158,12 @@ def neurons(ctx: Context) -> NeuronEffects:
         if (by := ctx.settings.preselected_by) is not None:
             means = [x[..., EFFECTS.index(by)].mean(2, dtype=np.float64) for x in estimates]
             tasks = [replace(task, neurons=best_first(x)) for task, x in zip(tasks, means, strict=True)]
-        patched = [_some_neurons(ctx, task, slice(0, exactly)) for task in tasks if exactly]
+        patched = [_some_neurons(ctx, task, slice(0, n_exact)) for task in tasks if n_exact]
         exact = _exact_effects(ctx, patched, advance)
         for i, task in enumerate(tasks):
-            parts = [(EXACT, patched[i], exact[i])] if exactly else []
-            if exactly < size:
-                rest = _some_neurons(ctx, task, slice(exactly, size))
+            parts = [(EXACT, patched[i], exact[i])] if n_exact else []
+            if n_exact < s.neurons:
+                rest = _some_neurons(ctx, task, slice(n_exact, s.neurons))
                 estimated = estimates[i][np.arange(len(rest.layers))[:, None], rest.neurons]
                 parts.append((attribution, rest, estimated))
             random = random_source(ctx.settings.seed, "neurons", task.operator)
@@ -174,14 +175,14 @@ def neurons(ctx: Context) -> NeuronEffects:
         table = pd.concat(tables, ignore_index=True)[NeuronEffects.columns("effects")]
         whole = ctx.confirmed("effects", table)
         if method == EXACT:
-            agreement = _agreement_rows(ctx, tasks, whole, range(first, ctx.model.sizes.layers), advance)
-    agreements = ctx.confirmed("agreement", NeuronEffects.frame("agreement", agreement), ranks=size)
+            agreement = _agreement_rows(ctx, tasks, whole, range(first, s.layers), advance)
+    agreements = ctx.confirmed("agreement", NeuronEffects.frame("agreement", agreement), ranks=s.neurons)
     halves = ctx.confirmed("split_half", NeuronEffects.frame("split_half", split_half))
     return NeuronEffects(whole, agreements, halves, first)
 
 
 def _some_neurons(ctx: Context, task: _Task, which: slice) -> _Task:
-    """A task with some of its neurons: in a study all of the slice, under `verify` a few of each layer."""
+    """A task with a slice of its neurons: in a study all of the slice, under `verify` a few of each layer."""
     neurons = task.neurons[:, which]
     chosen = ctx.sample(neurons.shape[1], VERIFIED_NEURONS, "neurons", task.operator, "of each layer")
     return replace(task, neurons=neurons[:, chosen])
@@ -217,7 +218,7 @@ def attributed_sums(
     model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, *, advance: Advance
 ) -> Floats:
     """Unit of work: `attributed_effects` summed over prompts, [layers, neurons, measures]."""
-    return attributed_effects(model, prompts, counterfactuals, layers, method, advance).sum(2, dtype=np.float64)
+    return attributed_effects(model, prompts, counterfactuals, layers, method, advance=advance).sum(2, dtype=np.float64)
 
 
 def _agreement_rows(
@@ -263,8 +264,10 @@ def _split_half(ctx: Context, operator: str, effects: Sequence[Effects]) -> list
 
 
 def rank_agreement(a: Floats, b: Floats, percents: Sequence[float] = RECALLED) -> list[float]:
-    """Spearman's rank correlation of two rankings, each given by values [layers, neurons], and for each percentage the share of
-    each layer's top neurons by `a` that are also among its top neurons by `b`."""
+    """Agreement of two rankings, given by values [layers, neurons]: Spearman's rank correlation, then the recalls.
+
+    The recall at a percentage is the share of each layer's top neurons by `a` that are also among its top neurons by `b`.
+    """
     ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
     places = [best_first(x).argsort(1) for x in (a, b)]  # rank of each neuron in its layer
     sizes = [share_of(a.shape[1], percent) for percent in percents]
@@ -273,10 +276,10 @@ def rank_agreement(a: Floats, b: Floats, percents: Sequence[float] = RECALLED) -
 
 
 def share_of(size: int, percent: float) -> int:
-    """Number of neurons in a share of a layer, at least one."""
+    """Number of neurons in `percent` of a layer, at least one."""
     return max(1, round(size * percent / 100))
 
 
 def best_first(values: Floats) -> NDArray[np.int64]:
-    """Neurons of each layer of [layers, neurons] by falling value; ties in the order of neurons."""
+    """Neurons of each layer by descending value [layers, neurons]; ties in the order of neurons."""
     return np.argsort(-values, axis=1, kind="stable")

@@ -36,7 +36,7 @@ from arithscope.utils.threads import thread_pool
 TOP_TOKENS = 10
 NEURONS_IN_UNIT = 512
 LARGEST = float(np.finfo(np.float16).max)
-ROWS = 16  # neurons processed together; many more are slower, because memory for them is allocated anew each time
+ROWS = 16  # neurons processed together; many more are slower, because their memory is allocated anew each time
 VERIFIED_NEURONS, VERIFIED_PROMPTS = 32, 200  # neurons of each operator, and prompts, that `verify` runs again
 Halves = NDArray[np.float16]
 VARIABLES = ("op1", "op2", "result")
@@ -54,7 +54,7 @@ class ActivationMaps(Result):
         schema.number("effect", "mean effect"),
         *(schema.number(f"variance_explained_{x}", f"share of the map's variance explained by {x}") for x in VARIABLES),
         schema.number("alignment", "correlation of the activation with the value vector's logit of the answer"),
-        schema.truth("direct", "whether the result explains more than either operand and the alignment is positive"),
+        schema.boolean("direct", "whether the result explains more than either operand and the alignment is positive"),
         schema.listing("tokens", "numbers with the largest logits, largest first"),
     )
     activations: Halves = schema.array(
@@ -75,6 +75,7 @@ class ActivationMaps(Result):
         return [str(o) for o in self.neurons.operator.unique()]
 
     def rows(self, operator: str) -> slice:
+        """Rows of an operator, which are consecutive."""
         rows = np.flatnonzero(self.neurons.operator == operator)
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
@@ -109,7 +110,8 @@ def _memory(model: Model, settings: Settings) -> int:
 def patterns(ctx: Context) -> ActivationMaps:
     """Activation map of every top neuron over the operand grid, and the numbers its value vector promotes."""
     model, max_operand = ctx.model, ctx.settings.max_operand
-    side, cells = max_operand + 1, ctx.sample((max_operand + 1) ** 2, VERIFIED_PROMPTS, "patterns")
+    side = max_operand + 1
+    cells = ctx.sample(side**2, VERIFIED_PROMPTS, "patterns")
     every = ctx.results[TopK].top.rename(columns={"value": "effect"}).reset_index(drop=True)
     groups = {str(operator): own.index for operator, own in every.groupby("operator", sort=False)}
     rows = np.concatenate([own[ctx.sample(len(own), VERIFIED_NEURONS, "patterns", o)] for o, own in groups.items()])
@@ -133,11 +135,11 @@ def patterns(ctx: Context) -> ActivationMaps:
         for own, part in zip(by_layer.values(), ctx.map(number_logits, units, advance), strict=True):
             logits[own] = part
         logits = ctx.confirmed("logits", logits, rows)
-        units = [
-            (operator, max_operand, *(x[as_slice(own[chunk])] for x in (activations, logits)))
-            for operator, own in ((o, rows[own]) for o, own in by_operator.items())
-            for chunk in split_evenly(len(own), NEURONS_IN_UNIT)
-        ]
+        units = []
+        for operator, which in by_operator.items():
+            for chunk in split_evenly(len(rows[which]), NEURONS_IN_UNIT):
+                at = as_slice(rows[which][chunk])
+                units.append((operator, max_operand, activations[at], logits[at]))
         statistics = np.concatenate(ctx.map(map_statistics, units, advance), axis=1)
     op1, op2, result, alignment = statistics
     tokens = np.argsort(-logits[as_slice(rows)], axis=1, kind="stable")[:, :TOP_TOKENS]
@@ -170,8 +172,9 @@ def neuron_activations(model: Model, prompts: Prompts, layers: Ints, neurons: In
 
 def activation_map(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
     """Activation map of any neuron: [op1, op2]."""
-    at, grid = (np.array([layer]), np.array([neuron])), operand_grid(operator, max_operand)
-    return neuron_activations(model, grid, *at, advance=lambda n: None).reshape(max_operand + 1, max_operand + 1)
+    grid = operand_grid(operator, max_operand)
+    activations = neuron_activations(model, grid, np.array([layer]), np.array([neuron]), advance=lambda n: None)
+    return activations.reshape(max_operand + 1, max_operand + 1)
 
 
 @torch.no_grad()

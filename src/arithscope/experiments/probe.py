@@ -4,9 +4,9 @@ A linear classifier from the residual stream to the answer is trained for every 
 the first layer whose accuracy at the last position reaches half of the best layer's.
 
 The probes of several layers are trained together in one batched optimisation. Adam updates every weight independently and no
-weight belongs to two probes, so each probe ends up where it would if it were trained alone. On a GPU a training step is
-recorded as a CUDA graph, because launching its kernels one by one takes longer than they run, and multiplies in TF32: its
-rounding is far below the noise of a batch of 32, and a bfloat16 state is exact in it.
+weight belongs to two probes, so each probe ends up as if trained alone. On a GPU a training step is captured as a CUDA graph,
+because launching its kernels one by one takes longer than running them. It multiplies in TF32, whose rounding is far below the
+noise of a batch of 32; bfloat16 states are exact in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class Probe(Result):
     """Accuracy of linear probes, and the layers at which the answer appears."""
 
     table: pd.DataFrame = schema.table(
-        "Accuracy on test prompts, of the probe after each layer at each position.",
+        "Test accuracy of the probe after each layer at each position.",
         schema.text("operator", "operator of the test prompts, or `all`", key=True),
         schema.POSITION,
         schema.LAYER,
@@ -71,7 +71,7 @@ class Probe(Result):
 
 
 def _memory(model: Model, settings: Settings) -> int:
-    """A sweep, and the residual stream of all prompts with the probes' weights, gradients and moments."""
+    """A sweep, the residual stream of all prompts, and the probes' weights, gradients and moments."""
     s = model.sizes
     prompts = min(len(legal_prompts(settings.operators, settings.max_operand, model.limit)), settings.sizes.probe)
     states = s.layers * s.width * (prompts * model.hf_model.dtype.itemsize + 16 * model.limit)
@@ -148,12 +148,12 @@ class LinearProbes:
 
 
 def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
-    """Residual stream at a named position after each of these layers. Prompts that agree up to the position share it."""
+    """Residual stream at a named position after each of these layers."""
     at, tail = model.positions.named()[position], model.positions.op2
     prefix = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
     key = np.stack(prefix.get(position, [np.arange(len(prompts))]))
-    _, examples, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    distinct = prompts[examples]
+    _, first, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    distinct = prompts[first]
     states = torch.empty(len(layers), len(distinct), model.sizes.width, dtype=model.hf_model.dtype, device=model.device)
 
     def store(activations: dict[int, Tensor], rows: NDArray[np.int64]) -> None:
@@ -168,8 +168,8 @@ def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[
             with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at].clone()) as activations:
                 model.logits(model.encode(batch))
             store(activations.residual, rows)
-    owner, answer = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.answer))
-    return Examples(states, owner, answer)
+    indices = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.answer))
+    return Examples(states, *indices)
 
 
 def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[Sequence[int]]:
@@ -182,7 +182,7 @@ def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[
 
 
 def initial_probes(layers: Sequence[int], width: int, answers: int, seed: int, name: str) -> LinearProbes:
-    """Weights as PyTorch initialises a linear layer, uniform in ± 1/√width. Each layer has its own random source."""
+    """Initial weights as in PyTorch's linear layer, uniform in ± 1/√width. Each layer has its own random source."""
     bound = width**-0.5
 
     def one_layer(layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -201,31 +201,31 @@ def training_steps(examples: int) -> int:
 def train(
     start: LinearProbes, examples: Examples, training: int, seed: int, name: str, advance: Advance
 ) -> LinearProbes:
-    """Fit all probes to the first `training` examples with Adam; their order depends on the epoch only, not on the layers."""
+    """Fit all probes to the first `training` examples with Adam. All layers see the examples in the same order."""
     device = examples.states.device
     probes = LinearProbes(start.matrix.to(device, copy=True), start.bias.to(device, copy=True))
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.Adam((probes.matrix, probes.bias), LEARNING_RATE, fused=True, capturable=on_gpu)
     orders = _orders(training, seed, name).to(device)
-    number = torch.zeros(1, dtype=torch.long, device=device)
-    each = torch.arange(BATCH, device=device)
+    steps_done = torch.zeros(1, dtype=torch.long, device=device)
+    rows = torch.arange(BATCH, device=device)
 
     def step() -> None:
-        order = orders.index_select(0, number)[0]
+        order = orders.index_select(0, steps_done)[0]
         states, answer = examples[order.clamp(min=0)]
         # The gradient of the mean cross-entropy in closed form: probabilities, minus 1 at the answer.
-        slope = probes.logits(states).softmax(-1)
-        slope[:, each, answer] -= 1
-        slope *= ((order >= 0) / (order >= 0).sum())[:, None]
-        probes.matrix.grad, probes.bias.grad = states.mT @ slope, slope.sum(1, keepdim=True)
+        gradient = probes.logits(states).softmax(-1)
+        gradient[:, rows, answer] -= 1
+        gradient *= ((order >= 0) / (order >= 0).sum())[:, None]
+        probes.matrix.grad, probes.bias.grad = states.mT @ gradient, gradient.sum(1, keepdim=True)
         optimizer.step()
-        number.add_(1)
+        steps_done.add_(1)
 
     def reset() -> None:
         """Undo all steps taken so far."""
         probes.matrix.copy_(start.matrix)
         probes.bias.copy_(start.bias)
-        for x in [number, *(x for state in optimizer.state.values() for x in state.values())]:
+        for x in [steps_done, *(x for state in optimizer.state.values() for x in state.values())]:
             x.zero_()
 
     take_step = _recorded(step, reset, device) if on_gpu else step
@@ -239,6 +239,7 @@ def train(
 
 
 def _recorded(step: Callable[[], None], reset: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The step captured as a CUDA graph, in TF32."""
     graph, precision = torch.cuda.CUDAGraph(), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -254,7 +255,7 @@ def _recorded(step: Callable[[], None], reset: Callable[[], None], device: torch
 
 
 def _orders(training: int, seed: int, name: str) -> Int[Tensor, "steps rows"]:
-    """The examples of each step of all epochs; −1 fills up the last step of an epoch."""
+    """Examples of each step of all epochs; the last step of an epoch is padded with −1."""
     orders = np.full((EPOCHS, -(-training // BATCH) * BATCH), -1)
     for epoch in range(EPOCHS):
         orders[epoch, :training] = random_source(seed, "probe order", name, epoch).permutation(training)

@@ -34,7 +34,7 @@ OWN, UNASSOCIATED, RANDOM = ABLATED = ("associated", "unassociated", "random")
 COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons per layer
 DRAWS = 3  # of each control
 WAYS = ((OWN, 0), *((control, draw) for control in ABLATED[1:] for draw in range(DRAWS)))
-REPORTED = (5, 10, 25)  # sizes at which checkpoints of a training are compared; the summary has the last
+REPORTED = (5, 10, 25)  # sizes at which checkpoints are compared; the summary has the last
 VERIFIED_CRITERIA = 1  # of each operator, that `verify` knocks out again
 _SIZE = schema.number("size", "number n of neurons per layer", key=True)
 CURVE = (
@@ -51,11 +51,11 @@ class PromptKnockout(Result):
     """Accuracy (1 before ablation) and probability of the answer without the neurons associated with each prompt."""
 
     curve: pd.DataFrame = schema.table(
-        "Accuracy and mean probability of the answer against the number of ablated neurons; controls are averaged over draws.",
+        "Accuracy and mean probability of the answer by number of ablated neurons; controls are averaged over draws.",
         *CURVE,
     )
     differences: pd.DataFrame = schema.table(
-        "Accuracy under a control minus under `associated`, over prompts with as many neurons for the control.",
+        "Accuracy with a control minus with `associated` neurons ablated, over prompts with enough neurons for the control.",
         *schema.CRITERION_KEY,
         schema.text("control", "`unassociated` or `random`", key=True),
         _SIZE,
@@ -89,7 +89,7 @@ def _memory(model: Model, settings: Settings) -> int:
 
 @stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_memory, paper="4.2")
 def prompt_knockout(ctx: Context) -> PromptKnockout:
-    """Accuracy when each prompt loses the neurons of the heuristics that hold for it, beside two controls."""
+    """Accuracy with the neurons of each prompt's heuristics ablated, compared with two controls."""
     classification, sizes, seed = ctx.results[Classification], ctx.settings.sizes, ctx.settings.seed
     prompts = {
         operator: sample(split.held_out, sizes.prompt_knockout, random_source(seed, "prompt knockout", operator))
@@ -124,7 +124,7 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
 
 
 def sizes_to_try(bag: Association) -> list[int]:
-    """None, then those of COUNTS that do not exceed the top neurons of a layer, and REPORTED in any case."""
+    """Sizes: 0, those of COUNTS that do not exceed the top neurons of a layer, and REPORTED in any case."""
     largest = int(np.bincount(bag.layers).max(initial=0))
     return [0, *(n for n in COUNTS if n <= largest or n in REPORTED)]
 
@@ -142,14 +142,16 @@ def ablated_by_prompt(
 
 
 def choose_neurons(bag: Association, prompts: Prompts, way: str, draw: int, seed: int) -> Chosen:
-    """The top neurons that each prompt loses: its associated ones, or as many in one draw of a control."""
+    """The top neurons ablated for each prompt: its associated ones, or as many in one draw of a control."""
     scores = bag.best_scores(prompts)
-    own = ranks = bag.ranks(np.where(scores > 0, scores, np.nan))
-    if way != OWN:
-        candidates = scores == 0 if way == UNASSOCIATED else np.ones_like(scores, dtype=np.bool_)
-        random = random_source(seed, "prompt knockout", way, bag.operator)
-        *_, preference = (random.random(scores.shape) for _ in range(draw + 1))
-        ranks = bag.ranks(np.where(candidates, preference, np.nan))
+    own = bag.ranks(np.where(scores > 0, scores, np.nan))
+    if way == OWN:
+        return first_by_rank(bag, own, own, sizes_to_try(bag))
+    candidates = scores == 0 if way == UNASSOCIATED else np.ones_like(scores, dtype=np.bool_)
+    random = random_source(seed, "prompt knockout", way, bag.operator)
+    for _ in range(draw + 1):  # draws follow each other in one random stream
+        preference = random.random(scores.shape)
+    ranks = bag.ranks(np.where(candidates, preference, np.nan))
     return first_by_rank(bag, ranks, own, sizes_to_try(bag))
 
 

@@ -1,4 +1,4 @@
-"""How stable the key numbers are: the study is repeated on either half of the prompts, and with other seeds."""
+"""How stable the key numbers are: the study is repeated on each half of the prompts, and with other seeds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,17 +11,17 @@ import pandas as pd
 from arithscope.experiments import accuracy, bag, circuit, failures, knockout, neurons, overlap, probe, topk
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.headline import HEADLINE_NUMBERS, HeadlineNumber, headline_entries
+from arithscope.experiments.common.key_numbers import KEY_NUMBERS, KeyNumber, key_number_entries
 from arithscope.experiments.common.result import AVERAGE, Result, mean_entry
 from arithscope.experiments.common.stage import Context, Results, registered_stages, stage
 from arithscope.experiments.prompt_knockout import PromptKnockout
 from arithscope.prompts import OPERATORS
 from arithscope.stats.intervals import Mean, difference
 
-# Results with key numbers or choices to compare: the components that were found, and what they share and do.
+# Results with key numbers or choices to compare: first the components found, then what they share and do.
 _COMPONENTS = (accuracy.Accuracy, circuit.Circuit, probe.Probe, neurons.NeuronEffects, topk.TopK, Classification)
 COMPARED = (*_COMPONENTS, overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
-WHOLE = "all"  # the run itself, beside its repetitions
+WHOLE = "all"  # the run itself, not a repetition
 HALVES, SEEDS = "halves", "seeds"  # the two ways of repeating it
 HALF, SEED = "half-", "seed-"  # prefixes of the names of such repetitions
 CORRELATION, HEADS, SHARED_HEADS, NEURONS = "neuron_correlation", "heads_iou", "shared_heads_iou", "neurons_iou"
@@ -37,18 +37,18 @@ _KEY_NAMES = [column.name for column in _KEY]
 
 @dataclass(frozen=True)
 class Repeat:
-    """What is compared of a run or a repetition. One that is hardly ever right has an accuracy only."""
+    """What is compared of a run or a repetition: only the accuracy if the model is hardly ever right."""
 
     name: str
     summary: Mapping[str, Any]  # of its results, by stage
-    # What it chose, by name of the choice and operator: mean effects of neurons, indexed by layer and neuron; sets of heads or
-    # neurons as (layer, number); or tables of matches with the columns layer, neuron, kind and on.
+    # By name of the choice and operator: mean effects of neurons, indexed by layer and neuron; sets of heads or neurons as
+    # (layer, number); or tables of matches with the columns layer, neuron, kind and on.
     choices: "Mapping[str, Mapping[str, pd.Series[float] | set[tuple[int, int]] | pd.DataFrame]]"
 
 
 @dataclass(frozen=True)
 class RepeatResults:
-    """Repetitions of the study, from their own runs."""
+    """The repetitions of a study."""
 
     repeats: list[Repeat]
 
@@ -76,14 +76,12 @@ def repeat_from(name: str, results: Results, effect: str) -> Repeat:
 
 @dataclass(frozen=True, repr=False)
 class Stability(Result):
-    """Key numbers and choices of a run beside those of its repetitions."""
+    """Key numbers and choices of a run, compared with those of its repetitions."""
 
     values: pd.DataFrame = schema.table(
         "Every key number of the run and of its repetitions.",
         *_KEY,
-        schema.text(
-            "run", "`all`: the run; `half-1`, `half-2`: half of the prompts; `seed-1`, …: other seeds", key=True
-        ),
+        schema.text("run", "`all`: the run; `half-1`, `half-2`: half the prompts; `seed-1`, …: other seeds", key=True),
         *schema.MEAN_COLUMNS,
     )
     table: pd.DataFrame = schema.table(
@@ -97,7 +95,7 @@ class Stability(Result):
         schema.number("seeds_high", "largest value over all seeds"),
         schema.number("seeds", "distance between these"),
         schema.number("largest", "largest distance of a repetition from the run"),
-        schema.number("clear", "repetitions that clearly differ from the run, by their intervals; NaN without these"),
+        schema.number("clear", "repetitions with a difference whose interval excludes 0; NaN without intervals"),
         schema.number("repeats", "repetitions that have the number"),
     )
     choices: pd.DataFrame = schema.table(
@@ -125,12 +123,12 @@ class Stability(Result):
         return [*operators, *([AVERAGE] if len(operators) > 1 else [])]
 
     @property
-    def headline_numbers(self) -> list[HeadlineNumber]:
+    def key_numbers(self) -> list[KeyNumber]:
         """The key numbers that the run has."""
         known = set(zip(self.table.experiment, self.table.measure, strict=True))
-        return [number for number in HEADLINE_NUMBERS if (number.experiment, number.measure) in known]
+        return [number for number in KEY_NUMBERS if (number.experiment, number.measure) in known]
 
-    def means(self, number: HeadlineNumber, operator: str) -> dict[str, Mean]:
+    def means(self, number: KeyNumber, operator: str) -> dict[str, Mean]:
         """A key number by run."""
         v = self.values
         rows = v[(v.experiment == number.experiment) & (v.measure == number.measure) & (v.operator == operator)]
@@ -155,7 +153,7 @@ class Stability(Result):
 
 @stage(needs=COMPARED, given=(RepeatResults,), reads=("effect",), on_request=True)
 def stability(ctx: Context) -> Stability:
-    """Key numbers and choices of the run beside those of the same study on half of the prompts and with other seeds."""
+    """Key numbers and choices of the run, compared with the same study on half of the prompts and with other seeds."""
     whole = repeat_from(WHOLE, ctx.results, ctx.settings.effect)
     return compare_repeats([whole, *ctx.results[RepeatResults].repeats])
 
@@ -171,8 +169,8 @@ def compare_repeats(repeats: Sequence[Repeat]) -> Stability:
 
 
 def _value_rows(repeat: Repeat) -> Iterator[dict[str, Any]]:
-    for number in HEADLINE_NUMBERS:
-        entries = headline_entries(number, repeat.summary, list(OPERATORS))
+    for number in KEY_NUMBERS:
+        entries = key_number_entries(number, repeat.summary, list(OPERATORS))
         for operator, entry in zip([*OPERATORS, AVERAGE], entries, strict=True):
             if isinstance(entry, int | float):
                 entry = {"value": float(entry), "low": np.nan, "high": np.nan, "n": 0}
@@ -182,7 +180,7 @@ def _value_rows(repeat: Repeat) -> Iterator[dict[str, Any]]:
 
 
 def _compared(rows: pd.DataFrame) -> dict[str, Any]:
-    """One key number in the run and its repetitions."""
+    """Row of `table` about one key number, from its rows of `values`."""
     repeats = {str(row["run"]): Mean(**mean_entry(row)) for row in rows.to_dict("records")}
     nothing = Mean(np.nan, np.nan, np.nan, 0)
     whole = repeats.pop(WHOLE, nothing)
@@ -193,9 +191,9 @@ def _compared(rows: pd.DataFrame) -> dict[str, Any]:
     gaps = [difference(mean, whole) for mean in repeats.values()]
     largest = max((abs(mean.value - whole.value) for mean in repeats.values()), default=np.nan)
     clear = np.nan if np.isnan(whole.low) else sum(gap.low > 0 or gap.high < 0 for gap in gaps)
-    row = asdict(whole) | {"half_1": first, "half_2": second, HALVES: abs(first - second)}
-    row |= {"seeds_low": low, "seeds_high": high, SEEDS: high - low}
-    return row | {"largest": largest, "clear": clear, "repeats": len(repeats)}
+    halves = {"half_1": first, "half_2": second, HALVES: abs(first - second)}
+    seeds_range = {"seeds_low": low, "seeds_high": high, SEEDS: high - low}
+    return {**asdict(whole), **halves, **seeds_range, "largest": largest, "clear": clear, "repeats": len(repeats)}
 
 
 def _choice_rows(between: str, one: Repeat, other: Repeat) -> Iterator[dict[str, Any]]:
@@ -215,6 +213,6 @@ def _agreement(ours: Any, theirs: Any) -> tuple[float, int]:
     if isinstance(ours, set):
         [row] = overlap.overlaps({"ours": ours, "theirs": theirs})
         return row["iou"], row["union"]
-    both, *each = (x[["layer", "neuron"]].drop_duplicates() for x in (ours.merge(theirs), ours, theirs))
-    n = sum(map(len, each))
-    return 2 * len(both) / n if n else np.nan, n
+    # Tables of matches: count neurons with a match of the same kind in both runs, and classified neurons of each run.
+    both, *each = (len(x[["layer", "neuron"]].drop_duplicates()) for x in (ours.merge(theirs), ours, theirs))
+    return 2 * both / sum(each) if sum(each) else np.nan, sum(each)

@@ -1,7 +1,7 @@
 """How few neurons suffice: each operator's circuit with only the top k neurons of each later MLP (Section 3.1).
 
 1. Rank the neurons of each MLP from the first answer layer on by their effect.
-2. Keep the first k of each MLP at the last position, mean-ablate the others, for growing k and beside random neurons.
+2. Keep the first k of each MLP at the last position, mean-ablate the others, for growing k. Compare with random neurons.
    MLPs below the first answer layer stay whole, and so do all MLPs at earlier positions.
 3. Choose the smallest k whose faithfulness is within 0.02 of the best, at least one; or a fixed k.
 """
@@ -32,9 +32,7 @@ SIZES_PER_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # about even on a 
 class TopK(Result):
     """The top neurons of each operator, and the curves that chose their number."""
 
-    curve: pd.DataFrame = schema.table(
-        "Circuits with k top neurons of each later MLP, or k random ones.", *ablation.CURVE
-    )
+    curve: pd.DataFrame = schema.table("Circuits with k top neurons per later MLP, or k random ones.", *ablation.CURVE)
     table: pd.DataFrame = schema.table("Measures at the chosen k, and under `random_…` with as many random neurons.")
     top: pd.DataFrame = schema.table(
         "The top k neurons of each layer.",
@@ -53,7 +51,7 @@ class TopK(Result):
         return list(self.k)
 
     def kept(self, operator: str) -> pd.DataFrame:
-        """Top neurons of an operator, layer by layer, in order of falling effect."""
+        """Top neurons of an operator, layer by layer, by descending effect."""
         return self.top[self.top.operator == operator]
 
     def chosen(self, operator: str) -> set[tuple[int, int]]:
@@ -84,8 +82,9 @@ def _memory(model: Model, settings: Settings) -> int:
 def topk(ctx: Context) -> TopK:
     """Fewest top neurons per MLP that keep the circuit's faithfulness, by operator."""
     s, settings, neurons = ctx.model.sizes, ctx.settings, ctx.results[NeuronEffects]
-    layers, fixed, draws = range(neurons.first_layer, s.layers), settings.fixed_k, settings.sizes.draws
-    counts, samples = neuron_counts(s.neurons, (fixed or {}).values()), evaluation_prompts(ctx)
+    fixed, draws, samples = settings.fixed_k, settings.sizes.draws, evaluation_prompts(ctx)
+    layers = range(neurons.first_layer, s.layers)
+    counts = neuron_counts(s.neurons, (fixed or {}).values())
     sources = {operator: random_source(settings.seed, "topk", operator) for operator in samples}
     rankings = {operator: neurons.ranking(operator, settings.effect, settings.rank) for operator in samples}
 
@@ -106,11 +105,12 @@ def topk(ctx: Context) -> TopK:
         k = max(ablation.smallest_on_plateau(means), counts[1]) if fixed is None else fixed[operator]
         ranked = rankings[operator].assign(rank=rankings[operator].groupby("layer").cumcount())
         tops.append(ranked.loc[ranked["rank"] < k, TopK.columns("top")])
-        measured[operator], excluded[operator], ks[operator] = means[k], len(prompts) - means[k]["faithfulness"].n, k
+        ks[operator], measured[operator] = k, means[k]
+        excluded[operator] = len(prompts) - means[k]["faithfulness"].n
     return TopK(curve, summary_table(measured), pd.concat(tops, ignore_index=True), ks, s.neurons, excluded)
 
 
 def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:
-    """Sizes to try: none, about ten per decade, all neurons, and fixed ones."""
+    """Sizes to try: 0, about ten per decade, all neurons, and the fixed sizes."""
     steps = {int(step * 10**power + 0.5) for power in range(len(str(total))) for step in SIZES_PER_DECADE}
     return sorted({0, total, *(n for n in steps if n < total), *fixed})

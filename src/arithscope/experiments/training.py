@@ -24,7 +24,7 @@ _NAME = schema.text("checkpoint", "name of the checkpoint; `final` for the model
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Results at one checkpoint. A model that is hardly ever right has no circuit, hence no heuristic neurons."""
+    """Results at one checkpoint. A model that is hardly ever right has no circuit and no heuristic neurons."""
 
     name: str
     accuracy: Accuracy
@@ -34,7 +34,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointResults:
-    """Results of earlier checkpoints, in the order of training, and the keys of these results."""
+    """Results of earlier checkpoints, in the order of training, and their keys."""
 
     checkpoints: list[Checkpoint]
     keys: list[str]
@@ -44,14 +44,12 @@ class CheckpointResults:
 class Training(Result):
     """Checkpoints in the order of training, the final one last.
 
-    Operators that a checkpoint is hardly ever right about have rows in `accuracy` only. The final checkpoint has no rows where
-    it would be compared with itself.
+    An operator that a checkpoint hardly ever gets right has rows in `accuracy` only. The final checkpoint has no rows where it
+    would be compared with itself.
     """
 
     accuracy: pd.DataFrame = schema.table("Accuracy on legal prompts.", _NAME, schema.OPERATOR, *schema.MEAN_COLUMNS)
-    present: pd.DataFrame = schema.table(
-        "Share of the final pairs of neuron and heuristic that are matches already.", _NAME, *PRESENT
-    )
+    present: pd.DataFrame = schema.table("Share of final (neuron, heuristic) pairs already matched.", _NAME, *PRESENT)
     faithfulness: pd.DataFrame = schema.table("Circuits reduced to heuristic neurons, as in `bag`.", _NAME, *CURVE)
     knockout: pd.DataFrame = schema.table(
         "Accuracy without 5, 10 and 25 neurons per layer, as in `prompt_knockout`.", _NAME, *KNOCKOUT_CURVE

@@ -1,5 +1,5 @@
-"""The served runs by name: their tables to filter, sort and page, with the queries for them, and their models, of which at most
-two are in memory, used by one request at a time."""
+"""The served runs by name: their tables, filtered, sorted and paged, and their models. At most two models are in memory, and
+one request at a time uses them."""
 
 import re
 from collections import Counter, OrderedDict
@@ -32,7 +32,8 @@ from arithscope.utils.out_of_memory import explain_out_of_memory
 NEURON = ["operator", "layer", "neuron"]
 HEURISTIC = ["operator", "heuristic"]
 MAX_ROWS = 500  # of a table, per reply
-MAX_MODELS, MAX_MAPS = 2, 32  # kept in memory: models, and activation maps computed here
+MAX_MODELS = 2  # kept in memory
+MAX_MAPS = 32  # activation maps computed here and kept in memory
 
 Operator = Literal["+", "-", "*", "/"]
 Criterion = Literal["raw", "calibrated"]
@@ -65,7 +66,7 @@ class NeuronQuery(_MatchQuery):
 
 
 class HeuristicQuery(_MatchQuery):
-    """A page of the matched heuristics. `search` is part of a heuristic's text; `tested` selects those knocked out."""
+    """A page of the matched heuristics. `search` is part of a heuristic's text; `tested` selects those with a knockout."""
 
     search: ShortText = ""
     tested: bool = False
@@ -124,6 +125,7 @@ class NeuronTable:
         )
 
     def page(self, query: NeuronQuery) -> dict[str, Any]:
+        """One page of the neurons that the query selects, and their number."""
         rows = _where(self._tables[query.criterion], operator=query.operator, layer=query.layer)
         if query.classified != "any":
             rows = rows[(rows.heuristics > 0) == (query.classified == "classified")]
@@ -146,12 +148,15 @@ class HeuristicTable:
             self._tables[criterion] = table.reset_index().merge(knocked_out, on=HEURISTIC, how="left")
 
     def page(self, query: HeuristicQuery) -> dict[str, Any]:
+        """One page of the heuristics that the query selects, and their number."""
         rows = _where(self._tables[query.criterion], operator=query.operator, kind=query.kind)
         rows = rows[rows.heuristic.str.contains(query.search, regex=False)]
-        return page(rows[rows.knockout.notna()] if query.tested else rows, query)
+        if query.tested:
+            rows = rows[rows.knockout.notna()]
+        return page(rows, query)
 
     def by_kind(self, criterion: str, operator: str | None) -> list[dict[str, Any]]:
-        """Per kind, the number of heuristics and of matches, and matches per layer."""
+        """The number of heuristics and of matches of each kind, and its matches by layer."""
         summary = []
         for kind, rows in _where(self._tables[criterion], operator=operator).groupby("kind", sort=True):
             layers = sum(map(Counter, rows.by_layer), Counter[int]())
@@ -160,7 +165,7 @@ class HeuristicTable:
 
 
 def _knockouts(knockout: Knockout | None, criterion: str) -> pd.DataFrame:
-    """Per heuristic, accuracy with its own neurons ablated on both groups of prompts, the difference, and all means."""
+    """For each heuristic, accuracy on both groups of prompts with its own neurons ablated, their difference, and all means."""
     rows = []
     if knockout is not None:
         accuracy = knockout.accuracy.assign(mean=knockout.accuracy.ablated + "_" + knockout.accuracy.group)
@@ -168,8 +173,8 @@ def _knockouts(knockout: Knockout | None, criterion: str) -> pd.DataFrame:
         means = _where(pd.concat([accuracy, differences]), criterion=criterion)
         for names, group in means.groupby(HEURISTIC):
             entries = {row["mean"]: mean_entry(row) for row in group.to_dict("records")}
-            left = [entries[f"{OWN}_{prompts}"]["value"] for prompts in GROUPS]
-            rows.append((*names, *left, entries["difference_prompts"]["value"], entries))
+            accuracies = [entries[f"{OWN}_{prompts}"]["value"] for prompts in GROUPS]
+            rows.append((*names, *accuracies, entries["difference_prompts"]["value"], entries))
     return pd.DataFrame(rows, columns=[*HEURISTIC, *GROUPS, "difference", "knockout"])
 
 
@@ -240,7 +245,7 @@ class RunRegistry:
             self._loaded.move_to_end(str(run.path))
             while len(self._loaded) > MAX_MODELS:
                 self._loaded.popitem(last=False)[1].release()
-            with explain_out_of_memory(f"the model of {run.path}, or for a pass of it"):
+            with explain_out_of_memory(f"the model of {run.path} or a pass through it"):
                 yield run.model
 
     def _computed_map(self, run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any]:
@@ -249,4 +254,5 @@ class RunRegistry:
 
     @cached_property
     def comparison(self) -> Comparison:
+        """Summaries and curves of all runs."""
         return compare([served.run for served in self.runs.values()])

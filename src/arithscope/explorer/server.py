@@ -1,6 +1,6 @@
-"""The explorer's web server: the page, and the API that it calls. Reads run folders and writes nothing.
+"""The explorer's web server: the page, and the API that it calls. It reads run folders and writes nothing.
 
-Requests name runs, stages, operators, layers and neurons; none of these becomes a path. Static files are read once, at start.
+Requests name runs, stages, operators, layers and neurons; none of these becomes a path. Static files are read once, at startup.
 """
 
 import json
@@ -137,7 +137,9 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
             raise NotFound("There is no such page.")
         return Response(static[name], media_type=TYPES[Path(name).suffix])
 
-    app.get("/", include_in_schema=False)(lambda: static_file("index.html"))
+    @app.get("/", include_in_schema=False)
+    def index() -> Response:
+        return static_file("index.html")
 
     @app.get("/api/runs")
     def all_runs() -> Any:
@@ -208,7 +210,7 @@ def static_files() -> dict[str, bytes]:
 
 
 def _refusal(request: Request, hosts: Sequence[str] | None) -> Response | None:
-    """The reply to a request for another host name (which stops DNS rebinding) or with a long body."""
+    """The reply to a request that names another host (as in DNS rebinding) or has a long body; None for all others."""
     host = request.headers.get("host", "").lower()
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if hosts is not None and name.strip("[]") not in hosts:

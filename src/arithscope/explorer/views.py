@@ -1,4 +1,4 @@
-"""Contents of each view of the explorer, as plain values and arrays, from a run's results."""
+"""The contents of each view of the explorer, as plain values and arrays."""
 
 from dataclasses import asdict, fields
 from typing import Annotated, Any
@@ -15,11 +15,12 @@ from arithscope.heuristics.kinds import kind_name, parse
 from arithscope.prompts import OPERATORS, operand_grid
 from arithscope.results.comparison import CURVES
 from arithscope.results.explanation import answer_without
+from arithscope.results.neuron import ActivationMap
 from arithscope.results.run import explanation_as_json
 
 
 class AblationRequest(BaseModel):
-    """Neurons to ablate: these, as [layer, neuron], and all neurons that match these heuristics."""
+    """A prompt, and the neurons to ablate: those listed as [layer, neuron], and all that match one of the heuristics."""
 
     model_config = ConfigDict(extra="forbid")
     prompt: ShortText
@@ -57,6 +58,7 @@ def results(served: ServedRun) -> list[dict[str, Any]]:
 
 
 def result_table(served: ServedRun, stage: str, name: str, query: TableQuery) -> dict[str, Any]:
+    """One page of a table of a finished stage."""
     served.require(stage)
     tables = _tables(served.run.result(stage))
     if name not in tables:
@@ -86,13 +88,15 @@ def neuron_page(served: ServedRun, operator: str, layer: int, index: int) -> dic
         "best": neuron.best.drop(columns=NEURON, errors="ignore").to_dict("records"),
         "coverage": neuron.coverage,
         "top_for": [o for o in run.operators if o != operator and run.map_row(layer, index, o) is not None],
-        "activation_map": own_map
-        and {
-            **{f"variance_explained_{name}": share for name, share in own_map.variance_explained.items()},
-            **{name: getattr(own_map, name) for name in ("rank", "alignment", "direct", "tokens")},
-            "logits": [round(float(logit), 5) for logit in own_map.logits],
-        },
+        "activation_map": None if own_map is None else _map_facts(own_map),
     }
+
+
+def _map_facts(own_map: ActivationMap) -> dict[str, Any]:
+    """What is known about a neuron's activation map, and the logits of its value vector."""
+    shares = {f"variance_explained_{name}": share for name, share in own_map.variance_explained.items()}
+    facts = {name: getattr(own_map, name) for name in ("rank", "alignment", "direct", "tokens")}
+    return {**shares, **facts, "logits": [round(float(logit), 5) for logit in own_map.logits]}
 
 
 def heuristic_prompts(served: ServedRun, operator: str, heuristic: str) -> NDArray[np.uint8]:
@@ -117,7 +121,9 @@ def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
 
     effects = run.localize.effects
     effects = effects[(effects.operator == operator) & (effects.measure == measure)]
-    probe = run.probe if "probe" in run.stages else None
+    probe = None
+    if "probe" in run.stages:
+        probe = {"table": rows(run.probe.table), "first_answer_layer": run.probe.first_answer_layer}
     return {
         "operator": operator,
         "measure": measure,
@@ -130,7 +136,7 @@ def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
         "isolation": rows(run.heads.isolation),
         "curve": rows(run.circuit.curve),
         "summary": run.circuit.summary().get(operator, {}),
-        "probe": probe and {"table": rows(probe.table), "first_answer_layer": probe.first_answer_layer},
+        "probe": probe,
     }
 
 
@@ -145,14 +151,14 @@ def _effect_maps(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def training(served: ServedRun) -> dict[str, Any]:
-    """The names of the checkpoints, and all curves over them."""
+    """Names of the checkpoints, and all curves over them."""
     served.require("training")
     curves = {name: table.to_dict("records") for name, table in _tables(served.run.training).items()}
     return {"checkpoints": served.run.training.checkpoints, **curves}
 
 
 def comparison(registry: RunRegistry) -> dict[str, Any]:
-    """Headline numbers and curves of all runs, under the names that the runs have here."""
+    """Summaries and curves of all runs, under the names that the runs have here."""
     compared = registry.comparison
     names = dict(zip(compared.runs, registry.runs, strict=True))
     table, curves = (rows.assign(run=rows.run.map(names)) for rows in (compared.table, compared.curves))
@@ -182,7 +188,8 @@ def ablation(registry: RunRegistry, served: ServedRun, request: AblationRequest)
     matches = matches[matches.heuristic.isin(request.heuristics)]
     neurons = {*request.neurons, *zip(matches.layer.tolist(), matches.neuron.tolist(), strict=True)}
     with registry.model(run) as model:
-        before, after = (asdict(answer_without(model, prompt, ablated)) for ablated in ((), sorted(neurons)))
+        before = asdict(answer_without(model, prompt, ()))
+        after = asdict(answer_without(model, prompt, sorted(neurons)))
     return {"right": int(prompt.answer[0]), "neurons": len(neurons), "before": before, "after": after}
 
 

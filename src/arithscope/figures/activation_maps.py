@@ -22,25 +22,26 @@ from arithscope.heuristics.neuron_matching import NeuronBatch
 from arithscope.heuristics.overlaps import top_prompts
 from arithscope.prompts import operand_grid
 
-SMALLEST, LARGEST_SHARE = 30, 0.3  # prompts of a heuristic worth showing; larger shares only if there is no other
+SMALLEST = 30  # prompts of a heuristic worth showing
+LARGEST_SHARE = 0.3  # of all prompts; larger heuristics are shown only if there is no other
 VISIBLE_SHARE = 0.02  # of all prompts, for a set that can be seen in a map
 ZOOM = 30  # numbers shown for residues
-RESULTS = (ActivationMaps, Classification)  # that the figures of the gallery are drawn from
+RESULTS = (ActivationMaps, Classification)  # of the figures in the gallery
 EXAMPLES, HEURISTICS = 6, 4  # neurons per operator, and heuristics named per neuron
 Map = NDArray[np.float32]  # a value for each pair of operands, or for each number
 _ORDER = [ANY, "range", "modulo", "pattern", "identical", "multi-result", "op1", "op2", "result", "op1, op2"]
 
 
 @styled
-def neuron_figure(operator: str, activations: Map, logits: Map, push: Map, title: str) -> Figure:
-    """One neuron: activation map, logits of its value vector, and their product on the answer."""
+def neuron_figure(operator: str, activations: Map, logits: Map, attribution: Map, title: str) -> Figure:
+    """One neuron: activation map, logits of its value vector, and direct logit attribution to the answer."""
     figure, [[left, middle, right]] = new_figure(11, 3.4, 1, 3)
-    draw_map(left, operator, activations, "activation", scale=activations[~np.isnan(push)])
+    draw_map(left, operator, activations, "activation", scale=activations[~np.isnan(attribution)])
     left.set_title("activation")
     middle.plot(np.arange(len(logits)), logits, linewidth=0.7)
     middle.set(title="logits of its value vector", xlabel="number")
-    draw_map(right, operator, push, "activation × logit of the answer")
-    right.set_title("contribution to the answer")
+    draw_map(right, operator, attribution, "activation × logit of the answer")
+    right.set_title("direct logit attribution to the answer")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
 
@@ -118,8 +119,8 @@ def draw_map(
 
 
 def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], **options: Any) -> ScalarMappable:
-    """Draw values with op1 to the right and op2 upwards. Legal products lie along the axes, so products have logarithmic axes,
-    which take a mesh; an image is much faster to draw."""
+    """Draw values with op1 to the right and op2 upwards. Legal products lie along the axes, so `*` has logarithmic axes, which
+    need a mesh; the others are images, which are much faster to draw."""
     largest = values.shape[0] - 1
     ticks = [0, largest]
     image: ScalarMappable
@@ -149,7 +150,7 @@ def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figu
     panels = axes.ravel()
     row = walkthrough_match(classify)
     if row is None:
-        panels[0].text(0.5, 0.5, "no direct heuristic is matched", ha="center", va="center")
+        panels[0].text(0.5, 0.5, "no direct heuristic has a calibrated match", ha="center", va="center")
         hide_unused(panels, 1)
         return figure
     operator, heuristic, k = str(row.operator), parse(str(row.heuristic)), int(row["size"])
@@ -243,7 +244,7 @@ def _neuron_table(maps: ActivationMaps, classify: Classification, *, classified:
 
 
 def _examples(maps: ActivationMaps, classify: Classification, operator: str, classified: bool) -> pd.DataFrame:
-    """Neurons of largest effect; if they are to be classified, one for each kind of heuristic comes first."""
+    """Classified or unclassified neurons of largest effect; of classified ones, one for each kind of heuristic comes first."""
     neuron = ["layer", "neuron"]
     classes = classify.neurons[(classify.neurons.operator == operator) & (classify.neurons.calibrated == classified)]
     rows = maps.neurons.assign(place=np.arange(len(maps.neurons)))

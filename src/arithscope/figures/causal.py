@@ -40,7 +40,7 @@ KEPT = {
     TOP: ("all top neurons", OTHER_COLOUR),
     RAW: ("with a raw match", "#BBBBBB"),
     CALIBRATED: ("with a calibrated match", "#0072B2"),
-    RANDOM_TOP: ("as many at random", "#E69F00"),
+    RANDOM_TOP: ("as many random ones", "#E69F00"),
 }
 LABELS = (  # of both hypotheses, and of the logistic regression on them
     "associated heuristic\nneurons",
@@ -53,7 +53,7 @@ LINE = 76  # characters in a line of the heuristics column
 
 @figure("knockout-by-heuristic", Knockout, section="proof", order=230, title="Knockout by heuristic")
 def knockout_by_heuristic(knockout: Knockout) -> Figure:
-    """For each heuristic with at least ten neurons, these are zero-ablated, and accuracy is measured on correct
+    """The neurons of each heuristic that has at least ten are zero-ablated, and accuracy is measured on correct
     prompts not used to choose neurons: some that satisfy the heuristic and as many that do not. Sorted by accuracy
     left, largest drop first. Dashes: prompts that satisfy the heuristic, with as many top neurons per layer ablated
     that do not match it. Error bars: 95 % bootstrap intervals. (Paper: Section 4.2, knockout by heuristic type.)"""
@@ -197,17 +197,17 @@ def _plot_coefficients(panel: Axes, regression: pd.DataFrame, operator: str) -> 
     "worst-prompts", Failures, section="failures", order=270, title="The worst errors, and the heuristics behind them"
 )
 def worst_prompts(failures: Failures) -> Figure:
-    """For each operator the incorrect prompts with the least probable correct answer. Push: by how much heuristic
-    neurons (calibrated) raise the predicted answer's logit over the correct one's, in total and by heuristic; each
-    neuron counts for the heuristic it matches furthest beyond expectation. Logit lens, up to the final norm's
-    scale. (Paper: Section 4.3.)"""
+    """For each operator the incorrect prompts with the least probable correct answer. Logit difference: how much more
+    heuristic neurons (calibrated) add to the predicted answer's logit than to the correct one's, in total and by
+    heuristic; each neuron counts for the heuristic it matches furthest beyond expectation. Logit lens, up to the
+    final norm's scale. (Paper: Section 4.3.)"""
     rows = []
     for _, worst in failures.worst.groupby("operator", sort=False):
         for row in worst.head(SHOWN).to_dict("records"):
-            pushes = [f"{h} ({push:+.2f})" for h, push in zip(row["heuristics"], row["logit_differences"], strict=True)]
+            shares = [f"{h} ({x:+.2f})" for h, x in zip(row["heuristics"], row["logit_differences"], strict=True)]
             prompt = f"{row['op1']}{SIGNS[row['operator']]}{row['op2']}="
-            answers, p = (str(row["answer"]), str(row["predicted"])), f"{row['p_answer']:.1e}"
-            heuristics = textwrap.fill("; ".join(pushes) or "none", LINE)
-            rows.append([prompt, *answers, p, f"{row['logit_difference']:+.2f}", heuristics])
-    header = ["prompt", "correct", "predicted", "P(correct)", "total push", "largest pushes, by heuristic"]
+            answers = str(row["answer"]), str(row["predicted"])
+            numbers = f"{row['p_answer']:.1e}", f"{row['logit_difference']:+.2f}"
+            rows.append([prompt, *answers, *numbers, textwrap.fill("; ".join(shares) or "none", LINE)])
+    header = ["prompt", "correct", "predicted", "P(correct)", "logit diff.", "largest logit differences, by heuristic"]
     return table_figure(header, rows, [1.0, 0.7, 0.8, 0.9, 0.9, 6.0])

@@ -1,5 +1,5 @@
-"""Accuracy of the model and of linear probes for the answer; circuits: effects of heads and MLPs by layer and position,
-faithfulness against size, and the table of chosen circuits."""
+"""Accuracy of the model and of linear probes; effects of heads and MLPs by layer and position; faithfulness of circuits and
+the table of those chosen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,7 +132,8 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
     """The circuit consists of all MLPs and the n heads of largest effect. {FAITHFULNESS} Circles: the smallest
     circuit within 0.02 of the plateau. Dotted: n random heads instead (mean over draws). (Paper: Appendix A,
     faithfulness over heads.)"""
-    label, chosen = "heads in the circuit (beside all MLPs)", {o: len(circuit.chosen(o)) for o in circuit.operators}
+    label = "heads in the circuit (besides all MLPs)"
+    chosen = {o: len(circuit.chosen(o)) for o in circuit.operators}
     figure, panels = curves_with_random(circuit.curve, circuit.curve["size"], label, "random heads", chosen)
     largest = int(circuit.curve["size"].max())
     if largest > 64:
@@ -143,16 +144,16 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
 def curves_with_random(
     curve: pd.DataFrame, x: "pd.Series[Any]", label: str, random_name: str, sizes: Mapping[str, int] | None = None
 ) -> tuple[Figure, Any]:
-    """One panel per measure, one line with its interval per operator; dotted, random circuits of the same size. The chosen
-    sizes are circled, if there are any; curves without them have dots."""
+    """One panel per measure, one line with its interval per operator; dotted: random circuits of the same size. Chosen sizes
+    are circled; without any, every point is marked."""
     figure, [panels] = new_figure(11, 3.9, 1, len(MEASURE_NAMES))
     for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
         table = curve[curve.measure == measure]
         for operator, rows in table.groupby("operator", sort=False):
-            chosen, random = (rows[rows.circuit == c] for c in (FOUND, RANDOM))
+            found, random = (rows[rows.circuit == c] for c in (FOUND, RANDOM))
             colour = OPERATOR_COLOURS[str(operator)]
             options = {"marker": "."} if sizes is None else {}
-            line_with_band(axes, x[chosen.index], chosen, color=colour, label=SIGNS[str(operator)], **options)
+            line_with_band(axes, x[found.index], found, color=colour, label=SIGNS[str(operator)], **options)
             axes.plot(x[random.index], random.value, color=colour, linestyle=":", linewidth=1)
         for operator, size in (sizes or {}).items():
             chosen = table[(table.circuit == FOUND) & (table.operator == operator) & (table["size"] == size)]

@@ -1,4 +1,4 @@
-"""Heads of the circuit: a diagram of what they move between positions (and of where MLPs matter), and their attention."""
+"""Heads of the circuit: a diagram of what they move between positions, with the MLPs that matter, and their attention."""
 
 from collections.abc import Sequence
 from itertools import pairwise

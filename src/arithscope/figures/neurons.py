@@ -1,5 +1,5 @@
-"""Single neurons: those of the first MLP and their tuning to numbers; effects of later ones, attribution methods against exact
-effects, how many are needed, how many are classified, and overlap between operators."""
+"""Single neurons. Of the first MLP: effects and tuning to numbers. Of later MLPs: effects, attribution methods against exact
+effects, how many the circuit needs, how many are classified, and overlap between operators."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -19,7 +20,7 @@ from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import display_order
 from arithscope.figures.circuit import curves_with_random, set_log_scale
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, hide_unused, log_limits, new_figure
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, grouped_bars, hide_unused, log_limits, new_figure
 from arithscope.heuristics.kinds import kind_name
 
 MOST_NEURONS = 9
@@ -42,7 +43,7 @@ def first_mlp_effects(mlp0: FirstMlp) -> Figure:
         for operator, rows in table[table.position == position].groupby("operator", sort=False):
             percent = 100 * np.arange(1, len(rows) + 1) / max(1, len(rows))
             _plot_sorted_effects(axes, percent, rows, low, OPERATOR_COLOURS[str(operator)], SIGNS[str(operator)])
-        axes.set(title="mean over the three" if position == ALL_POSITIONS else f"position: {position}")
+        axes.set(title="mean over all three" if position == ALL_POSITIONS else f"position: {position}")
         axes.set(ylim=(low, high * 1.5), xlabel="neurons, strongest first (%)")
     panels[0].set_ylabel("effect of patching (Eq. 1)")
     panels[-1].plot([], [], ":", color="grey", label="median")
@@ -61,11 +62,7 @@ def _plot_sorted_effects(
 
 
 @figure(
-    "first-mlp-faithfulness",
-    FirstMlp,
-    section="circuit",
-    order=100,
-    title="How much of the first MLP the circuit needs",
+    "first-mlp-faithfulness", FirstMlp, section="circuit", order=100, title="How much of the first MLP circuits need"
 )
 def first_mlp_faithfulness(mlp0: FirstMlp) -> Figure:
     """Only the top neurons of the first MLP are kept in each operator's circuit. {FAITHFULNESS} Dotted: as many
@@ -131,11 +128,7 @@ def neuron_effects(neurons: NeuronEffects) -> Figure:
 
 
 @figure(
-    "attribution-against-exact",
-    NeuronEffects,
-    section="neurons",
-    order=140,
-    title="Attribution methods against exact effects",
+    "attribution-against-exact", NeuronEffects, section="neurons", order=140, title="Attribution against exact effects"
 )
 def attribution_against_exact(neurons: NeuronEffects) -> Figure:
     """Gradient-based estimates against the exact effects of all neurons: attribution patching (atp), integrated
@@ -195,11 +188,7 @@ def faithfulness_by_neurons(topk: TopK) -> Figure:
 
 
 @figure(
-    "classified-shares",
-    Classification,
-    section="classification",
-    order=200,
-    title="How many top neurons are classified",
+    "classified-shares", Classification, section="classification", order=200, title="Share of top neurons classified"
 )
 def classified_shares(classify: Classification) -> Figure:
     """Raw: some heuristic scores at least 0.6, the paper's criterion. Calibrated: such a heuristic also has a
@@ -208,18 +197,15 @@ def classified_shares(classify: Classification) -> Figure:
     bootstrap intervals. (Paper: Section 4.1.)"""
     figure, [[left, right]] = new_figure(10, 3.6, 1, 2)
     operators = classify.operators
-    x = np.arange(len(operators))
     table = classify.table.set_index(["measure", "operator"])
-    for axes, names, label in (
-        (left, ("raw_share", "calibrated_share"), "share of top neurons classified"),
-        (right, ("coverage_raw", "coverage_calibrated"), "variance explained (mean)"),
+    for axes, measure, label in (
+        (left, "{}_share", "share of top neurons classified"),
+        (right, "coverage_{}", "variance explained (mean)"),
     ):
-        for i, (name, criterion) in enumerate(zip(names, CRITERIA, strict=True)):
-            rows = table.loc[name].loc[operators]
-            at, colour = x + (i - 0.5) * 0.38, CRITERION_COLOURS[criterion]
-            bars = axes.bar(at, rows.value, 0.36, yerr=errors(rows), color=colour, label=criterion)
+        means = {criterion: table.loc[measure.format(criterion)].loc[operators] for criterion in CRITERIA}
+        grouped_bars(axes, operators, [(rows, CRITERION_COLOURS[c], c) for c, rows in means.items()])
+        for bars in (c for c in axes.containers if isinstance(c, BarContainer)):
             axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
-        axes.set_xticks(x, [SIGNS[o] for o in operators])
         axes.set(ylabel=label, ylim=(0, 1.12))
     right.legend(loc="upper left")
     return figure
@@ -234,7 +220,8 @@ def kinds_by_layer(classify: Classification) -> Figure:
     shares = classify.shares[classify.shares.layer != ALL_LAYERS]
     kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: ([*map(display_order, k)], k))
     layers = sorted(int(layer) for layer in shares.layer.unique())
-    step, image = max(1, len(layers) // 12), None
+    step = max(1, len(layers) // 12)
+    image = None
     style: Any = {"ha": "center", "va": "center", "fontsize": 6}
     for row, criterion in zip(axes, CRITERIA, strict=True):
         for panel, operator in zip(row, operators, strict=True):

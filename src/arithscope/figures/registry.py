@@ -4,7 +4,7 @@
     def probe_accuracy(probe: Probe) -> Figure:
         \"\"\"Accuracy of linear probes from the residual stream to the answer. (Paper: Figure 3.)\"\"\"
 
-A module outside this package registers its figures in the same way, by being imported.
+A module outside this package registers its figures in the same way, on import.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from arithscope import figures
 from arithscope.figures.style import styled
 
 LAST = 1000  # the order of figures that give none
-DEFINITIONS = {  # that captions share, by the name that stands for them in a docstring
+DEFINITIONS = {  # shared by captions, whose docstrings refer to them by name
     "{EFFECT}": "The effect of an intervention (Eq. 1) is half the relative gain in the counterfactual answer's probability "
     "plus half the relative loss in the correct answer's.",
     "{FAITHFULNESS}": "Faithfulness (Eq. 2): the answer's normalised logit with everything outside the circuit mean-ablated, "

@@ -73,11 +73,11 @@ def _present(panel: Axes, training: Training, criterion: str, x: dict[str, int])
 
 
 def _faithfulness(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
-    """Both lines end at the final checkpoint, with which all its own neurons are mutual."""
+    """Both lines end at the same point: at the final checkpoint, all heuristic neurons are mutual."""
     table = training.faithfulness[training.faithfulness.measure == "faithfulness"]
-    every = table[table.neurons == criterion]
-    final = every[every.checkpoint == training.checkpoints[-1]]
-    _lines(panel, every, x, linestyle="--")
+    all_neurons = table[table.neurons == criterion]
+    final = all_neurons[all_neurons.checkpoint == training.checkpoints[-1]]
+    _lines(panel, all_neurons, x, linestyle="--")
     _lines(panel, pd.concat([table[table.neurons == f"{criterion}_{MUTUAL}"], final]), x)
     panel.plot([], [], "--", color="grey", label="all heuristic neurons")
     panel.plot([], [], "-", color="grey", label="mutual with the final checkpoint")
@@ -101,7 +101,7 @@ def repeated_numbers(stability: Stability) -> Figure:
     choices between the two halves and between seeds. Heads and neurons: intersection over union. Neurons that stay
     classified: the share that are top neurons in the other study too, with a match of the same kind. Dots of one
     colour that lie far apart mean that a number depends on the sample of prompts. (Not in the paper.)"""
-    shares = [row for row in stability.headline_numbers if row.share]
+    shares = [row for row in stability.key_numbers if row.share]
     choices = [choice for choice in CHOICES if choice in set(stability.choices.choice)]
     names = dict(zip(CHOICES, CHOICE_NAMES, strict=True))
     operators, lines = stability.operators, len(shares) + len(choices)

@@ -66,11 +66,11 @@ def errors(table: Any) -> NDArray[np.float64]:
 
 
 def grouped_bars(axes: Axes, operators: Sequence[str], bars: Sequence[tuple[Any, str, str]], **options: Any) -> None:
-    """A group of bars for each operator; each bar has a table with a mean for each operator, a colour and a label."""
+    """A group of bars for each operator. `bars` are triples: a table with one mean per operator, a colour and a label."""
     x, width = np.arange(len(operators)), 0.8 / len(bars)
     for i, (rows, colour, label) in enumerate(bars):
-        at, error_bars = x + (i - (len(bars) - 1) / 2) * width, np.nan_to_num(errors(rows))
-        axes.bar(at, rows.value, width * 0.95, yerr=error_bars, color=colour, label=label, **options)
+        at = x + (i - (len(bars) - 1) / 2) * width
+        axes.bar(at, rows.value, width * 0.95, yerr=np.nan_to_num(errors(rows)), color=colour, label=label, **options)
     axes.set_xticks(x, [SIGNS.get(o, o) for o in operators])
 
 
@@ -91,7 +91,7 @@ def hide_unused(panels: Sequence[Axes], used: int) -> None:
 
 
 def log_limits(values: Any) -> tuple[float, float]:
-    """Limits of a log scale for effects; those at or below the lower limit, negative ones included, are drawn there."""
+    """Limits of a log scale for effects; effects below the lower limit, negative ones included, are drawn at it."""
     top = float(np.nanmax(values, initial=0.0))
     return (min(1e-2, top / 1e3), top) if top > 0 else (1e-3, 1.0)
 

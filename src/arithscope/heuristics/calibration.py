@@ -1,4 +1,4 @@
-"""Which matches can be trusted: false-discovery rates against permuted activations (docs/heuristics.md; not in the paper).
+"""Which matches can be trusted: false-discovery rates against a permutation null (docs/heuristics.md; not in the paper).
 
 Base rates and smooth value vectors inflate raw scores: 76 % of products are even, so noise scores .76 on `result mod 2 = 0`.
 
@@ -14,8 +14,8 @@ Base rates and smooth value vectors inflate raw scores: 76 % of products are eve
    they depend on op2 alone; likewise with op1. A match needs both operands if its overlap exceeds what remains in either case,
    averaged over a few permutations of each kind, at p < 0.001.
 
-The hypergeometric tail does not serve for direct heuristics: real value vectors favour some large set of results, so permuted
-activations reach a statistic in the hundreds there, and a perfect match of a small set (100 for 30 prompts) drowns.
+The hypergeometric tail does not work for direct heuristics: real value vectors favour some large set of results, where permuted
+activations reach a statistic in the hundreds. A perfect match of a small set (100 for 30 prompts) would drown in these.
 """
 
 from collections.abc import Sequence
@@ -92,10 +92,10 @@ def direct_overlaps(
     """
     group, total, division = catalogue.direct, len(catalogue), catalogue.operator == "/"
     by_neuron = (len(activations), -1)
-    todo = [(neuron, shift) for neuron, own in enumerate(shifts.tolist()) for shift in (0, *own)]
+    rolls = [(neuron, shift) for neuron, own in enumerate(shifts.tolist()) for shift in (0, *own)]
     counts, ranks, sets = [], [], []
-    for start in range(0, len(todo), rows):
-        ranked = top_prompts(rolled_products(activations, logits, todo[start : start + rows]), catalogue.max_k)
+    for start in range(0, len(rolls), rows):
+        ranked = top_prompts(rolled_products(activations, logits, rolls[start : start + rows]), catalogue.max_k)
         counts.append(count_overlaps(ranked, group))
         if division:
             ranks.append(ranks_by_result(ranked, catalogue))
@@ -103,19 +103,21 @@ def direct_overlaps(
     overlap = torch.cat(counts).unflatten(0, by_neuron)
     expected = _expected(overlap, group.sizes, total)
     statistic = neg_log10_p(overlap, group.sizes, expected)
-    null, own, result_sets = statistic[:, 1:].amax(2), overlap[:, 0], None
+    null, own = statistic[:, 1:].amax(2), overlap[:, 0]  # permuted, unpermuted
     tail = group.neg_log10_p_hypergeom(own)
     catalogued = Overlaps(torch.ones_like(own), group.sizes[None], own, tail, expected[:, 0], statistic[:, 0])
-    if division:
-        every = ResultSets(*map(torch.cat, zip(*sets, strict=True)))
-        across = set_overlaps(torch.cat(ranks).unflatten(0, by_neuron), every, catalogue)
-        mean = _expected(across, every.size.unflatten(0, by_neuron)[:, None], total).diagonal(dim1=1, dim2=2).flatten()
-        statistic = neg_log10_p(every.overlap, every.size, mean).masked_fill(~every.exists, 0.0)
-        null = torch.maximum(null, statistic.unflatten(0, by_neuron)[:, 1:])
-        size, own, mean, statistic = (x[:: overlap.shape[1]] for x in (every.size, every.overlap, mean, statistic))
-        columns = (torch.ones_like(own), size, own, neg_log10_p_hypergeom(total, size, own), mean, statistic)
-        result_sets = ResultSets(*(x[:: overlap.shape[1]] for x in every)), Overlaps(*(x[:, None] for x in columns))
-    return DirectOverlaps(catalogued, result_sets, null)
+    if not division:
+        return DirectOverlaps(catalogued, None, null)
+    every = ResultSets(*map(torch.cat, zip(*sets, strict=True)))
+    across = set_overlaps(torch.cat(ranks).unflatten(0, by_neuron), every, catalogue)
+    mean = _expected(across, every.size.unflatten(0, by_neuron)[:, None], total).diagonal(dim1=1, dim2=2).flatten()
+    of_sets = neg_log10_p(every.overlap, every.size, mean).masked_fill(~every.exists, 0.0)
+    null = torch.maximum(null, of_sets.unflatten(0, by_neuron)[:, 1:])
+    unpermuted = slice(None, None, overlap.shape[1])
+    found = ResultSets(*(x[unpermuted] for x in every))
+    tail = neg_log10_p_hypergeom(total, found.size, found.overlap)
+    columns = (torch.ones_like(found.size), found.size, found.overlap, tail, mean[unpermuted], of_sets[unpermuted])
+    return DirectOverlaps(catalogued, (found, Overlaps(*(x[:, None] for x in columns))), null)
 
 
 def rolled_products(activations: OnPrompts, logits: OnPrompts, rolls: Rolls) -> Float[Tensor, "rolls prompts"]:
@@ -139,8 +141,10 @@ def gathered_products(activations: OnPrompts, logits: OnPrompts, rolls: Rolls) -
 
 
 def _expected(overlap: Tensor, size: Tensor, total: int) -> Float[Tensor, "neurons rankings sets"]:
-    """Mean overlap in the neuron's other rankings, permuted or not, and in one more that has half a prompt more than chance:
-    an overlap is not next to impossible just because a few permutations did not show it."""
+    """Overlap expected in each ranking: its mean over the neuron's other rankings, permuted or not.
+
+    Half a prompt more than chance counts as one more ranking: a few permutations cannot show that an overlap is impossible.
+    """
     x = overlap.double()
     return (x.sum(1, keepdim=True) - x + size.double() ** 2 / total + 0.5) / x.shape[1]
 
@@ -148,7 +152,7 @@ def _expected(overlap: Tensor, size: Tensor, total: int) -> Float[Tensor, "neuro
 def indirect_null(catalogue: Catalogue, seed: int, rows: int | None = None) -> Float[np.ndarray, " draws"]:
     """Largest statistic of any indirect heuristic, of either sign, in each of INDIRECT_DRAWS random rankings.
 
-    It does not depend on the neuron. `rows` rankings are held in memory at a time, by default as many as fit.
+    Independent of the neuron. `rows` rankings are held in memory at a time, by default as many as fit.
     """
     random, group = random_source(seed, "indirect null", catalogue.operator), catalogue.indirect
     rows, statistics = rows or rankings_at_a_time(catalogue), []
@@ -163,7 +167,7 @@ def indirect_null(catalogue: Catalogue, seed: int, rows: int | None = None) -> F
 def p_values(statistic: Floats, null: Float[np.ndarray, " draws"], tries: int) -> Floats:
     """Probability that the null reaches each statistic: (1 + number of draws that do) / (1 + draws).
 
-    Beyond all draws, at most the sum of the tail probabilities of all heuristics that were tried, tries · 10^−statistic.
+    If no draw does, it is at most the sum of the tail probabilities of all heuristics tried: tries · 10^−statistic.
     """
     exceeding = len(null) - np.searchsorted(np.sort(null), statistic, side="left")
     counted = (1 + exceeding) / (1 + len(null))
@@ -185,7 +189,7 @@ def false_discovery_rate(p: Floats, of_neurons: Float[np.ndarray, " neurons"]) -
 
 
 def one_operand_permutations(catalogue: Catalogue, seed: int) -> Int[Tensor, "2 draws prompts"]:
-    """Permutations of the prompts that keep op2, and ones that keep op1; shared by all neurons."""
+    """Permutations of the prompts that keep op2, then permutations that keep op1; shared by all neurons."""
     random, n = random_source(seed, "one operand", catalogue.operator), len(catalogue)
     permutations = np.empty((2, ONE_OPERAND_DRAWS, n), dtype=np.int64)
     for i, kept in enumerate((catalogue.prompts.op2, catalogue.prompts.op1)):
@@ -226,5 +230,5 @@ def needs_both_operands(
     overlap: Int[Tensor, " heuristics"], size: Int[Tensor, " heuristics"], remaining: Float[Tensor, "2 heuristics"]
 ) -> Bool[Tensor, " heuristics"]:
     """Whether overlaps clearly exceed what remains with either operand alone."""
-    # Half a prompt is added to what remains over all draws together: a few draws cannot show that nothing remains.
+    # Half a prompt is added to the sum over draws: a few draws cannot show that nothing remains.
     return (neg_log10_p(overlap, size, remaining + 0.5 / ONE_OPERAND_DRAWS) >= MIN_NEG_LOG10_P).all(0)

@@ -1,7 +1,7 @@
 """The legal prompts of one operator, and its heuristics as sets of them, encoded for fast counting of overlaps.
 
-1. Put the prompts into a fixed random order. It breaks ties between equal activations without favouring any heuristic. (In
-   the order of operands, a neuron that never fires would look like a perfect detector of small numbers.)
+1. Put the prompts into a fixed random order, which breaks ties between activations without favouring any heuristic. (In the
+   order of operands, a neuron that never fires would look like a perfect detector of small numbers.)
 2. Group heuristics by the *variable* they depend on: op1, say, or both operands modulo 5. Number the values that the variable
    takes on the prompts; a heuristic is then a set of values.
 3. Drop heuristics that hold for no legal prompt, or for all.
@@ -96,7 +96,7 @@ class Catalogue:
 
     @cached_property
     def max_k(self) -> int:
-        """Number of top prompts needed: the size of the largest heuristic, or all for division (see multi_result.py)."""
+        """Number of top prompts needed: the size of the largest heuristic; for division, all (see multi_result.py)."""
         return len(self) if self.operator == "/" else max(int(group.sizes.max()) for group in self.groups)
 
     @cached_property
@@ -110,9 +110,14 @@ class Catalogue:
 def catalogue(
     operator: str, max_operand: int, limit: int, both_operands: bool = False, device: str | torch.device = "cpu"
 ) -> Catalogue:
-    """Build the catalogue of an operator, for operands up to `max_operand` and results below the single-token `limit`.
+    """Build the catalogue of an operator.
 
-    `both_operands` adds ranges and congruences that both operands satisfy. Overlaps will be counted on `device`.
+    Args:
+        operator: The operator.
+        max_operand: Largest operand.
+        limit: Numbers below this are single tokens (`model.limit`).
+        both_operands: Whether to add ranges and congruences that both operands satisfy.
+        device: Where overlaps will be counted.
     """
     prompts = legal_prompts(operator, max_operand, limit)
     prompts = prompts[random_source(0, "ties", operator).permutation(len(prompts))]
@@ -175,7 +180,7 @@ def _encoded(prompts: Prompts, heuristics: Sequence[Rule]) -> tuple[Ints, Bools]
 
 
 def _variable(name: str, values: Ints, holds: Bools, k: Ints, device: str | torch.device) -> Variable:
-    """Lay out the bins, value after value from 1 on, so that bin 0 is an empty one before the first."""
+    """Lay out the bins, value after value, starting at 1; bin 0 stays empty."""
     cuts, cut = np.unique(k, return_inverse=True)
     heuristic, value = holds.nonzero()
     n_values, width = holds.shape[1], len(cuts) + 1

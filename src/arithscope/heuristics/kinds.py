@@ -55,7 +55,7 @@ class Rule:
         return self.on == RESULT
 
     def admits(self, numbers: Ints) -> Bools:
-        """Which numbers satisfy the rule; of a rule about both operands, each must."""
+        """Which numbers satisfy the rule. A rule about both operands holds if both do."""
         raise NotImplementedError
 
     def holds(self, prompts: Prompts) -> Bools:
@@ -97,7 +97,7 @@ class Range(_NumberRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.low <= self.high < NUMBER_LIMIT:
-            raise ValueError(f"[{self.low}, {self.high}] is not a range of numbers from 0 on")
+            raise ValueError(f"[{self.low}, {self.high}] is not a range of non-negative numbers")
 
     def __str__(self) -> str:
         return f"{self.on} in [{self.low}, {self.high}]"
@@ -132,7 +132,7 @@ class DigitPattern(_NumberRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"[0-9.]{3}", self.template) or self.template == "..." or self.on == BOTH:
-            raise ValueError(f"{self.template!r} on {self.on} is no pattern of three digits with at least one fixed")
+            raise ValueError(f"{self.template!r} on {self.on} is not a pattern of three digits with at least one fixed")
 
     def __str__(self) -> str:
         return f"{self.on} ~ {self.template}"
@@ -156,7 +156,7 @@ class MultiResult(Rule):
         if not 2 <= len(self.results) <= 4:
             raise ValueError(f"a multi-result heuristic has two to four results, not {self.results}")
         if not 0 <= self.results[0] <= self.results[-1] < NUMBER_LIMIT:
-            raise ValueError("a result is a number from 0 on")
+            raise ValueError("results must be non-negative numbers")
 
     def __str__(self) -> str:
         return f"result in {{{', '.join(map(str, self.results))}}}"
@@ -172,7 +172,7 @@ def parse(text: str) -> Rule:
     """Read a heuristic from its text form; the inverse of `str`.
 
     Raises:
-        UserError: The text is not a heuristic.
+        UserError: If the text is not a heuristic.
     """
     try:
         if m := re.fullmatch(rf"{_ON} in \[{_NUMBER}, {_NUMBER}\]", text):
@@ -189,9 +189,7 @@ def parse(text: str) -> Rule:
         reason = "it has none of the known forms"
     except ValueError as error:
         reason = str(error)
-    raise UserError(
-        f"{text[:100]!r} is not a heuristic ({reason}); examples are 'op1 in [100, 200]' and 'result mod 5 = 2'."
-    )
+    raise UserError(f"{text[:100]!r} is not a heuristic ({reason}); examples: 'op1 in [100, 200]', 'result mod 5 = 2'.")
 
 
 def kind_name(kind: str, on: str) -> str:

@@ -1,7 +1,7 @@
 """Multi-result heuristics of division: the two to four results that a neuron's top prompts have (paper App. E).
 
-The paper asks for the smallest set of results that accounts for at least 95 % of the neuron's top prompts and leaves open how
-many prompts those are. So, for each ranking of the prompts:
+The paper takes the smallest set of results that accounts for at least 95 % of the neuron's top prompts, and leaves open how
+many prompts those are. Here, for each ranking of the prompts:
 
 1. For every T on a grid (2, 3, 4, 6, … N), find the smallest set that accounts for 95 % of the top T prompts: the most frequent
    results, as each prompt has one. Keep it if it has two to four results.
@@ -22,7 +22,7 @@ from arithscope.heuristics.overlaps import histogram, is_match, sorted_rows
 
 MAX_RESULTS = 4
 COVERED_PERCENT = 95
-MATCH_BONUS = 1e9  # exceeds any mutual information, in nats, of so few prompts
+MATCH_BONUS = 1e9  # larger than N × mutual information can be
 GROWTH = 1.5  # from one T of the grid to the next
 
 Rankings = Int[Tensor, "rankings prompts"]
@@ -50,7 +50,7 @@ def top_sizes(total: int) -> list[int]:
 
 
 def ranks_by_result(ranked: Rankings, catalogue: Catalogue) -> Rankings:
-    """Ranks of the prompts, grouped by result and ascending within, as result index · N + rank."""
+    """Ranks of the prompts, grouped by result and ascending in each group, as result index · N + rank."""
     total, device = ranked.shape[1], ranked.device
     dtype = torch.int32 if len(catalogue.results) * total < 2**31 else torch.int64  # int32 sorts faster
     offset = (catalogue.result_index * total).to(dtype).index_select(0, ranked.flatten())

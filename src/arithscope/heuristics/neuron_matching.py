@@ -2,10 +2,10 @@
 
 With A the activations over the N legal prompts and L the value vector's logit of each prompt's answer:
 
-1. Count the overlap of indirect heuristics of k prompts with the top k of A, and of −A, since gated MLPs fire with both signs;
-   the larger one counts. Count the overlap of direct ones with the top k of A × L.
+1. Count the overlap of each indirect heuristic of k prompts with the top k of A and of −A, since gated MLPs fire with both
+   signs, and take the larger. Count the overlap of each direct heuristic with the top k of A × L.
 2. score = overlap / k. A raw match has a score of at least 0.6.
-3. Compute p and false-discovery rates against permuted activations (calibration.py). A calibrated match also has fdr ≤ 0.05.
+3. Compute p and false-discovery rates against the permutation null (calibration.py). A calibrated match also has fdr ≤ 0.05.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,8 +56,8 @@ class NeuronBatch:
 class NeuronMatches(NamedTuple):
     """Matches with p and false-discovery rates.
 
-    chance is k/N and corrected (score − chance)/(1 − chance). expected is the score that the value vector alone brings (for
-    indirect heuristics, chance). neg_log10_p_hypergeom is the tail in a random ranking; neg_log10_p, p and fdr are those of
+    chance is k/N and corrected (score − chance)/(1 − chance). expected is the score expected from the value vector alone
+    (for indirect heuristics, chance). neg_log10_p_hypergeom is the tail in a random ranking; neg_log10_p, p and fdr come from
     calibration.py. calibrated: score ≥ THRESHOLD and fdr ≤ FDR_LEVEL.
     """
 
@@ -72,8 +72,11 @@ def calibrated_matches(
     """Match neurons with every heuristic of the catalogue and calibrate the matches.
 
     Args:
+        neurons: Activation maps and value-vector logits.
+        catalogue: The operator's prompts and heuristics.
         draws: Number of permutations of each neuron.
-        names: Name of each neuron. With `seed` it seeds the neuron's permutations, which depend on no other neuron.
+        seed: Seed of the permutations, together with the neuron's name.
+        names: Name of each neuron; its permutations depend on no other neuron.
         advance: Called with the number of neurons done.
     """
     matches, best, of_direct = match_neurons(neurons, catalogue, draws, seed, names, advance)
@@ -90,8 +93,9 @@ def tries(catalogue: Catalogue) -> tuple[int, int]:
 
 def with_p(pairs: pd.DataFrame, null: tuple[Floats, Floats], tried: tuple[int, int]) -> pd.DataFrame:
     """Add p to pairs, given the permutation null of indirect and of direct heuristics and their numbers (`tries`)."""
-    by_class = [calibration.p_values(pairs.neg_log10_p.to_numpy(), null[c], tried[c]) for c in (True, False)]
-    return pairs.assign(p=np.minimum(calibration.N_CLASSES * np.where(pairs.direct, *by_class), 1.0))
+    statistic = pairs.neg_log10_p.to_numpy()
+    indirect, direct = (calibration.p_values(statistic, *of_class) for of_class in zip(null, tried, strict=True))
+    return pairs.assign(p=np.minimum(calibration.N_CLASSES * np.where(pairs.direct, direct, indirect), 1.0))
 
 
 def calibrate(key: list[str], matches: pd.DataFrame, best: pd.DataFrame) -> NeuronMatches:

@@ -27,7 +27,7 @@ def rankings_at_a_time(catalogue: Catalogue) -> int:
 
 
 def top_prompts(activations: Float[Tensor, "rows prompts"], k: int | None = None) -> Int[Tensor, "rows k"]:
-    """Indices of each row's top-k prompts (all by default), highest activation first; of equal ones the earlier first.
+    """Indices of each row's top-k prompts (all by default), highest activation first; among equals, the earlier prompt first.
 
     A float's bits, read as an integer, keep the order of floats (with a flip for negative ones). With the prompt's index in
     the lowest bits every key is unique and contains the prompt, so any sorting algorithm gives the same ranking.
@@ -52,7 +52,7 @@ def sorted_rows(keys: Int[Tensor, "rows keys"], k: int | None = None) -> Int[Ten
 
 
 def is_match(overlap: Any, size: Any) -> Any:
-    """Whether the score overlap / size reaches THRESHOLD, in integers, so that 3 of 5 always does."""
+    """Whether the score overlap / size reaches THRESHOLD; computed in integers, so that 3 of 5 is a match despite rounding."""
     return overlap * 10 >= size * round(THRESHOLD * 10)
 
 

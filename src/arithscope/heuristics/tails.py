@@ -25,8 +25,8 @@ def neg_log10_p_hypergeom_table(total: int, k: int) -> Float[np.ndarray, " overl
     """−log₁₀ P(X ≥ x) for every overlap x = 0…k of two sets of k out of `total` prompts."""
     log = _log_factorials(total)
     x = np.arange(max(0, 2 * k - total), k + 1)  # two sets of k share at least 2k − N prompts
-    pmf = 2 * log[k] + 2 * log[total - k] - log[total] - log[x] - 2 * log[k - x] - log[total - 2 * k + x]
-    tail = np.logaddexp.accumulate(pmf[::-1])[::-1]
+    log_pmf = 2 * log[k] + 2 * log[total - k] - log[total] - log[x] - 2 * log[k - x] - log[total - 2 * k + x]
+    tail = np.logaddexp.accumulate(log_pmf[::-1])[::-1]
     out = np.zeros(k + 1)
     out[x] = np.maximum(-tail / LN10, 0.0)
     return out

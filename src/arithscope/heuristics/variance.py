@@ -102,5 +102,5 @@ def _explained(sums: Floats, shared: Floats) -> float:
     if len(sums) == 0:
         return 0.0
     strength, directions = np.linalg.eigh(shared)
-    kept = strength > 1e-9 * max(strength[-1], 1.0)  # below is rounding
+    kept = strength > 1e-9 * max(strength[-1], 1.0)  # the rest is rounding
     return float(np.sum((sums @ directions[:, kept]) ** 2 / strength[kept]))

@@ -1,6 +1,6 @@
-"""Whether a model does what arithscope takes for granted: each check compares two ways of computing the same thing.
+"""Self-checks of a model: each compares two ways of computing the same thing.
 
-If a check fails, results would be wrong without looking wrong. So a run refuses such a model.
+A model that fails one would give wrong results that look right, so a run refuses it.
 """
 
 import copy
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arithscope.models.engine.fast_ops import use_library_modules
 from arithscope.models.engine.full_pass import FullPass
-from arithscope.models.engine.replay import layer_calls, record, replay, replay_neurons
+from arithscope.models.engine.replay import EXACT, HALF, layer_calls, record, replay, replay_neurons
 from arithscope.models.engine.sweep import replica
 from arithscope.models.hooks import capturing, edit, layer_input
 from arithscope.models.memory import storage
@@ -24,7 +24,6 @@ from arithscope.stats.effects import log_probability
 from arithscope.stats.faithfulness import normalized_logit
 from arithscope.utils.progress import Advance
 
-EXACT, HALF = 1e-3, 0.15  # differences that rounding explains in float32 and in half precision, relative to the spread
 NOISE = 4  # allowed multiple of the known rounding noise of the model's own logits
 
 
@@ -48,12 +47,12 @@ class _Sample:
     allowed: float
 
     def distance(self, other: Tensor) -> float:
-        """Root mean square distance of other logits, of the worst prompt, in units of the logits' spread; may be NaN."""
+        """Root mean square distance to other logits for the worst prompt, in units of the logits' spread; may be NaN."""
         spread = float(self.logits.std(-1).mean()) or 1.0
         return float((other - self.logits).square().mean(-1).sqrt().max()) / spread
 
     def compared(self, name: str, detail: str, distance: float, problem: str) -> Check:
-        """A check of a distance; "{}" in `detail` stands for it."""
+        """A check that a distance is small; it replaces "{}" in `detail`."""
         excess = f"{problem} by {distance:.2g} of the logits' spread, where rounding explains {self.allowed:.2g}"
         return Check(name, detail.format(f"{distance:.1e}"), "" if distance <= self.allowed else excess)
 
@@ -79,7 +78,7 @@ def self_check(model: Model, *, advance: Advance) -> list[tuple[str, str]]:
 
 
 def tokenization_check(model: Model, prompts: Prompts) -> Check:
-    """Whether the tokenizer reads every one of these prompts as the encoder's tables say."""
+    """Whether the tokenizer encodes each of these prompts as the encoder's tables do."""
     if (wrong := model.encoder.first_mismatch(prompts)) is None:
         return Check("tokenisation", f"all {len(prompts):,} legal prompts are read as expected")
     problem = f"its tokenizer reads {wrong!r} differently from its neighbours; choose another --template"
@@ -88,8 +87,8 @@ def tokenization_check(model: Model, prompts: Prompts) -> Check:
 
 def float32_copy(model: Model) -> Model | None:
     """The model with weights in float32; None if that is impossible or does not fit in memory."""
-    weights = sum(p.numel() for p in model.hf_model.parameters())
-    if model.quantization or model.offloads or len(model.devices) > 1 or 4 * weights > storage(model):
+    size = 4 * sum(p.numel() for p in model.hf_model.parameters())
+    if model.quantization or model.offloads or len(model.devices) > 1 or size > storage(model):
         return None
     wide = copy.deepcopy(model, {id(x): x for x in (model.tokenizer, model.encoder)})
     wide.hf_model.float()
@@ -104,7 +103,7 @@ def rounding_noise(model: Model, wide: Model) -> float:
 
 
 def _logits(sample: _Sample) -> Check:
-    """Finite, and not the same for all tokens."""
+    """Logits are finite, and not the same for all tokens."""
     if not torch.isfinite(sample.logits).all():
         problem = "its logits are not finite; try --dtype float32, or load its weights again"
         return Check("logits", "not finite", problem)
@@ -115,14 +114,14 @@ def _logits(sample: _Sample) -> Check:
 
 def _determinism(sample: _Sample) -> Check:
     again = sample.model.logits(sample.ids)
-    detail = "the same pass gives the same bits" if torch.equal(again, sample.logits) else "repeated to {}"
+    detail = "two passes agree bit by bit" if torch.equal(again, sample.logits) else "two passes agree to {}"
     return sample.compared("determinism", detail, sample.distance(again), "its logits differ from one pass to the next")
 
 
 def _library(sample: _Sample) -> Check:
     """Our fast modules against those of transformers."""
     if sample.model.offloads or sample.model.quantization:
-        return Check("library", "not compared: weights are fetched or quantised")
+        return Check("library", "not compared: weights are offloaded or quantised")
     plain = replica(sample.model)
     use_library_modules(plain.hf_model)
     distance = sample.distance(plain.logits(sample.ids))
@@ -132,12 +131,12 @@ def _library(sample: _Sample) -> Check:
 
 def _batches(sample: _Sample) -> Check:
     distance = sample.distance(torch.cat([sample.model.logits(row[None]) for row in sample.ids]))
-    detail = "a prompt alone equals the same prompt among others to {}"
-    return sample.compared("batches", detail, distance, "a prompt's logits depend on the prompts beside it")
+    detail = "a prompt alone has the same logits as in a batch (to {})"
+    return sample.compared("batches", detail, distance, "a prompt's logits depend on the other prompts in its batch")
 
 
 def _padding(sample: _Sample) -> Check:
-    """Prompts are never padded here; but if masked tokens are not left out, attention masks do not do what they should."""
+    """Prompts are never padded; but if masked tokens change the logits, attention masks do not work as they should."""
     model, (batch, length), pad = sample.model, sample.ids.shape, 3
     ids = torch.cat([sample.ids[:, -1:].expand(batch, pad), sample.ids], dim=1)
     positions = torch.arange(-pad, length, device=ids.device).expand(batch, -1)
@@ -171,17 +170,18 @@ def _attention(sample: _Sample) -> Check:
     sums = max(float((pattern.sum(-1) - 1).abs().max()) for pattern in patterns)
     ahead = max(float(pattern.triu(1).abs().max()) for pattern in patterns)
     allowed = 1e-4 if model.full_precision else 0.02
-    detail = f"rows sum to one (to {sums:.1e}), and nothing looks ahead"
+    detail = f"rows sum to one (to {sums:.1e}), and no token attends to a later one"
     if not sums <= allowed:
         return Check("attention", detail, f"rows of its attention patterns do not sum to one (off by {sums:.2g})")
     if not ahead <= allowed:
-        return Check("attention", detail, f"its attention looks ahead, with a weight of {ahead:.2g}")
+        return Check("attention", detail, f"its attention is not causal: later tokens get a weight of {ahead:.2g}")
     return sample.compared("attention", detail, distance, "eager attention computes different logits")
 
 
 def _components(sample: _Sample) -> Check:
-    """Heads and value vectors add up to what the projections write, and that to the layer's output."""
-    model, layers, errors = sample.model, range(sample.model.sizes.layers), []
+    """Heads and value vectors sum to what the projections write, and attention and MLP to the layer's output."""
+    model, layers = sample.model, range(sample.model.sizes.layers)
+    errors = []
     with layer_calls(model) as calls, capturing(model, heads=layers, neurons=layers, residual=layers) as captured:
         model.logits(sample.ids)
 
@@ -191,7 +191,7 @@ def _components(sample: _Sample) -> Check:
     for i in layers:
         each_head, each_neuron = captured.heads[i], captured.neurons[i]
         heads, neurons = project(Site.HEADS, i, each_head.flatten(-2)), project(Site.NEURONS, i, each_neuron)
-        # Each head alone through the projection, summed; the bias, which each of them adds, counts once.
+        # Sum of each head alone through the projection; the bias, which each of them adds, counts once.
         bias = project(Site.HEADS, i, torch.zeros_like(each_head[:1, :1]).flatten(-2))
         sum_of_heads = bias.expand(*each_head.shape[:2], -1).clone()
         for head in range(model.sizes.heads):
@@ -228,9 +228,11 @@ def _centring(sample: _Sample) -> Check:
 
 def _replay(sample: _Sample) -> Check:
     """Replays from every layer against full passes: unedited, with components ablated, and with a neuron's sign flipped."""
-    model, ids, slow = sample.model, sample.ids, FullPass()
-    named, s, last = list(model.positions.named().items()), model.sizes, sample.ids.shape[1] - 1
-    whole, errors = slow.record(model, ids, 0), []
+    model, ids, s = sample.model, sample.ids, sample.model.sizes
+    named, last = list(model.positions.named().items()), ids.shape[1] - 1
+    slow = FullPass()
+    whole = slow.record(model, ids, 0)
+    errors = []
     for layer in range(s.layers):
         name, at = named[layer % len(named)]
         heads, neurons = (torch.zeros(2, n, dtype=torch.bool, device=model.device) for n in (s.heads, s.neurons))

@@ -1,4 +1,4 @@
-"""Module names of each supported family: one row per family; nothing else in the package knows them."""
+"""Module names of the supported families, one row each. No other module of the package depends on a family's names."""
 
 from dataclasses import dataclass, replace
 

@@ -48,18 +48,18 @@ class Edit:
         return max(self.mask.shape[0], self.values.shape[0])
 
     def select(self, variants: Tensor) -> "Edit":
-        """The edit for some of its variants; −1 stands for a variant without an edit. One variant serves any number."""
+        """The edit for some of its variants, −1 for an unedited one; an edit with a single variant is broadcast."""
         index = variants.to(self.mask.device)
         mask, values = (x[index.clamp(min=0)] if x.shape[0] > 1 else x for x in (self.mask, self.values))
         return replace(self, mask=mask & (index >= 0)[:, None, None], values=values)
 
     def for_prompts(self, rows: NDArray[np.int64]) -> "Edit":
-        """The edit for some prompts of its batch; one that is the same for all prompts serves any."""
+        """The edit for some prompts of its batch; one that is the same for all prompts is broadcast."""
         mask, values = (x[:, rows] if x.shape[1] > 1 else x for x in (self.mask, self.values))
         return replace(self, mask=mask, values=values)
 
     def within(self, positions: range) -> "Edit | None":
-        """The edit at those of its positions that lie in a range; None if there are none."""
+        """The edit restricted to positions in a range; None if it has none there."""
         kept = [i for i, p in enumerate(self.positions) if p in positions]
         values = self.values[:, :, kept] if self.values.shape[2] > 1 else self.values
         return replace(self, positions=tuple(self.positions[i] for i in kept), values=values) if kept else None
@@ -153,13 +153,13 @@ def editing(model: Model, edits: Sequence[Edit], batch: int, first: int = 0) -> 
 
 @contextmanager
 def blocking_attention(model: Model, layers: Layers, query: int, keys: Sequence[int]) -> Iterator[None]:
-    """In these layers, position `query` cannot attend to the positions `keys`. For passes over whole prompts."""
+    """Attention knockout: in these layers, position `query` cannot attend to `keys`. For passes over whole prompts."""
 
     def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         x, mask = layer_input(args, kwargs), kwargs["attention_mask"]
         if mask is None:  # plain causal attention
             mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()[None, None]
-        if mask.dtype == torch.bool and model.attention_implementation != "sdpa":  # the others add the mask
+        if mask.dtype == torch.bool and model.attention_implementation != "sdpa":  # eager attention adds the mask
             mask = torch.zeros_like(mask, dtype=x.dtype, device=x.device).masked_fill(~mask, torch.finfo(x.dtype).min)
         mask = mask.clone()
         mask[:, :, query, list(keys)] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
@@ -243,8 +243,8 @@ def gradients(
     residual: Layers = (),
     embeddings: Float[Tensor, "batch length width"] | None = None,
 ) -> tuple[Activations, Activations]:
-    """Activations [batch, …] at the given layers, and the gradients [*measures, batch, …] of each prompt's own measures with
-    respect to them. `embeddings` replaces the tokens' own."""
+    """Activations [batch, …] at the given layers, and the gradients [*measures, batch, …] of each prompt's measures with
+    respect to them. `embeddings` replaces the token embeddings."""
 
     def start(module: Any, args: Any, output: Tensor) -> Tensor:
         # The weights are frozen, so without this nothing would require a gradient.
@@ -273,7 +273,7 @@ def linearized(model: Model) -> Iterator[None]:
     """Backward passes inside treat norms, activation functions and gates as linear maps; forward passes stay the same.
 
     A gradient describes an infinitesimal step. A patch is a large one, along which norms rescale and activation functions
-    bend. Without that, gradients estimate large changes better.
+    bend. Without these nonlinearities, gradients estimate the effect of a patch better.
 
     norm                   the scale is held constant; a LayerNorm's centring stays
     activation function    f(x) = x · [f(x) / x], with the bracket held constant
@@ -284,7 +284,7 @@ def linearized(model: Model) -> Iterator[None]:
     """
 
     def at_norm_or_activation(module: Any, args: Any, output: Tensor) -> Tensor:
-        x = args[0].to(output.device)  # a norm may run on another device than the module before it
+        x = args[0].to(output.device)  # under a device map, the input may be on another device
         if isinstance(module, nn.LayerNorm):
             slope = weight_of(module) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + module.eps)
             x = x - x.mean(-1, keepdim=True)

@@ -1,7 +1,7 @@
 """Load a model from an embedded name, a folder, a GGUF file or a hub id, each optionally with `@` and a revision.
 
-A loaded model can be taken apart so that other processes can rebuild it: a ModelSpec, and its weights as plain bytes. Processes
-that find these bytes in shared memory build their models around them without a copy.
+A loaded model can be split into a ModelSpec and its weights as plain bytes, from which other processes rebuild it. If these
+bytes lie in shared memory, CPU models use them without a copy.
 """
 
 import copy
@@ -37,7 +37,8 @@ from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memo
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = ("4bit", "8bit")
-SMALL = 2_000_000_000  # parameters up to which float32 is the default
+LARGEST_TOKEN = 1 << 24  # an id this large would cost gigabytes: the tokenizers library lists all unused smaller ones
+SMALL = 2_000_000_000  # parameters below which float32 is the default
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class LoadOptions:
 
     Attributes:
         device: auto, cpu, cuda, cuda:N or mps.
-        dtype: float32, bfloat16 or float16; auto is float32 up to 2 billion parameters, beyond that as stored.
+        dtype: float32, bfloat16 or float16; auto is float32 below 2 billion parameters, otherwise as stored.
         device_map: "auto" spreads a model over GPUs, CPU and disk; or a device per module, {"model.layers.0": "disk", …},
             or a JSON file with such a mapping.
         quantize: 4bit or 8bit.
-        allow_pickle: Load weights that are not safetensors, which can run code.
+        allow_pickle: Also load pickled weights, which can run code.
         trust_remote_code: Run code that comes with the model.
     """
 
@@ -88,15 +89,15 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
         config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
         hf_model = _load_weights(source, config, device, options)
         tokenizer = _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
-        revision = source.revision or "" if source.local else source.folder().name
+        revision = (source.revision or "") if source.local else source.folder().name
         hashes = _weight_hash(source, hf_model), _tokenizer_hash(tokenizer)
         full_name = str(user_path(model).resolve()) if user_path(model).exists() else model
-        identity = Identity(source.name, revision, *hashes, full_name)
+        identity = Identity(source.name, revision, *hashes, source=full_name)
         return _attempt(source, "model", checked_model, hf_model, tokenizer, identity, template)
 
 
 def check_options(options: LoadOptions) -> torch.device:
-    """Refuse options that no model can be loaded with; returns the device."""
+    """The device to load on. Raises UserError if an option is invalid or needs an unavailable device."""
     device = pick_device(options.device)
     if options.dtype not in ("auto", *DTYPES):
         raise UserError(f"There is no dtype {options.dtype!r}; choose from auto, {', '.join(DTYPES)}.")
@@ -108,21 +109,21 @@ def check_options(options: LoadOptions) -> torch.device:
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a CUDA GPU, or the CPU if there is none. Raises UserError if it is unavailable."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch("cpu|mps|cuda(:[0-9]{1,4})?", name):
         raise UserError(f"There is no device {name[:40]!r}; use auto, cpu, cuda, cuda:N or mps.")
     device, visible = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= visible:
-        gpus = f"{visible or 'no'} CUDA GPUs are visible"
-        raise UserError(f"The device {name} is not available: {gpus}; use --device cpu.")
+        raise UserError(f"The device {name} is not available (visible CUDA GPUs: {visible}); use --device cpu.")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("The device mps is not available on this machine; use --device cpu.")
     return device
 
 
 def _silence_libraries() -> None:
-    """Turn off the libraries' warnings and progress bars; problems are reported by UserError."""
+    """Turn off the libraries' warnings and progress bars; problems are raised as UserError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     levels = {"huggingface_hub": logging.CRITICAL, "accelerate": logging.ERROR, "bitsandbytes": logging.ERROR}
@@ -174,11 +175,10 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
                 raise UserError("No part of a GGUF file can be left on disk; put it on cpu in the device map.")
     if options.quantize is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
-            loading = "Loading in 4 or 8 bits"
-            raise UserError(f"{loading} needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
+            raise UserError("Quantisation needs the package bitsandbytes; run: pip install 'arithscope[quant]'.")
         bits = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
         arguments = {"device_map": device} | arguments | {"quantization_config": bits}
-    # Weights that stay on disk are read from their own files as needed; pickled ones are written there once more.
+    # Offloaded weights are read from their safetensors files as needed; pickled ones are first copied to a temporary folder.
     folder = None
     if options.allow_pickle and options.device_map is not None:
         folder = tempfile.TemporaryDirectory(prefix="arithscope-")
@@ -194,15 +194,15 @@ def _load_weights(source: ModelSource, config: Any, device: torch.device, option
 
 
 def _check_weights(hf_model: Any, info: dict[str, Any], source: ModelSource) -> None:
-    """Refuse weights that are missing (transformers would make them up), of the wrong shape or not finite."""
+    """Refuse weights that are missing (transformers would initialise them at random), of the wrong shape or not finite."""
     if absent := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
-        missing = f"{absent[0]} and {len(absent) - 1} more are missing"
-        raise UserError(f"The weights of {source.name} are incomplete: {missing}.")
+        others = "is" if len(absent) == 1 else f"and {len(absent) - 1} more are"
+        raise UserError(f"The weights of {source.name} are incomplete: {absent[0]} {others} missing.")
     if all(p.is_meta for p in hf_model.parameters()) and not any(hasattr(m, "_hf_hook") for m in hf_model.modules()):
         advice = "put a part of it on cpu in the device map, or install transformers 5.15 or newer"
         raise UserError(f"This version of transformers cannot leave all of a model on disk; {advice}.")
     sizes = {torch.nn.Linear: ("out_features", "in_features"), torch.nn.Embedding: ("num_embeddings", "embedding_dim")}
-    for name, module in hf_model.named_modules():  # those in a GGUF file are not checked against its configuration
+    for name, module in hf_model.named_modules():  # transformers does not check the shapes in a GGUF file
         shape = tuple(getattr(module, size) for size in sizes.get(type(module), ()))
         if shape and module.weight.shape != shape:
             stored = f"{name} is {tuple(module.weight.shape)}, but its configuration says {shape}"
@@ -229,13 +229,16 @@ def _weight_hash(source: ModelSource, hf_model: Any) -> str:
 
 
 def _tokenizer_hash(tokenizer: Any) -> str:
+    vocabulary = tokenizer.get_vocab()
+    if (largest := max(vocabulary.values(), default=0)) > LARGEST_TOKEN:
+        raise UserError(f"The tokenizer has a token with the impossible id {largest}; get its files again.")
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    text = backend.to_str() if backend is not None else repr(sorted(vocabulary.items()))
     return hashlib.sha256(f"{text} bos={tokenizer.bos_token_id}".encode()).hexdigest()
 
 
 def checked_model(hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None) -> Model:
-    """A model that replays exactly; UserError if it does not."""
+    """Build a model. Raises UserError if its replays are not exact."""
     model = Model(hf_model, tokenizer, identity, template)
     check_replay(model, model.encode(model.encoder.examples()))
     return model
@@ -251,7 +254,7 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class ModelSpec:
-    """All of a model but its weights."""
+    """Everything about a model except its weights."""
 
     config: Any
     tokenizer: Any
@@ -262,11 +265,11 @@ class ModelSpec:
     quantized: bool
 
     def empty(self) -> Model:
-        """A model with sizes, tokenizer and identity that cannot be run."""
+        """A model without weights: it has sizes, tokenizer and identity, but cannot be run."""
         return Model(self._empty_hf_model(), self.tokenizer, self.identity, self.template)
 
     def filled(self, weights: Weights, device: torch.device) -> Model:
-        """The model itself. On the CPU its weights are the given bytes, not copies of them."""
+        """The model with these weights; on the CPU it shares their memory."""
         hf_model = self._empty_hf_model()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is read-only
@@ -289,13 +292,14 @@ class ModelSpec:
 
 
 def model_spec(model: Model) -> ModelSpec:
+    """The spec from which another process can rebuild a model."""
     hf_model, template = model.hf_model, model.encoder.template
     attention, quantized = model.attention_implementation, bool(model.quantization)
     return ModelSpec(hf_model.config, model.tokenizer, model.identity, template, hf_model.dtype, attention, quantized)
 
 
 def weights_of(model: Model) -> Weights:
-    """Views of the weights if they are on the CPU, otherwise copies."""
+    """A model's weights: views if they are on the CPU, otherwise copies."""
     hf_model = model.hf_model
     named = [*hf_model.named_parameters(remove_duplicate=False), *hf_model.named_buffers(remove_duplicate=False)]
     if model.quantization or any(tensor.device.type == "meta" for _, tensor in named):

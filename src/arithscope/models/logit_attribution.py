@@ -1,4 +1,4 @@
-"""Direct logit attribution: a logit as a sum over everything that was written into the residual stream.
+"""Direct logit attribution: a logit as a sum over everything written to the residual stream.
 
 At the last position, with the final norm's scale held constant, a logit is the sum of the contributions of
 
@@ -42,13 +42,13 @@ class LogitAttribution:
 
     @property
     def unexplained(self) -> Float[Tensor, " batch"]:
-        """What the contributions do not add up to: rounding, and in some families norms after MLP and attention."""
+        """The rest of the logit: rounding, and in some families the norms after attention and MLP."""
         return self.logit - self.embeddings - self.attention.sum(-1) - self.neurons.sum((-2, -1)) - self.biases
 
 
 @torch.no_grad()
 def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch"]) -> LogitAttribution:
-    """Decompose the logit of one token of each prompt, in float64 but for the pass itself.
+    """Decompose the logit of one token of each prompt, in float64 except for the pass itself.
 
     Args:
         tokens: The token of each prompt whose logit is decomposed.
@@ -58,7 +58,7 @@ def direct_logit_attribution(model: Model, ids: Ids, tokens: Int[Tensor, " batch
 
     Example:
         >>> parts = direct_logit_attribution(model, model.encode(prompts), model.answers(prompts))
-        >>> parts.neurons.flatten(1).topk(10)  # the neurons that add most to each answer
+        >>> parts.neurons.flatten(1).topk(10)  # the neurons that contribute most to each answer's logit
     """
     layers = range(model.sizes.layers)
     stream: list[Tensor] = []

@@ -1,5 +1,5 @@
-"""What a pass costs, from the shapes of the model's matrices: floating-point operations, bytes per row, and the number of rows
-that fit into one pass, given the device's free memory."""
+"""What a pass costs, from the shapes of the model's matrices: floating-point operations, bytes per row, and how many rows fit
+into one pass in the device's free memory."""
 
 from math import prod
 
@@ -13,7 +13,7 @@ from arithscope.utils.out_of_memory import rows_within
 CPU_BUDGET = 64 * 2**20  # more is no faster on a CPU, whose caches are full by then …
 CPU_ROWS = 256  # … unless it holds fewer rows than this
 GPU_BUDGET = 16 * 2**30  # enough to keep a GPU busy
-GPU_STORAGE = 36 * 2**30  # most that results may take: beside an 8B model, half of a large GPU stays free
+GPU_STORAGE = 36 * 2**30  # upper limit for results: beside an 8B model, half of a large GPU stays free
 GPU_SHARE = 0.5  # of the free memory; the rest is for the allocator and the library's temporaries
 GRAPH = 2  # what a backward pass keeps of a layer, in multiples of the layer's peak (an upper bound)
 
@@ -37,7 +37,7 @@ def row_bytes(model: Model, tail: int, length: int) -> int:
 
 
 def graph_bytes(model: Model, measures: int) -> int:
-    """Bytes of one row, beyond its pass, for gradients of some measures with respect to all layers' neurons."""
+    """Extra bytes of one row for gradients of some measures with respect to all layers' neurons."""
     s, length = model.sizes, model.encoder.length
     slopes = (1 + 2 * measures) * length * component_bytes(model, Site.NEURONS)  # twice while they are stacked
     return s.layers * (GRAPH * _layer_bytes(model, length, length) + slopes)

@@ -43,7 +43,7 @@ class Identity:
     revision: str
     weight_hash: str
     tokenizer_hash: str
-    source: str = ""  # the argument of `load`, a path in full
+    source: str = ""  # the argument of `load`; paths are absolute
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ class Model:
 
     def __init__(self, hf_model: Any, tokenizer: Any, identity: Identity, template: Template | None = None):
         config = hf_model.config.get_text_config()
-        self.family, self.architecture = config.model_type, architecture_of(config)
-        self.hf_model, self.tokenizer, self.identity = hf_model.eval().requires_grad_(False), tokenizer, identity
+        self.family = config.model_type
+        self.architecture = architecture_of(config)
+        self.hf_model = hf_model.eval().requires_grad_(False)
+        self.tokenizer, self.identity = tokenizer, identity
         use_fast_modules(hf_model)
         self._engine: Engine | None = None
         self.layers = list(hf_model.get_submodule(self.architecture.layers))
@@ -88,16 +90,17 @@ class Model:
         self.final_norm = hf_model.get_submodule(self.architecture.final_norm)
         self.unembedding = hf_model.get_output_embeddings()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)
-        heads, (neurons, width) = config.num_attention_heads, widths(self._sites[Site.NEURONS][0])
+        heads = config.num_attention_heads
         key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim, vocabulary = widths(self._sites[Site.HEADS][0])[0] // heads, widths(self.unembedding)[1]
-        shape = len(self.layers), heads, key_value_heads, head_dim, neurons, width, vocabulary
-        self.sizes = Sizes(*shape, parameters=hf_model.num_parameters())
+        head_dim = widths(self._sites[Site.HEADS][0])[0] // heads
+        neurons, width = widths(self._sites[Site.NEURONS][0])
+        shape = len(self.layers), heads, key_value_heads, head_dim, neurons, width
+        self.sizes = Sizes(*shape, vocabulary=widths(self.unembedding)[1], parameters=hf_model.num_parameters())
         self.encoder = PromptEncoder(tokenizer, template or Template())
         known = min(self.sizes.vocabulary, hf_model.get_input_embeddings().num_embeddings)
         if not 0 <= self.encoder.max_token < known:
-            token = f"has token {self.encoder.max_token}, but its model knows only {known}"
-            raise UserError(f"The tokenizer of {identity.name} {token}; tokenizer and weights do not belong together.")
+            problem = f"uses token {self.encoder.max_token}, but the model has only {known} tokens"
+            raise UserError(f"The tokenizer of {identity.name} {problem}; load it with the weights it belongs to.")
 
     def __repr__(self) -> str:
         s = self.sizes
@@ -119,7 +122,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Device of the prompts and of all results, wherever the model's parts are."""
+        """Device of prompts and results, even if the model is spread over several."""
         hook = getattr(self.hf_model, "_hf_hook", None)
         return self.hf_model.device if hook is None else torch.device(hook.execution_device)
 
@@ -173,6 +176,7 @@ class Model:
         return self._sites[site][layer]
 
     def attention(self, layer: int) -> Any:
+        """The attention module of a layer."""
         return self.layers[layer].get_submodule(self.architecture.attention)
 
     def component_shape(self, site: Site) -> tuple[int, int]:
@@ -180,14 +184,16 @@ class Model:
         return (self.sizes.heads, self.sizes.head_dim) if site is Site.HEADS else (self.sizes.neurons, 1)
 
     def encode(self, prompts: Prompts) -> Ids:
+        """Token ids of prompts, on the model's device."""
         return self.encoder.encode(prompts).to(self.device)
 
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
+        """Token ids of the right answers, on the model's device."""
         return self.encoder.answers(prompts).to(self.device)
 
     @cached_property
     def token_numbers(self) -> Int[Tensor, " vocabulary"]:
-        """The number that each token stands for as an answer; −1 for other tokens."""
+        """The number that each token denotes as an answer; −1 for all other tokens."""
         numbers = torch.full((self.sizes.vocabulary,), -1, dtype=torch.int32)
         numbers[self.encoder.answer_tokens] = torch.arange(self.limit, dtype=torch.int32)
         return numbers
@@ -197,7 +203,7 @@ class Model:
         return self.hf_model.get_input_embeddings()(ids).to(self.device)
 
     def logits(self, ids: Ids) -> Logits:
-        """The model's own logits after the last token, in float32 or better; edits in force apply."""
+        """The model's own logits after the last token, in float32 or better; active edits apply."""
         return self.last_logits(self.hf_model(input_ids=ids, use_cache=False, logits_to_keep=1))
 
     @staticmethod
@@ -238,7 +244,7 @@ class Model:
         return self._centred(vectors.to(self.device).float()) * self._gain
 
     def logit_lens_direction(self, tokens: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
-        """For each token the vector whose dot product with any vector is that vector's logit-lens logit of the token."""
+        """For each token, the direction whose dot product with a vector is the vector's logit-lens logit of that token."""
         weight = weight_of(self.unembedding)
         return self._centred(weight[tokens.to(weight.device)].to(self.device).float() * self._gain)
 
@@ -250,7 +256,7 @@ def architecture_of(config: Any) -> Architecture:
     """The architecture of a Hugging Face configuration. Raises UserError if its family is not supported."""
     if (family := config.get_text_config().model_type) not in FAMILIES:
         supported = f"{', '.join(FAMILIES)} (a new family is one row in arithscope/models/families.py)"
-        raise UserError(f"Models of family {family!r} are not supported; supported are {supported}.")
+        raise UserError(f"Models of family {family!r} are not supported; choose a model of {supported}.")
     return FAMILIES[family]
 
 

@@ -1,8 +1,8 @@
 """Models larger than a device: device maps, and weights that are fetched when they are needed.
 
 accelerate's hooks move the inputs of each module to where it runs. Offloaded weights (on disk, or in main memory while the
-model runs on a GPU) are fetched only while their module runs; otherwise they are on the meta device, without values. So code
-that reads a weight gets it from `weight_of`.
+model runs on a GPU) are fetched only while their module runs; otherwise they are on the meta device, without values. Read a
+weight with `weight_of`.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import Tensor
 from arithscope.errors import UserError
 from arithscope.utils.files import user_path
 
-STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # with which accelerate makes a map itself
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # names of maps that accelerate makes
 DISK = "disk"
 EXAMPLE = '{"model.embed_tokens": 0, "model.layers.0": "cpu", "model.layers.1": "disk", …}'
 
@@ -54,7 +54,7 @@ def _device(name: str | int) -> str | int:
         raise UserError(f"A device map cannot put anything on {repr(name)[:60]}; use 0, 1, … for a GPU, cpu or disk.")
     gpu, visible = int(match[1] or 0), torch.cuda.device_count()
     if gpu >= visible:
-        raise UserError(f"The device map uses GPU {gpu}, but {visible or 'no'} CUDA GPUs are visible; use cpu or disk.")
+        raise UserError(f"The device map uses GPU {gpu} (visible CUDA GPUs: {visible}); use cpu or disk.")
     return gpu
 
 
@@ -84,7 +84,7 @@ def offloaded(module: Any) -> bool:
 
 @contextmanager
 def fetched(module: Any) -> Iterator[None]:
-    """Keep the weights of a module readable; offloaded ones are fetched once."""
+    """Keep a module's weights readable; offloaded ones are fetched once."""
     with ExitStack() as stack:
         if offloaded(module):
             module._hf_hook.pre_forward(module)
@@ -93,7 +93,7 @@ def fetched(module: Any) -> Iterator[None]:
 
 
 def weight_of(module: Any, name: str = "weight") -> Any:
-    """A module's parameter with its values, wherever they are stored; None if it has none of that name."""
+    """A module's parameter with its values, fetched if it is offloaded; None if it has none of that name."""
     parameter = getattr(module, name, None)
     if parameter is None or parameter.device.type != "meta":
         return parameter
@@ -103,9 +103,9 @@ def weight_of(module: Any, name: str = "weight") -> Any:
 
 @contextmanager
 def refetching_weights(hf_model: Any) -> Iterator[None]:
-    """Let backward passes fetch offloaded weights again instead of keeping them: all together may not fit in memory."""
+    """Let backward passes fetch offloaded weights again. The graph would otherwise keep them all, which may not fit."""
     modules = [m for m in hf_model.modules() if offloaded(m)]
-    running = modules[:1]  # the one that was called last
+    running = modules[:1]  # the module called last
 
     def on_call(module: Any, args: Any) -> None:
         running[0] = module
@@ -127,6 +127,6 @@ def refetching_weights(hf_model: Any) -> Iterator[None]:
 
 
 def _fetch_view(module: Any, name: str, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
-    """Part of a weight, which is fetched if it is offloaded."""
+    """A view of a weight, which is fetched if it is offloaded."""
     weight = weight_of(module, name)
     return weight.as_strided(size, stride, weight.storage_offset() + offset)

@@ -1,6 +1,6 @@
-"""Where models come from: the embedded ones, folders, GGUF files, the model hub; and their checkpoints.
+"""Where models come from: embedded models, folders, GGUF files and the model hub; and their checkpoints.
 
-torch, transformers and huggingface_hub are imported only when needed, since every command line imports this module.
+torch, transformers and huggingface_hub are imported only when needed, since every command imports this module.
 """
 
 import importlib.util
@@ -28,16 +28,15 @@ def local_checkpoints(folder: Path) -> list[str]:
 
 
 def checkpoint_folder(folder: Path, checkpoint: str) -> Path:
-    """Folder of a model's checkpoint."""
-    if checkpoint not in local_checkpoints(folder):
-        known = ", ".join(local_checkpoints(folder)) or "none"
-        raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {known}.")
+    """Folder of a model's checkpoint. Raises UserError if there is none of that name."""
+    known = local_checkpoints(folder)
+    if checkpoint not in known:
+        raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {', '.join(known) or 'none'}.")
     return folder / "checkpoints" / checkpoint
 
 
 def list_checkpoints(model: str) -> list[str]:
-    """Names of a model's checkpoints in the order of training, each for `MODEL@NAME`: folders of a local model, revisions of
-    a hub model."""
+    """A model's checkpoints in training order, for `MODEL@NAME`: folders of a local model, revisions of a hub model."""
     folder = FOLDER / model if model in embedded_names() else user_path(model)
     names = local_checkpoints(folder) if folder.exists() else _hub_revisions(model)
     # Numbers in names count as numbers: step2 comes before step10.
@@ -45,7 +44,7 @@ def list_checkpoints(model: str) -> list[str]:
 
 
 def select_checkpoints(model: str, wanted: str) -> list[str]:
-    """Names of the checkpoints in a comma-separated list, or of all of them for `all`, in the order of training."""
+    """The checkpoints in a comma-separated list, or all of them for `all`, in training order."""
     if "@" in model and not user_path(model).exists():
         raise UserError(f"{model} is one checkpoint; name the model itself to follow its training.")
     known = list_checkpoints(model)
@@ -82,7 +81,7 @@ class ModelSource:
     local: bool
 
     def folder(self) -> Path:
-        """The folder of the files; for a hub model the folder in the hub's cache that is named after the commit."""
+        """The folder of the files; for a hub model, its folder in the local cache, which is named after the commit."""
         if self.local:
             return Path(self.location)
         from transformers.utils import cached_file
@@ -94,7 +93,7 @@ class ModelSource:
         return [folder / self.gguf] if self.gguf is not None else sorted(folder.glob("*.safetensors"))
 
     def max_numbers(self) -> int:
-        """Upper bound of parameters and buffers: what the files can hold, with room for computed tables."""
+        """Upper bound on parameters and buffer entries: what the files can hold, with room for computed tables."""
         if not self.local:
             return 10**13
         files = [f for f in self.folder().iterdir() if self.gguf in (None, f.name) and f.is_file()]
@@ -105,7 +104,8 @@ class ModelSource:
         folder = self.folder()
         if self.local and not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
             names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            if missing := [name for name in names if name not in {file.name for file in self.weight_files()}]:
+            present = {file.name for file in self.weight_files()}
+            if missing := [name for name in names if name not in present]:
                 absent = f"there is no file {missing[0]!r} beside the index"
                 raise UserError(f"The weights of {self.name} are incomplete: {absent}.")
 
@@ -114,19 +114,21 @@ def find_model(model: str) -> ModelSource:
     """Locate an embedded model, a folder, a GGUF file or a hub id, optionally followed by `@` and a checkpoint."""
     if not model.strip():
         raise UserError(f"No model was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
-    base, _, revision = (model, "", "") if user_path(model).exists() or "@" not in model else model.rpartition("@")
+    base, revision = model, ""
+    if "@" in model and not user_path(model).exists():
+        base, _, revision = model.rpartition("@")
     path = FOLDER / base if base in embedded_names() else user_path(base)
     if path.is_dir():
         folder = checkpoint_folder(path, revision) if revision else path
         if not (folder / CONFIG).is_file():
             raise UserError(f"The folder {base} has no config.json; name a folder in Hugging Face format.")
-        return ModelSource(path.resolve().name, str(folder), revision or None, None, True)
+        return ModelSource(path.resolve().name, str(folder), revision or None, gguf=None, local=True)
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"{base} is not a GGUF file; name one, or a folder in Hugging Face format.")
         if importlib.util.find_spec("gguf") is None:
             raise UserError("Reading a GGUF file needs the package gguf; run: pip install 'arithscope[quant]'.")
-        return ModelSource(path.stem, str(path.parent), None, path.name, True)
+        return ModelSource(path.stem, str(path.parent), revision=None, gguf=path.name, local=True)
     if base.startswith((".", "/", "~")) or base.endswith(".gguf") or base.count("/") > 1:
         raise UserError(f"There is no folder or file {base!r}; check the path.")
-    return ModelSource(base, base, revision or None, None, False)
+    return ModelSource(base, base, revision or None, gguf=None, local=False)

@@ -1,4 +1,4 @@
-"""From prompts to token ids, by tables that are read off the tokenizer.
+"""From prompts to token ids, with tables built by probing the tokenizer.
 
 Nothing is assumed about a tokenizer:
 
@@ -137,7 +137,7 @@ class PromptEncoder:
         return list(self.tokenizer.convert_ids_to_tokens([int(i) for i in ids]))
 
     def first_mismatch(self, prompts: Prompts) -> str | None:
-        """The first prompt whose table look-up differs from encoding its whole text; None if there is none."""
+        """The first prompt whose table look-up differs from tokenizing its whole text; None if there is none."""
         answer = prompts.answer
         shown = np.where((answer >= 0) & (answer < self.limit), answer, 3).tolist()
         texts = prompts.text(self.template)
@@ -160,7 +160,7 @@ class PromptEncoder:
         return self.template.render(slots["op1"], slots["operator"], slots["op2"]) + slots["answer"]
 
     def _encode_slot(self, slot: str, values: Sequence[str]) -> list[list[int]]:
-        """The reference prompt with other values in one slot."""
+        """Tokens of the reference prompt with other values in one slot."""
         return self._encode_texts([self._text({**_REFERENCE, slot: value}) for value in values])
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
@@ -183,7 +183,7 @@ class PromptEncoder:
         return row[at] if same and row[at] != self.tokenizer.unk_token_id else None
 
     def _number_tokens(self, slot: str, reference: list[int], at: int) -> list[int]:
-        """Tokens of 0, 1, 2… in this slot, up to the first number without its own."""
+        """Tokens of 0, 1, 2… in this slot, up to the first number that is not a distinct single token."""
         tokens: dict[int, None] = {}  # an ordered set
         blocks = ([str(n) for n in range(start, start + _BLOCK)] for start in count(0, _BLOCK))
         for row in chain.from_iterable(self._encode_slot(slot, block) for block in blocks):

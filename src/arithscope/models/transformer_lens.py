@@ -1,4 +1,4 @@
-"""The same model in TransformerLens, if that is installed: to compare with, never to compute with."""
+"""The same model in TransformerLens, if it is installed: only to compare with."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +16,7 @@ class TransformerLensUnavailable(Exception):
 
 
 class TransformerLensModel:
-    """A model as a TransformerLens bridge, which changes the modules it is given: those of a replica, with shared weights."""
+    """A model as a TransformerLens bridge, which rewrites modules in place: it gets a replica that shares the weights."""
 
     def __init__(self, model: Model):
         if find_spec("transformer_lens") is None:
@@ -47,6 +47,6 @@ class TransformerLensModel:
 
 
 def _unavailable(error: Exception) -> TransformerLensUnavailable:
-    """From whatever TransformerLens raises on a model that it does not support."""
+    """Wraps whatever TransformerLens raises on a model that it does not support."""
     first_line = (str(error).strip().splitlines() or ["no reason given"])[0][:160]
     return TransformerLensUnavailable(f"it cannot take this model ({type(error).__name__}: {first_line})")

@@ -1,4 +1,4 @@
-"""New, untrained models: a model of any supported family with random weights, and a tokenizer of whole numbers."""
+"""New models of any supported family with random weights, and a tokenizer of whole numbers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def empty_model(config: Any, **options: Any) -> Any:
 
 
 def check_config(config: Any, max_numbers: int) -> int:
-    """Number of parameters of a model. Refuses a configuration with absurd sizes before it can fill the memory."""
+    """Number of parameters of a model. Raises UserError for absurd sizes before memory is allocated for them."""
     layers = config.get_text_config().num_hidden_layers
     if not 1 <= layers <= MAX_LAYERS:
         raise UserError(f"The configuration asks for {layers} layers; it must be 1 to {MAX_LAYERS}.")
@@ -37,8 +37,8 @@ def check_config(config: Any, max_numbers: int) -> int:
     parameters = sum(p.numel() for p in hf_model.parameters())
     numbers = parameters + sum(b.numel() for b in hf_model.buffers())
     if numbers > max_numbers:
-        possible = f"at most {max_numbers:,} are possible here"
-        raise UserError(f"The configuration asks for a model of {numbers:,} numbers, but {possible}.")
+        sizes = f"{numbers:,} parameters and buffer entries, but at most {max_numbers:,} are possible here"
+        raise UserError(f"The configuration asks for {sizes}.")
     return parameters
 
 

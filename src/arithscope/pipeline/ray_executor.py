@@ -2,9 +2,9 @@
 
 There is one worker per GPU, or per CPU where there are no GPUs. The model's weights are put into the cluster's shared memory
 once; CPU workers use them there, GPU workers copy them to their device. A model that is spread over devices, is quantised or
-brings its own code is loaded by each worker itself.
+comes with code is loaded by each worker itself.
 
-A worker that dies, or whose node is lost, is replaced as soon as the cluster has room, and its unit is run by another one.
+A worker that dies, or whose node is lost, is replaced as soon as the cluster has room, and another worker runs its unit.
 """
 
 import gc
@@ -35,16 +35,15 @@ from arithscope.utils.progress import Advance, Progress
 
 LOCAL = "local"
 TRIES = 3  # for a unit whose worker dies, and for starting a worker
-PATIENCE = 30.0  # seconds without news after which the user is told what the run is waiting for
+PATIENCE = 30.0  # seconds without an event after which a note says what the run is waiting for
 
-
-# What workers make their model of: a spec and shared weights, or a function with which each loads it itself.
+# What workers build their model from: a spec with shared weights, or a function that loads the model.
 Source = ModelSpec | Callable[[], Model]
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker's report that it has its model; with the model's spec if the worker loaded it."""
+    """A worker's report that its model is ready, with the model's spec if the worker loaded it."""
 
     versions: dict[str, str]
     node: str  # Ray's id
@@ -53,7 +52,7 @@ class Ready:
 
 
 def versions() -> dict[str, str]:
-    """Versions that numbers depend on, and that must agree on all nodes."""
+    """Versions that results depend on, and that must agree on all nodes."""
     return {
         "arithscope": __version__,
         "Python": platform.python_version().rpartition(".")[0],
@@ -71,7 +70,7 @@ class Worker:
         self.model: Model | None = None
 
     def take(self, source: Source, weights: Any) -> Ready:
-        """Load a model, or build it from its spec and shared weights, in place of an earlier one."""
+        """Load a model, or build it from its spec and shared weights, replacing the previous one."""
         import ray
 
         self.model = None
@@ -113,7 +112,7 @@ class _Slot:
 def open_executor(
     address: str | None, template: Template, options: LoadOptions, progress: Progress
 ) -> Iterator[tuple[Executor, Callable[[str], Model]]]:
-    """An executor and a function that loads models for it: this process, or the cluster at an address."""
+    """Yield an executor (this process, or the cluster at an address) and a function that loads models for it."""
     if address is None:
         yield LocalExecutor(progress.note), lambda name: load(name, template, options)
     else:
@@ -122,7 +121,7 @@ def open_executor(
 
 
 class RayExecutor(Executor):
-    """Runs units on the Ray cluster at an address, or (`local`) on one that lives on this machine as long as this object."""
+    """Runs units on the Ray cluster at an address; `local` starts one on this machine and stops it on `close`."""
 
     def __init__(self, address: str, options: LoadOptions, progress: Progress):
         self.options, self.progress = options, progress
@@ -141,14 +140,15 @@ class RayExecutor(Executor):
         try:
             shares = self._shares()
             if not shares:
-                raise UserError("The cluster has no GPUs, which --device cuda asks for; use --device cpu or auto.")
+                raise UserError("The cluster has no GPUs for --device cuda; use --device cpu or auto.")
             self._grow()  # workers start while this process loads the model
         except BaseException:
             self.close()
             raise
-        self.where = f"{_counted(len(shares), 'worker')} with {shares[0]} each"
+        self.where = f"{_counted(len(shares), 'worker')} with {shares[0]}{' each' if len(shares) > 1 else ''}"
 
     def close(self) -> None:
+        """Stop the workers, and the cluster if it was started here."""
         for slot in self._slots:
             self._ray.kill(slot.actor)
         self._slots, self._idle, self._starting, self._weights = [], [], {}, None
@@ -160,9 +160,10 @@ class RayExecutor(Executor):
         if not self._workers_load:
             return load(name, template, replace(self.options, device="cpu"))
         device = "cuda" if any(share.gpus for share in self._shares()) else "cpu"
-        spread = self.options.device_map  # a file is read here, as other nodes may not have it
-        placed = None if spread is None else read_device_map(spread)
-        loader = partial(load, name, template, replace(self.options, device=device, device_map=placed))
+        device_map = self.options.device_map
+        if device_map is not None:
+            device_map = read_device_map(device_map)  # here, as other nodes may not have the file
+        loader = partial(load, name, template, replace(self.options, device=device, device_map=device_map))
         self._spec = None
         self._give(loader)
         while self._spec is None:
@@ -202,7 +203,7 @@ class RayExecutor(Executor):
                             f"A unit of {function.__name__} has killed its worker {TRIES} times, probably for lack of memory "
                             f"({_in_short(error)}); use nodes with more memory, or --dtype bfloat16."
                         ) from error
-                    self.progress.note(f"A worker on {slot.host} was lost; its unit is run again by another.")
+                    self.progress.note(f"A worker on {slot.host} was lost; another one runs its unit again.")
                     waiting.append(index)
                 else:
                     self._idle.append(slot)
@@ -215,7 +216,7 @@ class RayExecutor(Executor):
                 self._start(slot)
 
     def _news(self, running: Sequence[Any]) -> Any | None:
-        """Wait for an event: returns the reference of a unit that finished or was lost; None for any other event."""
+        """Wait for an event. Returns the reference of a unit that finished or was lost; None after any other event."""
         ready, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=PATIENCE)
         if not ready:
             if not running:
@@ -247,19 +248,20 @@ class RayExecutor(Executor):
         if ready.spec is not None:
             self._spec = self._spec or ready.spec
             if ready.spec.identity != self._spec.identity:
-                other = f"another {ready.spec.identity.name} than the others, as its weights or its tokenizer differ"
+                other = f"a different {ready.spec.identity.name} (other weights, or another tokenizer)"
                 raise UserError(f"The node {ready.host} has {other}; copy the same files to every node.")
         slot.node, slot.host, slot.failures = ready.node, ready.host, 0
         self._idle.append(slot)
 
     def _give(self, source: Source, model: Model | None = None) -> None:
+        """Have all workers take a model."""
         self._weights = None  # frees the previous model's
         if isinstance(source, ModelSpec) and model is not None:
             self._weights = self._ray.put(weights_of(model))
         self._model, self._source = model, source
-        self._grow()
         for slot in self._slots:
             self._start(slot)
+        self._grow()  # last, as it makes new workers take the model too
 
     def _grow(self) -> None:
         """Start a worker for every share of the cluster, including nodes that have joined since."""
@@ -289,7 +291,9 @@ class RayExecutor(Executor):
         """Shares of the cluster's nodes, one per worker."""
         found = []
         for node in self._ray.nodes():
-            gpus, cpus = (int(node["Resources"].get(kind, 0)) if node["Alive"] else 0 for kind in ("GPU", "CPU"))
+            if not node["Alive"]:
+                continue
+            gpus, cpus = (int(node["Resources"].get(kind, 0)) for kind in ("GPU", "CPU"))
             gpus = 0 if self.options.device == "cpu" else gpus
             if self.options.device_map is not None:  # the model is spread over all GPUs of a node
                 found += [Share(gpus, 0 if gpus else cpus, max(cpus, 1))] if gpus or cpus else []

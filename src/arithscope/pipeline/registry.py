@@ -1,4 +1,4 @@
-"""All stages there are: those of the experiments folder, and those of installed plug-ins."""
+"""All stages: those in the experiments folder and those of installed plug-ins."""
 
 import pkgutil
 from collections.abc import Sequence
@@ -20,9 +20,8 @@ def load_plugins() -> None:
         try:
             entry.load()
         except Exception as error:
-            raise UserError(
-                f"The plug-in {entry.name} cannot be loaded ({type(error).__name__}: {error}); update or uninstall it."
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"The plug-in {entry.name} cannot be loaded ({reason}); update or uninstall it.") from error
 
 
 @cache
@@ -53,8 +52,8 @@ def stage_of(result: type) -> Stage:
 
 
 def chosen_stages(names: Sequence[str] | None, stages: Sequence[Stage] | None = None) -> list[Stage]:
-    """The named stages and all that they need, in order; without names, all that run by default. Raises UserError if a name
-    is unknown, or none is given. `stages`: those to choose from, by default all."""
+    """The named stages and all that they need, in order; None chooses those that run by default. `stages` are the ones to
+    choose from, by default all. Raises UserError if a name is unknown, or there are no names."""
     stages = all_stages() if stages is None else stages
     known = {stage.name: stage for stage in stages}
     wanted = {name for name, stage in known.items() if not stage.on_request} if names is None else set(names)

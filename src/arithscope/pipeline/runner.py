@@ -1,4 +1,4 @@
-"""Runs stages in order into a run folder, each only if it must be: the one orchestrator behind command line and library."""
+"""Runs stages in order into a run folder, except those that are up to date. Used by the command line and the library alike."""
 
 import platform
 import time
@@ -34,14 +34,14 @@ AfterStage = Callable[[RunWriter], None]
 
 @dataclass(frozen=True)
 class Given:
-    """A result from another run that stages read, with the key of what it was computed from (empty: part of no key)."""
+    """A result from another run that stages read, and its key, which becomes part of their keys unless it is empty."""
 
     key: str
     result: Any
 
 
 class DeclaredSettings(Settings):
-    """Settings that can be read only as far as a stage declared: its key would not cover any others."""
+    """Only the settings that a stage declared. Reading any other fails, since the stage's key would not cover it."""
 
     def __init__(self, settings: Settings, names: Sequence[str]):
         object.__setattr__(self, "__dict__", {name: getattr(settings, name) for name in names})
@@ -71,18 +71,18 @@ def run_stages(
         model: The model to study.
         settings: What to study, and how.
         out: The run folder: new, or with earlier stages of the same model in it.
-        stages: Names of stages to run, with all that they need; None runs all that are not on request.
+        stages: Names of stages to run, with all that they need; None runs the default ones.
         progress: Where progress is shown.
         after_stage: Called whenever a stage is complete, for example to draw figures.
         known: Stages to choose from; by default all.
         given: Results from other runs that stages need.
-        executor: Runs the stages' units of work. Units of an interrupted stage that were finished are not run again.
+        executor: Runs the stages' units of work. Finished units of an interrupted stage are not run again.
 
     Returns:
         The run folder.
 
     Raises:
-        UserError: If the model cannot be studied so, or the folder cannot be written.
+        UserError: If the model fails a check or does not fit the settings, or the folder cannot be written.
     """
     known = all_stages() if known is None else known
     todo = chosen_stages(stages, known)
@@ -98,7 +98,7 @@ def run_stages(
         for stage in todo:
             result = None
             if folder.is_done(stage.name):
-                with suppress(SchemaMismatch):  # not what this version writes, so it is computed again
+                with suppress(SchemaMismatch):  # then it is computed again
                     result = folder.read(stage.result)
                     progress.note(f"{stage.name}: unchanged, not run again")
             if result is None:
@@ -119,7 +119,7 @@ def run_stages(
 
 
 def check_model(model: Model, settings: Settings, progress: Progress, executor: Executor) -> None:
-    """Raise UserError if a self-check of the model fails. Each model is checked once per process."""
+    """Raise UserError if a self-check of the model fails. Each check is run once per model and process."""
     passed = _passed.setdefault(model, set())
     if (wanted := (settings.operators, settings.max_operand)) in passed:
         return
@@ -150,7 +150,7 @@ def compute_stage(
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """What the manifest says about a model: everything its numbers depend on except the device."""
+    """What the manifest says about a model: everything its results depend on, except the device."""
     return {
         **{name: value for name, value in asdict(model.identity).items() if name != "source"},
         "family": model.family,

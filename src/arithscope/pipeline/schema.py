@@ -1,7 +1,7 @@
-"""Checks that what is read from a run folder is what this version writes: manifest, stage records, tables and arrays.
+"""Checks that a run folder holds what this version writes: manifest, stage records, tables and arrays.
 
-Checksums find damage; these checks find files written by another version or changed by hand. What a result must look like is
-declared on its class (experiments/common/schema.py).
+Checksums find damage; these checks find files written by another version or changed by hand. What a result holds is declared
+on its class (experiments/common/schema.py).
 """
 
 import inspect
@@ -18,12 +18,12 @@ from arithscope.experiments.common.schema import Array, Table
 from arithscope.prompts import OPERATORS, Template
 
 SIZES = ("layers", "heads", "neurons", "parameters", "width", "vocabulary")
-_DTYPES = {"text": "OUT", "integer": "iu", "number": "iuf", "truth": "b", "list": "O"}  # numpy's kinds of dtypes
+_DTYPES = {"text": "OUT", "integer": "iu", "number": "iuf", "boolean": "b", "list": "O"}  # numpy's kinds of dtypes
 _HELD = {"text": str, "list": np.ndarray}  # what columns of objects hold
 
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
-    """Raise UserError if a part of a manifest is not of the right type."""
+    """Raise UserError if an entry of a manifest has the wrong type."""
     wrong = _mistyped(manifest, model=dict, configuration=dict, created=str, stages=dict)
     stages = {} if wrong else manifest["stages"]
     wrong += ["stages" for e in stages.values() if not isinstance(e, dict) or _mistyped(e, status=str)]
@@ -45,10 +45,10 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
         "max_operand": _is_int(configuration.get("max_operand"), 1),
         "seed": _is_int(configuration.get("seed"), 0),
     }
-    wrong = _mistyped(model, **dict.fromkeys(texts, str)) + [name for name, is_right in right.items() if not is_right]
-    wrong += _mistyped(configuration, preset=str, template=str, prefix=str) + _mistyped(
-        manifest, version=str, created=str
-    )
+    wrong = _mistyped(model, **dict.fromkeys(texts, str))
+    wrong += [name for name, is_right in right.items() if not is_right]
+    wrong += _mistyped(configuration, preset=str, template=str, prefix=str)
+    wrong += _mistyped(manifest, version=str, created=str)
     wrong += ["seconds" for e in manifest["stages"].values() if not isinstance(e.get("seconds", 0.0), int | float)]
     _refuse(wrong, path)
     try:
@@ -73,7 +73,7 @@ def _is_int(value: Any, least: int) -> bool:
 
 
 def is_record(record: Any) -> bool:
-    """Whether this is what stage.json holds. Its summary has by operator plain values or means."""
+    """Whether this is what stage.json holds. Its summary has, for each operator, plain values or means with intervals."""
     types = dict(key=str, finished=str, seconds=(int, float), values=dict, files=dict, summary=dict)
     return (
         isinstance(record, dict)
@@ -91,7 +91,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
-    """The first field that is not as its result class declares it, in words; None if all are."""
+    """Describe the first field that is not as its result class declares; None if all are."""
     declared = kind.schema()
     types = get_type_hints(kind)
     if different := sorted(declared.keys() ^ values.keys()):
@@ -100,14 +100,14 @@ def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
         value = values[name]
         if isinstance(schema, Table):
             if not isinstance(value, pd.DataFrame):
-                return f"{name} is no table"
+                return f"{name} is not a table"
             if (column := _wrong_column(value, schema)) is not None:
-                return f"the table {name} has no such column {column}"
+                return f"the table {name} has no valid column {column}"
             if schema.unique and value.duplicated(schema.keys).any():
-                return f"the table {name} holds a row twice"
+                return f"the table {name} has duplicate keys"
         elif isinstance(schema, Array):
             if not isinstance(value, np.ndarray) or value.dtype != schema.dtype:
-                return f"{name} is no array of {schema.dtype}"
+                return f"{name} is not an array of {schema.dtype}"
         elif not _has_type(value, types[name]):
             return f"{name} is not of type {inspect.formatannotation(types[name])}"
     return None
@@ -119,14 +119,14 @@ def _wrong_column(table: pd.DataFrame, schema: Table) -> str | None:
         if column.name not in table.columns:
             return column.name
         values, held = table[column.name], _HELD.get(column.kind)
-        known = values.dtype.kind in _DTYPES[column.kind] and (held is None or set(map(type, values)) == {held})
-        if len(table) and not known:
+        valid = values.dtype.kind in _DTYPES[column.kind] and (held is None or set(map(type, values)) == {held})
+        if len(table) and not valid:
             return column.name
     return None
 
 
 def _has_type(value: Any, declared: Any) -> bool:
-    """Whether a plain value, list or dict is of the declared type. A whole number will do for a float."""
+    """Whether a plain value, list or dict is of the declared type. An integer is accepted as a float."""
     kind, inner = get_origin(declared) or declared, get_args(declared)
     if not inner:
         return kind not in (int, float, str) or type(value) is kind or (kind, type(value)) == (float, int)

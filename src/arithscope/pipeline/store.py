@@ -1,13 +1,13 @@
 """The run folder: everything a study found, readable with any parquet, npy and JSON reader.
 
     manifest.json          what was run on what: model, versions, configuration, and each stage's status and seconds
-    summary.json           every headline number: stage, then operator
+    summary.json           summaries of all stages, by operator
     <stage>/stage.json     what the stage was computed from (its key), its files with checksums, its summary
     <stage>/*.parquet      one file per table
     <stage>/*.npy          one file per array
 
 A stage folder appears complete or not at all, and records what it was computed from. Manifest and summary are derived from the
-stage folders, so a kill at any moment loses at most the stage in progress.
+stage folders, so killing a run loses at most the stage in progress.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self._whole: set[str] = set()  # stages whose checksums were compared already
+        self._intact: set[str] = set()  # stages whose checksums have been verified
         self.manifest = _read_json(path / "manifest.json", "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
@@ -53,30 +53,30 @@ class RunFolder:
         check_manifest(self.manifest, path)
 
     def has(self, stage: str, key: str | None = None) -> bool:
-        """Whether a stage is there, whole, and (if a key is given) computed from exactly that."""
+        """Whether a stage is stored intact and, if a key is given, has that key."""
         try:
             record = _stage_record(self.path / stage)
         except (UserError, RecursionError):
             return False
         if key not in (None, record["key"]):
             return False
-        if stage not in self._whole and not damaged_files(self.path / stage):
-            self._whole.add(stage)
-        return stage in self._whole
+        if stage not in self._intact and not damaged_files(self.path / stage):
+            self._intact.add(stage)
+        return stage in self._intact
 
     def is_done(self, stage: str) -> bool:
-        """Whether a stage is there as the run's present settings want it; one left from other settings is not."""
+        """Whether a stage is stored and belongs to the run's current settings, not to earlier ones."""
         return self.manifest["stages"].get(stage, {}).get("status") == "done" and self.has(stage)
 
     def key(self, stage: str) -> str | None:
-        """Key of a stored stage: a hash of what it was computed from. None if the stage is not there."""
+        """Key of a stored stage: a hash of what it was computed from. None if it is not stored."""
         return _stage_record(self.path / stage)["key"] if self.has(stage) else None
 
     def read(self, kind: type[R]) -> R:
         """Read a result by its class.
 
         Raises:
-            UserError: If its stage is not there, or is not whole.
+            UserError: If its stage is missing or damaged.
             SchemaMismatch: If it is not what this version writes.
         """
         stage = stage_of(kind).name
@@ -89,7 +89,7 @@ class RunFolder:
             for file in map(Path, record["files"]):
                 if file.suffix == ".parquet":
                     values[file.stem] = pd.read_parquet(folder / file)
-                elif file.suffix == ".npy":  # mapped into memory: only parts in use are read, and changes stay there
+                elif file.suffix == ".npy":  # mapped copy-on-write: only what is used is read, and no change is stored
                     values[file.stem] = np.load(folder / file, mmap_mode="c", allow_pickle=False)
         except Exception as error:  # whatever the libraries raise for files of another kind
             problem: str | None = f"it cannot be read ({' '.join(str(error).split())[:200]})"
@@ -102,14 +102,14 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Headline numbers of the stages that are done, from their own records, which carry checksums."""
+        """Summaries of the stages that are done, from their own records, which carry checksums."""
         done = [stage for stage, entry in self.manifest["stages"].items() if entry.get("status") == "done"]
         summaries = {stage: _stage_record(self.path / stage)["summary"] for stage in done}
         return {stage: summary for stage, summary in summaries.items() if summary}
 
 
 class RunWriter(RunFolder):
-    """A run folder that only this process may write. `keys` says what each stage must be computed from."""
+    """A run folder that only this process may write. `keys` gives each stage's key under the current settings."""
 
     def __init__(self, path: Path, keys: dict[str, str]):
         super().__init__(path)
@@ -143,11 +143,11 @@ class RunWriter(RunFolder):
             record |= {"values": plain(values), "summary": plain(result.summary())}
             record["files"] = {f.name: files.checksum(f) for f in sorted(folder.iterdir())}
             files.write_json(folder / "stage.json", files.with_checksum(record))
-        self._whole.add(stage)
+        self._intact.add(stage)
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive manifest and summary from the stage folders. Stages computed from other inputs are kept, but stale."""
+        """Derive manifest and summary from the stage folders. Stages computed from other inputs are kept and marked stale."""
         entries = {}
         for stage in self.keys:
             if self.is_done(stage):
@@ -164,7 +164,7 @@ class RunWriter(RunFolder):
 
 
 def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest in a folder, or None. Raises UserError if the folder cannot be written or hold a run of this model."""
+    """The manifest in a folder, or None. Raises UserError if it is not writable or holds anything but a run of this model."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"Cannot write to {path} (not allowed in {existing}); choose another --out.")
@@ -187,7 +187,7 @@ def open_for_writing(
     path: Path, model: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
 ) -> Iterator[RunWriter]:
     """Create a run folder, or open one to complete it, and lock it while the context lasts. Raises UserError if another
-    process is writing to it, or it holds something else than a run of this model."""
+    process is writing to it, or it holds something other than a run of this model."""
     check_writable(path, model)  # before anything is written
     with files.explain_write_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def stage_key(**inputs: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: no NaN, numpy numbers or dataclasses."""
+    """A value that JSON can hold: NaN becomes None, and there are no numpy numbers or dataclasses."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
@@ -235,7 +235,7 @@ def plain(value: Any) -> Any:
 
 
 def _stage_record(folder: Path) -> dict[str, Any]:
-    """What stage.json in a stage's folder says. Raises UserError if it is missing or damaged."""
+    """Content of a stage's stage.json. Raises UserError if it is missing or damaged."""
     record = _read_json(folder / "stage.json", "stage")
     if not is_record(record) or not files.is_intact(record):
         raise _incomplete(folder)
@@ -257,7 +257,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     problem = f"The {what} at {path.parent} is damaged: {path.name} cannot be read ({reason})"
-    raise UserError(f"{problem}; remove that file and run the same command again, which keeps what is whole.")
+    raise UserError(f"{problem}; remove that file and run the same command again, which keeps all intact stages.")
 
 
 def _now() -> str:

@@ -1,11 +1,11 @@
-"""A whole study: the stages, then if wanted checkpoints of training and repetitions. Behind `arithscope run` and `run()`.
+"""A whole study: the stages, then optionally training checkpoints and repetitions. Behind `arithscope run` and `run()`.
 
-Every checkpoint, and every repetition, is a run of its own below the study's run folder: an interrupted one resumes, and
+Every checkpoint and every repetition is a separate run inside the study's run folder: an interrupted one resumes, and
 unchanged stages are not computed again.
 
-1. An earlier checkpoint gets a smaller study, with choices of the final model; the stage `training` compares them.
+1. An earlier checkpoint gets a smaller study that reuses choices of the final model; the stage `training` compares them.
 2. A repetition, on either half of the prompts or with another seed, shows how stable the numbers are (stage `stability`). It
-   depends on nothing that the study itself does not depend on: once `stability` is done, repetitions are not looked at again.
+   has no inputs but those of the study itself, so once `stability` is done, repetitions are not read again.
 """
 
 import shutil
@@ -35,7 +35,7 @@ from arithscope.utils.executor import LOCAL, Executor
 from arithscope.utils.files import explain_write_errors
 from arithscope.utils.progress import Progress, Silent
 
-CHECKPOINTS, REPEATS = "checkpoints", "repeats"  # folders of a run folder, with a run folder for each of them
+CHECKPOINTS, REPEATS = "checkpoints", "repeats"  # subfolders of a run folder, with a run folder for each of them
 TRAINING, STABILITY = "training", "stability"  # the stages that compare them
 PRESET = "paper"  # the preset that repeats the study
 OTHER_SEEDS = 2
@@ -64,22 +64,23 @@ def study(
         settings: What to study, and how.
         out: The run folder.
         stages: Names of stages to run, with all that they need; None runs the default ones.
-        checkpoints: `all`, or names of checkpoints of the model with commas between, to follow through training.
-        template: How prompts are written, for a model that is loaded here.
+        checkpoints: `all`, or comma-separated names of the model's checkpoints, to follow through training.
+        template: How prompts are written; only for a model given by name.
         options: How the model is loaded.
         cluster: Address of a Ray cluster that does the work, or `local`.
         progress: Where progress is shown.
         on_load: Called with the loaded model and the executor before anything is computed.
         after_stage: Called whenever a stage is complete.
-        before_repeats: Called once the study itself is complete, if it is going to be repeated.
+        before_repeats: Called once the study itself is complete, if it will be repeated.
 
     Returns:
         The run folder.
 
     Raises:
-        UserError: If the model cannot be loaded or studied so, or the folder cannot be written.
+        UserError: If the model cannot be loaded, fails a check or does not fit the settings, or the folder cannot be written.
     """
-    progress, names = progress or Silent(), None if stages is None else list(stages)
+    progress = progress or Silent()
+    names = None if stages is None else list(stages)
     followed: list[str] = []
     if checkpoints is not None:
         if not isinstance(model, str):
@@ -110,14 +111,14 @@ def checkpoint_stages() -> list[Stage]:
 
 
 def final_results(final: RunFolder) -> list[Given]:
-    """What an earlier checkpoint takes from the final model's run: circuit, first answer layer and classification."""
+    """What an earlier checkpoint takes from the final model's run: first answer layer, circuit and classification."""
     stages = ("probe", "circuit", "classify")
     probe, circuit, classification = (Given(final.key(s) or "", final.read(stage_named(s).result)) for s in stages)
     return [probe, circuit, Given(classification.key, FinalClassification(classification.result))]
 
 
 def read_checkpoint(folder: Path, name: str) -> tuple[training.Checkpoint, str]:
-    """Results of a checkpoint's run, and the key of them; a model that is hardly ever right has only an accuracy."""
+    """Results of a checkpoint's run, and their key; a model that is hardly ever right has only an accuracy."""
     run = RunFolder(folder)
     stages = COMPARED if all(map(run.is_done, COMPARED[1:])) else COMPARED[:1]
     results: dict[str, Any] = {stage: run.read(stage_named(stage).result) for stage in stages}
@@ -178,20 +179,20 @@ def repeat_study(
         progress.note(f"repetition {name}, {i + 1} of {len(planned)}")
         folder = final.path / REPEATS / name
         keys, begun = keys_of(model, own, stages, given), (folder / "manifest.json").exists()
-        # A repetition with all results to compare is complete, even if what they were computed from is not kept.
-        if not begun or not all(RunFolder(folder).has(name, keys[name]) for name in compared):
+        # A repetition with all results to compare is complete, even if the activation maps behind them are gone.
+        if not begun or not all(RunFolder(folder).has(stage, keys[stage]) for stage in compared):
             try:
                 run_stages(model, own, folder, None, progress, known=stages, given=given, executor=executor)
             except TooFewCorrect:
-                progress.note(f"{name} has almost no prompt that is answered correctly")
-        shutil.rmtree(folder / "patterns", ignore_errors=True)  # gigabytes that nothing reads any more
+                progress.note(f"repetition {name} answers almost no prompt correctly")
+        shutil.rmtree(folder / "patterns", ignore_errors=True)  # gigabytes that are no longer read
         repeats.append(read_repeat(folder, name, settings.effect))
     gathered = [Given("", stability.RepeatResults(repeats))]
     return run_stages(model, settings, final.path, [STABILITY], progress, given=gathered, executor=executor)
 
 
 def read_repeat(folder: Path, name: str, effect: str) -> stability.Repeat:
-    """What is compared of a repetition; one that is hardly ever right has only an accuracy."""
+    """Results of a repetition to compare; one that is hardly ever right has only an accuracy."""
     run = RunFolder(folder)
     kinds = stability.COMPARED if all(run.is_done(stage_of(kind).name) for kind in stability.COMPARED) else (Accuracy,)
     return stability.repeat_from(name, Results(*(run.read(kind) for kind in kinds)), effect)

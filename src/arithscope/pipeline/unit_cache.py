@@ -1,8 +1,8 @@
-"""Finished units of work, cached on disk while their stage is in progress: a killed run resumes after the last of them.
+"""Finished units of work, cached on disk while their stage is in progress, so that a killed run can resume.
 
     <run>/.units/<stage>/<key of the stage>/<digest of function and arguments>.safetensors
 
-A file holds the arrays that a unit returned and, in its metadata, the structure around them as JSON with a checksum over
+A file holds the arrays that a unit returned and, in its metadata, the structure around them as JSON and a checksum of
 everything. The same function with the same arguments returns the same result, so the digest identifies it.
 """
 
@@ -45,7 +45,7 @@ class CachingExecutor(Executor):
             self.folder.mkdir(parents=True, exist_ok=True)
             for done in self.executor.stream(function, model, [units[index] for index in missing], advance):
                 index = missing[done.index]
-                remove(paths[index])  # whatever is there, it is no cached unit
+                remove(paths[index])  # anything there is damaged
                 write_unit(paths[index], done.result, done.steps)
                 yield FinishedUnit(index, done.result, done.steps)
 
@@ -74,7 +74,7 @@ def write_unit(path: Path, result: Any, steps: int) -> None:
 
 
 def read_unit(path: Path) -> tuple[Any, int] | None:
-    """A cached result and its number of steps; None if it is not there, or damaged."""
+    """A cached result and its number of steps; None if it is missing or damaged."""
     try:
         with safe_open(path, "np") as file:
             metadata = file.metadata()
@@ -102,7 +102,7 @@ def _digest(value: Any) -> Any:
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Add a value to a digest. Types and lengths are included, so that no two values are written alike."""
+    """Add a value to a digest. Types and lengths are included, so that different values never give the same bytes."""
     if isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype.str} {value.shape};".encode())
         digest.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)

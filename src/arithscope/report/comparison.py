@@ -1,8 +1,8 @@
 """A comparison of runs: tables in the terminal, and a folder with all numbers, curves and figures.
 
 comparison.json                     which runs were compared
-table.parquet, curves.parquet       all headline numbers, and the curves
-NAME.png, NAME.svg                  figures, each with all runs: bars of headline numbers by operator, curves on common axes
+table.parquet, curves.parquet       all numbers of the runs' summaries, and the curves
+NAME.png, NAME.svg                  figures, each with all runs: bars by operator, or curves on common axes
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Curves:
-    """One panel per operator, one line per run, and a dotted one for a control if there is one."""
+    """One panel per operator, one line per run; the control, if there is one, is dotted."""
 
     name: str
     label: str
@@ -72,12 +72,13 @@ class Curves:
 
     @styled
     def draw(self, comparison: Comparison) -> Figure:
-        table = comparison.curves[comparison.curves.curve.isin((self.curve, self.control))]
+        styles = {self.curve: "-"} | ({self.control: ":"} if self.control else {})
+        table = comparison.curves[comparison.curves.curve.isin(list(styles))]
         operators = list(dict.fromkeys(table.operator))
         figure, axes = new_figure(2.8 * len(operators) + 1.8, 3.4, 1, len(operators), sharey=True)
         for panel, operator in zip(axes[0], operators, strict=True):
             lines = table[table.operator == operator]
-            for curve, style in ((self.curve, "-"), (self.control, ":")) if self.control else ((self.curve, "-"),):
+            for curve, style in styles.items():
                 for run, colour in zip(comparison.runs, cycle(COLOURS), strict=False):
                     rows = lines[(lines.curve == curve) & (lines.run == run)].sort_values("x")
                     label = run if style == "-" else f"{run}, {curve.split(' without ')[-1]}"
@@ -116,7 +117,7 @@ FIGURES: tuple[Bars | Curves, ...] = (
 
 
 def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Comparison:
-    """Compare runs and write the results into a folder, complete or not at all; it must not hold anything else."""
+    """Compare runs and write the folder `out`, all of it or nothing. Raises UserError if `out` holds anything else."""
     if out.exists() and not (out / INDEX).exists():
         raise UserError(f"{out} exists and holds no comparison; choose another --out.")
     comparison = compare(paths)
@@ -143,6 +144,6 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
         columns: dict[str, dict[str, Any]] = {run: {} for run in comparison.runs}
         for row in (rows if averages.empty else averages).to_dict("records"):
             name = row["measure"] if row["operator"] == AVERAGE else f"{row['measure']} {row['operator']}"
-            entry = row["value"] if pd.isna(row["n"]) else row  # of a summary: a plain number, or a mean
+            entry = row["value"] if pd.isna(row["n"]) else row  # as in a summary: a plain number, or a mean
             columns[row["run"]][name] = None if pd.isna(row["value"]) else entry
         yield measures_table(experiment, columns)

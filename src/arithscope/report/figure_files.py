@@ -4,8 +4,8 @@
     figures/index.json       for each figure: title, caption, the keys of the stages it was drawn from, the checksums of its
                              files, and where its body lies between title and caption (shares of the height, from the top)
 
-Worker processes draw them beside a run, while it goes on with its next stages. Workers have low priority, so that they use only
-the processor time that the run leaves. They ignore Ctrl-C, which is for the run, and end with it, also if it is killed.
+Worker processes draw them while the run goes on with its next stages. They have low priority, to use only processor time that
+the run leaves idle. They ignore Ctrl-C, which is meant for the run, and exit with it, even if it is killed.
 """
 
 import base64
@@ -42,12 +42,12 @@ from arithscope.utils.progress import Progress
 FOLDER = "figures"
 PNG_DPI, SVG_DPI = 150, 100  # the latter for images inside an SVG
 CSS_DPI = 96
-SHRINK = 0.8  # factor by which an image is scaled at each step
-SMALLEST = 0.05  # scale at which shrinking ends
+SHRINK = 0.8  # an image is scaled by this at each step …
+SMALLEST = 0.05  # … down to this scale
 GAP = 1.5  # points between a figure's body and the texts around it; the layout leaves 3
 MOST_WORKERS = 3  # each takes half a gigabyte of memory
 NICE = 19
-PATIENCE = 20.0  # seconds to wait, at the end, for workers that get no processor time
+PATIENCE = 20.0  # seconds to wait at the end for workers, which may be starved of processor time
 
 Draw = Callable[[RunFolder], None]
 
@@ -62,7 +62,7 @@ def draw_figures(run: RunFolder, progress: Progress) -> None:
 
 
 def figures_to_draw(run: RunFolder) -> list[FigureSpec]:
-    """Figures whose stages are done and which have not been drawn from their present results."""
+    """Figures whose stages are done and that have not been drawn from the present results."""
     drawn = drawn_figures(run)
     return [spec for spec in all_figures() if has_results(run, spec.results) and spec.name not in drawn]
 
@@ -70,7 +70,8 @@ def figures_to_draw(run: RunFolder) -> list[FigureSpec]:
 def drawn_figures(run: RunFolder) -> dict[str, dict[str, Any]]:
     """Index entries of the figures that show the present results of the run."""
     load_plugins()
-    index, specs = _read_index(run.path), [spec for spec in all_figures() if has_results(run, spec.results)]
+    index = _read_index(run.path)
+    specs = [spec for spec in all_figures() if has_results(run, spec.results)]
     return {spec.name: index[spec.name] for spec in specs if _is_drawn(run, index.get(spec.name), spec)}
 
 
@@ -108,7 +109,7 @@ def save_figure(folder: Path, name: str, figure: Figure, title: str, caption: st
 
 
 def write_index(run: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Add entries to the index, which is sorted by name whatever the order of drawing."""
+    """Add entries to the index, which is sorted by name, whatever the order of drawing."""
     before = _read_index(run)
     after = {**before, **json.loads(json.dumps(entries))}
     if after != before:
@@ -137,15 +138,15 @@ def _read_index(run: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((run / FOLDER / "index.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return {}  # all figures are drawn again
+        return {}  # all figures will be drawn again
 
 
 @contextmanager
 def drawing(progress: Progress) -> Iterator[Draw]:
-    """Yields a function that draws the figures of a run, to be called whenever new results are stored.
+    """Yield a function that draws the figures of a run, to be called whenever new results are stored.
 
-    With several cores the function hands the figures to workers and returns at once; all of them are drawn when the context
-    ends. With one core it draws them itself.
+    With several cores, the function hands figures to workers and returns at once; all are drawn when the context ends. With one
+    core, it draws them itself.
     """
     cores = torch.get_num_threads()
     if cores == 1:
@@ -157,9 +158,9 @@ def drawing(progress: Progress) -> Iterator[Draw]:
 
 
 class _FigurePool:
-    """Worker processes, and one thread for each that hands it one figure after another.
+    """Worker processes, each fed by a thread.
 
-    Figures wait in the threads' queue, from which they can be taken back. The threads also start the workers, since an
+    Figures wait in the threads' queue, where they can still be cancelled. The threads also start the workers, since an
     interrupt of the main thread must not leave a worker half started.
     """
 
@@ -182,8 +183,8 @@ class _FigurePool:
         return self._workers.submit(_draw, path, spec.name, spec.draw.__module__).result()
 
     def finish(self, progress: Progress) -> None:
-        """Wait until all figures are drawn. Meanwhile this process draws, from the end, those that no worker has begun; then
-        those that a worker failed at, so that the error is raised here, or did not finish."""
+        """Wait until all figures are drawn. Meanwhile this process draws those that no worker has begun, last first; then
+        those that a worker did not finish, or failed at, so that the error is raised here."""
         if self._run is None:
             return
         pending = [future for future in self._futures.values() if not future.done()]
@@ -202,9 +203,9 @@ class _FigurePool:
             draw_figures(self._run, progress)
 
     def close(self) -> None:
-        """End all workers at once, whatever they are doing."""
+        """Kill all workers, whatever they are doing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._workers.shutdown(wait=False)  # no worker is started any more
+        self._workers.shutdown(wait=False)  # starts no more workers
         for worker in multiprocessing.active_children():
             worker.kill()
             while worker.is_alive():  # for a moment even after `join`, if the pool's own thread is collecting it
@@ -243,13 +244,13 @@ def _end_with_run() -> None:
 
 
 def _draw(path: Path, name: str, module: str) -> dict[str, Any]:
-    """Draw a figure in a worker; `module` registers it, and may be a plug-in's."""
+    """Draw a figure in a worker. Importing `module`, which may be a plug-in's, registers it."""
     import_module(module)
     [spec] = [spec for spec in all_figures() if spec.name == name]
     return draw_figure(_open_run(path), spec)
 
 
-_open_run = cache(RunFolder)  # which compares each file with its checksum once
+_open_run = cache(RunFolder)  # one object per run: it compares each file with its checksum only once
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class Picture:
     height: int
     top: float  # where the body lies between title and caption, as shares of the height
     bottom: float
-    png: Path  # from which smaller versions are made
+    png: Path  # source of smaller versions
     scale: float = 1.0
 
     @property
@@ -297,7 +298,7 @@ def within(pictures: Mapping[str, Picture], budget: int) -> dict[str, Picture]:
 
 
 def _smaller(picture: Picture) -> Picture:
-    """With 256 colours first, then with fewer pixels at each step; the old data is kept if that does not help."""
+    """The picture with 256 colours at first, then with fewer pixels at each step; its data is kept if that is smaller."""
     scale = picture.scale if picture.kind == "svg+xml" else picture.scale * SHRINK
     with Image.open(picture.png) as image:
         size = [max(1, round(n * scale)) for n in image.size]

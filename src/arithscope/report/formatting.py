@@ -1,4 +1,4 @@
-"""Numbers in sentences: means with intervals, operators side by side, and what an interval allows to be claimed. The sentences
+"""Numbers in sentences: means with intervals, operators side by side, and the claims that an interval supports. The sentences
 themselves are in the folder templates."""
 
 import math

@@ -1,5 +1,5 @@
-"""report.html: a run on one self-contained page, without scripts. Its tables: key numbers beside the paper's, numbers of each
-finding, and how the run was made."""
+"""report.html: a run on one self-contained page, without scripts. Its tables show the key numbers beside the paper's, the
+numbers behind each finding, and how the run was made."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from arithscope.experiments.common.headline import HEADLINE_NUMBERS, headline_entries
+from arithscope.experiments.common.key_numbers import KEY_NUMBERS, key_number_entries
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import SIGNS
@@ -25,14 +25,14 @@ from arithscope.stats.intervals import Mean
 from arithscope.utils.files import write_text
 
 REPORT = "report.html"
-PICTURE_BYTES = 14_000_000  # of all pictures together; the text takes far less than the megabyte left of 15
-MORE = "more"  # for figures that name no section; left out if there are none
-SECTIONS = (  # in the paper's order; titles, and the question that each answers, are in templates/sections.html
+PICTURE_BYTES = 14_000_000  # of all pictures together; with the text, the page stays below 15 MB
+MORE = "more"  # section of figures that name none
+SECTIONS = (  # in the paper's order; templates/sections.html has their titles and the question that each answers
     *("accuracy", "circuit", "probes", "neurons", "gallery", "classification", "proof", "failures", "training"),
     *("stability", MORE),
 )
-# What the paper reports for Llama-3-8B (unless stated otherwise), by experiment and measure as in summary.json. Its
-# definitions differ from ours in some points (docs/experiments.md).
+# What the paper reports, for Llama-3-8B unless stated otherwise, by experiment and measure as in summary.json. Some of its
+# definitions differ from ours (docs/experiments.md).
 PAPER = {
     ("accuracy", "accuracy"): "+ .97, − .96, × .84, ÷ .92",
     ("circuit", "heads"): "+ 6, − 6, × 20, ÷ 6",
@@ -50,7 +50,7 @@ SHORT = 12  # digits of a checksum
 
 
 def write_report(run: RunFolder) -> Path:
-    """Write report.html into the run folder, with the figures that show its present results; returns its path."""
+    """Write report.html into the run folder, with the figures that are up to date; returns its path."""
     check_description(run.manifest, run.path)
     pictures = {name: read_picture(run.path / FOLDER, name, entry) for name, entry in drawn_figures(run).items()}
     path = run.path / REPORT
@@ -64,8 +64,8 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
     read = cache(run.read)  # findings share results
 
     def entry(spec: FigureSpec) -> dict[str, Any]:
-        results, word = findings.get(spec.name, ((), None))
-        finding = word(*map(read, results)) if word and has_results(run, results) else None
+        results, compose = findings.get(spec.name, ((), None))
+        finding = compose(*map(read, results)) if compose and has_results(run, results) else None
         numbers = numbers_table(finding, spec.title) if finding else None
         return {"spec": spec, "picture": pictures.get(spec.name), "finding": finding, "numbers": numbers}
 
@@ -79,7 +79,7 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
         manifest=run.manifest,
         operators=[SIGNS[o] for o in run.manifest["configuration"]["operators"]],
         warnings=result_warnings(run),
-        headline=headline_table(run),
+        key_numbers=key_number_table(run),
         sections=[section(name, specs) for name, specs in groups.items()],
         appendix=run_tables(run, [spec for specs in groups.values() for spec in specs if spec.name in pictures]),
     )
@@ -127,19 +127,21 @@ def value_cell(value: Any, suffix: str = "") -> Cell | str:
     return f"{value:,}{suffix}" if isinstance(value, int) else str(value)
 
 
-def headline_table(run: RunFolder) -> Table | None:
+def key_number_table(run: RunFolder) -> Table | None:
     """The key numbers of a run by operator, beside the paper's; None if it has none."""
     operators = [str(o) for o in run.manifest["configuration"]["operators"]]
-    rows, summary, sizes = [], run.summary, run.manifest["model"]["sizes"]
-    for row in HEADLINE_NUMBERS:
-        key, entries = (row.experiment, row.measure), headline_entries(row, summary, operators)
+    summary, sizes = run.summary, run.manifest["model"]["sizes"]
+    rows = []
+    for row in KEY_NUMBERS:
+        key = row.experiment, row.measure
+        entries = key_number_entries(row, summary, operators)
         if any(entry is not None for entry in entries):
             suffix = f" of {sizes[_TOTALS[key]]:,}" if key in _TOTALS else ""
             cells = [value_cell(entry, suffix) for entry in entries]
             rows.append([Cell(row.name, href=f"#{row.section}"), *cells, PAPER.get(key, NOTHING)])
     header = ["", *(SIGNS[o] for o in operators), "all operators", "paper’s Llama-3-8B"]
     caption = "Key numbers, each with its 95 % interval and sample size"
-    return Table(caption, header, rows, "headline") if rows else None
+    return Table(caption, header, rows, "key-numbers") if rows else None
 
 
 def numbers_table(finding: Finding, title: str) -> Table | None:
@@ -155,7 +157,7 @@ def numbers_table(finding: Finding, title: str) -> Table | None:
 
 
 def run_tables(run: RunFolder, figures: Iterable[FigureSpec]) -> dict[str, Table]:
-    """The appendix: model, settings, stages, data files and the given figures' files."""
+    """The tables of the appendix: model, settings, stages, data files, and the files of these figures."""
     model = {name: value for name, value in run.manifest["model"].items() if name != "sizes"}
     model |= {f"size: {name}": value for name, value in run.manifest["model"]["sizes"].items()}
     model["arithscope"] = run.manifest["version"]

@@ -1,4 +1,4 @@
-"""What is printed in the terminal: tables of a run's summary, one prompt, one neuron."""
+"""Output for the terminal: tables of a run's summary, the explanation of a prompt, and one neuron."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -17,21 +17,24 @@ from arithscope.results.explanation import HEURISTIC_NEURONS, Answer, Explanatio
 from arithscope.results.neuron import Neuron
 from arithscope.results.run import Run
 
-WIDEST = 8  # characters of both ends of an interval on one line; five columns then fit into 80
+WIDEST = 8  # characters of both ends of an interval, if on one line; so five columns fit into 80 characters
 MOST_HEURISTICS, MOST_NEURONS, MOST_OF_NEURON = 12, 15, 15  # rows of a prompt's tables, and heuristics of a neuron
 BAR = 24  # characters of the longest bar
 SHADES = " ·:-=+*#%@"
 WIDTH, HEIGHT = 50, 25  # characters of a map; a character is about twice as high as wide
 COLUMNS = ["heuristic", "sign", "size", "score", "chance", "corrected", "expected"]  # of a neuron's heuristics
 COLUMNS += ["neg_log10_p_hypergeom", "fdr", "calibrated"]
-HEADERS = {"size": "prompts", "neg_log10_p_hypergeom": "−log₁₀ tail", "fdr": "FDR"}  # of columns named differently
+HEADERS = {"corrected": "cor-\nrected", "expected": "ex-\npected"}  # of columns named differently
+HEADERS |= {"neg_log10_p_hypergeom": "−log₁₀\nhyper-\ngeom.", "fdr": "FDR", "calibrated": "cali-\nbrated"}
 
 
 def summary_tables(summary: dict[str, Any]) -> Iterator[Table]:
-    """One table per experiment of summary.json, with a column per operator; its first row is the largest sample of each."""
+    """One table per experiment of summary.json, with a column per operator; its first row, n, is the largest sample of each."""
     for experiment, columns in summary.items():
-        means = {o: [e for e in entries.values() if isinstance(e, dict)] for o, entries in columns.items()}
-        sizes = {o: max((mean["n"] for mean in found), default=0) for o, found in means.items()}
+        sizes = {}
+        for operator, entries in columns.items():
+            means = [entry for entry in entries.values() if isinstance(entry, dict)]
+            sizes[operator] = max((mean["n"] for mean in means), default=0)
         if any(sizes.values()):  # numbers of prompts, neurons or heuristics
             columns = {o: {"n": f"{n:,}", **columns[o]} for o, n in sizes.items()}
         yield measures_table(experiment, columns)
@@ -51,7 +54,7 @@ def measures_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Tabl
 
 def bare_table(**options: Any) -> Table:
     """A table without lines, except one below its header."""
-    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
+    return Table(**{"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), **options})
 
 
 def entry_text(value: Any) -> str:
@@ -70,8 +73,8 @@ def entry_text(value: Any) -> str:
 
 def explanation_report(e: Explanation) -> Iterator[str | Table]:
     """The explanation of a prompt."""
-    correct = "correct" if e.answer.number == e.right else f"wrong: it is {e.right}, with P = {e.answer.p_answer:.3f}"
-    yield f"{e.prompt} {_prediction(e.answer)} ({correct})"
+    verdict = "correct" if e.answer.number == e.right else f"wrong: {e.right} has P = {e.answer.p_answer:.3f}"
+    yield f"{e.prompt} {_prediction(e.answer)} ({verdict})"
     yield ""
     yield f"The logit of {e.right} is {e.logit:.2f}, the sum of"
     sums = accumulate(e.parts.values())
@@ -84,23 +87,20 @@ def explanation_report(e: Explanation) -> Iterator[str | Table]:
     columns = ["heuristic", "neurons", "adds"]
     yield from _top_rows(_table(columns), rows[columns], MOST_HEURISTICS, _rounded)
     yield "By kind, each neuron counted once, for its best heuristic:"
-    kinds = [
-        (kind_name(kind, on), str(n)) for kind, on, n in zip(e.kinds.kind, e.kinds.on, e.kinds.neurons, strict=True)
-    ]
+    counts = e.kinds[["kind", "on", "neurons"]].itertuples(index=False)
+    kinds = [(kind_name(kind, on), str(n)) for kind, on, n in counts]
     yield _sum_table(["kind", "neurons"], list(zip(kinds, e.kinds.contribution, e.kinds.running, strict=True)))
     names = [neuron_name(*n) for n in zip(e.neurons.layer, e.neurons.neuron, strict=True)]
     yield f"Its {HEURISTIC_NEURONS}: activation × logit of {e.right} in the value vector ÷ scale ({e.scale:.2f})"
-    rows = e.neurons.assign(
-        neuron=names, logit=e.neurons.value_logit, adds=e.neurons.contribution.map("{:+.3f}".format)
-    )
+    adds = e.neurons.contribution.map("{:+.3f}".format)
+    rows = e.neurons.assign(neuron=names, logit=e.neurons.value_logit, adds=adds)
     columns = ["neuron", "activation", "logit", "adds", "heuristic", "score"]
     yield from _top_rows(_table(columns), rows[columns], MOST_NEURONS, _rounded)
-    ablated, control = e.ablated.answer, e.ablated.control
-    yield f"Without these {e.ablated.neurons} neurons: {_ablated(e, ablated)}"
-    if control is None:
-        yield "There are not as many other top neurons in each layer for a control."
+    yield f"With these {e.ablated.neurons} neurons zero-ablated: {_ablated(e, e.ablated.answer)}"
+    if e.ablated.control is None:
+        yield "There is no control: some layers have too few other top neurons."
     else:
-        yield f"Without as many other top neurons of each layer: {_ablated(e, control)}"
+        yield f"With as many other top neurons of each layer ablated: {_ablated(e, e.ablated.control)}"
 
 
 def _prediction(answer: Answer) -> str:
@@ -121,7 +121,8 @@ def _table(header: Sequence[str]) -> Table:
 
 def _sum_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], float, float]]) -> Table:
     """For each row its names, what it adds, the sum so far, and a bar."""
-    table, longest = _table([*header, "adds", "sum", ""]), max((abs(adds) for _, adds, _ in rows), default=0.0)
+    table = _table([*header, "adds", "sum", ""])
+    longest = max((abs(adds) for _, adds, _ in rows), default=0.0)
     for names, adds, total in rows:
         bar = ("▇" if adds >= 0 else "░") * round(BAR * abs(adds) / max(longest, 1e-30))
         table.add_row(*names, f"{adds:+.3f}", f"{total:.2f}", bar)
@@ -129,7 +130,7 @@ def _sum_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], float,
 
 
 def _top_rows(table: Table, rows: pd.DataFrame, most: int, text: Callable[[Any], str]) -> Iterator[str | Table]:
-    """The table filled with the first rows, and the number of the others."""
+    """The table filled with the first rows, and how many more there are."""
     for row in rows.head(most).to_dict("split")["data"]:
         table.add_row(*map(text, row))
     yield table
@@ -169,7 +170,7 @@ def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[
 
 
 def shaded(values: NDArray[np.float32]) -> list[str]:
-    """A map in characters, averaged down to a screen's size; shades run from the 2nd to the 98th percentile."""
+    """A map in characters, averaged down to fit a terminal; shades run from the 2nd to the 98th percentile."""
     height, width = (min(n, most) for n, most in zip(values.shape, (HEIGHT, WIDTH), strict=True))
     small = np.stack([part.mean(0) for part in np.array_split(values, height)])
     small = np.stack([part.mean(1) for part in np.array_split(small, width, axis=1)], axis=1)
@@ -190,15 +191,16 @@ def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
     if rows.empty:
         rows = neuron.best
         yield "best heuristic of each kind, none of them a match:"
-    table = bare_table()
+    table = bare_table(padding=0)
     for column in COLUMNS:
-        table.add_column(HEADERS.get(column, column), no_wrap=column == "heuristic")
-    yield from _top_rows(table, rows[COLUMNS], MOST_OF_NEURON, _short)
+        table.add_column(HEADERS.get(column, column), no_wrap=column == "heuristic", overflow="fold")
+    rows = rows[COLUMNS].assign(sign=rows.sign.map("{:+d}".format))
+    yield from _top_rows(table, rows, MOST_OF_NEURON, _short)
 
 
 def _short(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
     if isinstance(value, float):
-        return f"{value:.1f}" if value >= 10 else f"{value:.2g}" if 0 < value < 0.01 else f"{value:.2f}"
-    return f"{value:+d}" if value in (1, -1) else str(value)
+        return f"{value:.1f}" if value >= 10 else f"{value:.1g}" if 0 < value < 0.01 else f"{value:.2f}"
+    return str(value)

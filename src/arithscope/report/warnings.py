@@ -27,10 +27,11 @@ class ResultWarning(NamedTuple):
 
 
 def result_warnings(run: RunFolder) -> list[ResultWarning]:
-    """All warnings that the summary of a run gives reason for."""
+    """The warnings that a run's summary gives reason for."""
     settings, summary = run.manifest["configuration"], run.summary
-    probability = _means(summary, "accuracy", "p_answer_correct")
-    correct = dict.fromkeys(_means(summary, "accuracy", "accuracy"), 0) | {o: p.n for o, p in probability.items()}
+    accuracy = _means(summary, "accuracy", "accuracy")
+    probability = _means(summary, "accuracy", "p_answer_correct")  # missing where no prompt is answered correctly
+    correct = {o: probability[o].n if o in probability else 0 for o in accuracy}
     needed = _correct_prompts_needed(settings)
     few = [f"{n} for {SIGNS[o]}" for o, n in correct.items() if n < needed]
     saturated = [f"{number(p.value)} for {SIGNS[o]}" for o, p in probability.items() if p.value >= SATURATED]
@@ -51,7 +52,7 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
 
 
 def _correct_prompts_needed(settings: Mapping[str, Any]) -> int:
-    """By discovery, evaluation and tests together; samples shrink if there are fewer."""
+    """Correct prompts of an operator that the samples for discovery, evaluation and tests need together."""
     if settings.get("sizes") is None:  # written by an earlier version
         return 0
     discovery, evaluation = (int(settings["sizes"][name]) for name in ("discovery", "evaluation"))

@@ -1,6 +1,6 @@
-"""Compares runs: every headline number, and the curves behind the headline figures on axes that models share (Appendix J)."""
+"""Compares runs: every number of their summaries, and the main curves on axes that models of any size share (Appendix J)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,26 @@ from arithscope.results.run import Run, distinct_names
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Described):
-    """Every number of several runs' summaries (low, high and n are missing for plain ones), and the curves of `CURVES`, where x
-    is a share of heads, layers (depth), neurons or training, or a number of neurons."""
+    """Every number of the runs' summaries (plain ones have no low, high and n), and the curves of `CURVES`, where x is a share
+    of heads, layers (depth), neurons or training, or a number of neurons."""
 
     runs: list[str]  # names
     table: pd.DataFrame  # run, experiment, operator, measure, value, low, high, n
     curves: pd.DataFrame  # run, curve, operator, x, value, low, high, n
 
     def measures(self, experiment: str) -> list[str]:
+        """Names of the measures that any run has of an experiment."""
         return list(self.table[self.table.experiment == experiment].measure.unique())
 
 
 def compare(runs: Sequence[Run | str | Path]) -> Comparison:
-    """Compare runs, open ones or their folders.
+    """Compare runs.
+
+    Args:
+        runs: Two or more open runs or run folders.
 
     Raises:
-        UserError: If there are fewer than two.
+        UserError: If there are fewer than two runs.
 
     Example:
         >>> arithscope.compare(["runs/tiny-llama", "runs/tiny-pythia"]).table
@@ -45,20 +49,20 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     numbers: list[dict[Any, Any]] = []
     curves: list[pd.DataFrame] = []
     for name, run in named.items():
-        layers = int(run.manifest["model"]["sizes"]["layers"])
         numbers += [{"run": name, **row} for row in run.summary.to_dict("records")]
-        for curve, (stage, draw) in CURVES.items():
-            if stage in run.stages and len(drawn := draw(run.result(stage), layers)):
-                curves.append(drawn.assign(run=name, curve=curve))
+        layers = int(run.manifest["model"]["sizes"]["layers"])
+        for curve, (stage, select) in CURVES.items():
+            if stage in run.stages and len(rows := select(run.result(stage), layers)):
+                curves.append(rows.assign(run=name, curve=curve))
     table = pd.DataFrame(numbers, columns=["run", "experiment", "operator", "measure", *MEAN])
     columns = ["run", "curve", "operator", "x", *MEAN]
     joined = pd.concat(curves, ignore_index=True)[columns] if curves else pd.DataFrame(columns=columns)
     return Comparison(list(named), table, joined)
 
 
-def _faithfulness(curve: pd.DataFrame, whole: int) -> pd.DataFrame:
+def _faithfulness(curve: pd.DataFrame, total: int) -> pd.DataFrame:
     rows = curve[(curve.circuit == FOUND) & (curve.measure == "faithfulness")]
-    return rows.assign(x=rows["size"] / whole)
+    return rows.assign(x=rows["size"] / total)
 
 
 def _probed(table: pd.DataFrame, layers: int) -> pd.DataFrame:
@@ -81,7 +85,8 @@ def _present(present: pd.DataFrame, checkpoints: list[str]) -> pd.DataFrame:
     return rows.assign(x=rows.checkpoint.map(checkpoints.index) / (len(checkpoints) - 1))
 
 
-CURVES: dict[str, tuple[str, Any]] = {  # stage, and a function of its result and the number of layers
+# For each curve its stage, and what selects its rows from the stage's result, given the model's number of layers.
+CURVES: dict[str, tuple[str, Callable[[Any, int], pd.DataFrame]]] = {
     "faithfulness by share of heads": ("circuit", lambda r, layers: _faithfulness(r.curve, r.curve["size"].max())),
     "probe accuracy by depth": ("probe", lambda r, layers: _probed(r.table, layers)),
     "faithfulness by share of neurons": ("topk", lambda r, layers: _faithfulness(r.curve, r.mlp_size)),

@@ -1,5 +1,5 @@
-"""Asks a model prompts, and explains one: the answer, the heuristics that hold, the direct logit attribution of their neurons,
-and the answer without them."""
+"""A model's answers to prompts (`ask`), and the explanation of one: the heuristics that hold, the direct logit attribution of
+their neurons, and the answer with these neurons ablated."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.classify import Classification
@@ -21,6 +20,7 @@ from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.logit_attribution import direct_logit_attribution
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, concatenate_prompts, parse_prompt, random_source
+from arithscope.stats.intervals import Floats
 
 HEURISTIC_NEURONS = "associated neurons"
 MOST_PROBABLE = 5  # tokens listed with an answer
@@ -30,8 +30,8 @@ MOST_PROBABLE = 5  # tokens listed with an answer
 class Answer:
     """The model's answer to one prompt."""
 
-    token: str  # the most probable one, as text
-    number: int | None  # that the token stands for
+    token: str  # the most probable next token, as text
+    number: int | None  # the number it stands for, if any
     probability: float  # of the token
     p_answer: float  # probability of the right answer
     most_probable: list[tuple[str, float]]  # tokens with their probabilities
@@ -39,26 +39,26 @@ class Answer:
 
 @dataclass(frozen=True)
 class AblatedAnswer:
-    """The answer with neurons zero-ablated, and with as many of each layer that are not associated with the prompt (None if
-    there are fewer)."""
+    """The answer with the associated neurons zero-ablated, and the control: as many other top neurons per layer (None if there
+    are too few)."""
 
-    neurons: int
+    neurons: int  # number of associated neurons
     answer: Answer
     control: Answer | None
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Described):
-    """The explanation of a prompt. Its *associated* neurons are the top neurons that match a heuristic which holds for it.
+    """The explanation of a prompt. Its *associated* neurons are the top neurons that match a heuristic that holds for it.
 
     Attributes:
         parts: Direct logit attribution: associated neurons, other top neurons, all other neurons, attention, embeddings,
-            biases, and the remainder (rounding; in some families norms after MLPs and attention).
+            biases, and the remainder (rounding; in some families also the norms after attention and MLPs).
         heuristics: Heuristics that hold, with the number of neurons that match each and their contribution; a neuron may
             match several. Columns: heuristic, kind, on, direct, neurons, contribution.
-        neurons: The associated neurons by the size of their contribution, activation × value_logit (of the right answer,
-            through the logit lens) ÷ scale, each with its best-scoring heuristic that holds. Columns: layer, neuron,
-            activation, value_logit, contribution, heuristic, kind, on, score.
+        neurons: The associated neurons, largest contribution first, each with its best-scoring heuristic that holds. The
+            contribution is activation × value_logit (of the right answer, by the logit lens) ÷ scale. Columns: layer,
+            neuron, activation, value_logit, contribution, heuristic, kind, on, score.
     """
 
     prompt: str
@@ -66,8 +66,8 @@ class Explanation(Described):
     op1: int
     op2: int
     right: int  # the right answer
-    criterion: str  # whether raw or calibrated matches were used
-    answer: Answer  # of the model
+    criterion: str  # `raw` or `calibrated` matches
+    answer: Answer  # the model's
     logit: float  # of the right answer, before soft-capping: the sum of `parts`
     scale: float  # of the final norm
     parts: dict[str, float]
@@ -78,7 +78,7 @@ class Explanation(Described):
 
     def __repr__(self) -> str:
         answer = self.answer.token if self.answer.number is None else self.answer.number
-        verdict = "right" if self.answer.number == self.right else f"wrong: it is {self.right}"
+        verdict = "right" if self.answer.number == self.right else f"wrong: the answer is {self.right}"
         return (
             f"Explanation({self.prompt!r} → {answer} ({verdict}), P = {self.answer.probability:.3f}, {len(self.heuristics)} "
             f"heuristics with {len(self.neurons)} neurons hold ({self.criterion}))"
@@ -94,19 +94,19 @@ class Explanation(Described):
 def ask(
     model: Model, prompts: str | Sequence[str] | Prompts, without: Iterable[tuple[int, int]] | pd.DataFrame = ()
 ) -> pd.DataFrame:
-    """Ask a model some prompts.
+    """Get a model's answers to prompts.
 
     Args:
         model: The model.
-        prompts: Texts such as `226-68=`, or prompts.
+        prompts: Texts such as `226-68=`, or `Prompts`.
         without: Neurons to zero-ablate at the last position: pairs (layer, neuron), or a table with these columns.
 
     Returns:
-        One row per prompt: prompt, answer (the right one), predicted (−1 if the model's token is no number), correct, and
+        One row per prompt: prompt, answer (the right one), predicted (−1 if the model's token is not a number), correct, and
         p_answer (probability of the right answer).
 
     Raises:
-        UserError: If a text is no prompt, or there is none.
+        UserError: If a text is not a prompt, or there are no prompts.
 
     Example:
         >>> arithscope.ask(arithscope.load("tiny-llama"), ["226-68=", "23+14="])
@@ -118,7 +118,8 @@ def ask(
             raise UserError("There is no prompt to ask; write one as in 226-68=.")
         prompts = concatenate_prompts(parsed)
     ablated = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
-    edits, answers = zero_ablation_edits(model, ablated), Answers(model, prompts)
+    edits = zero_ablation_edits(model, ablated)
+    answers = Answers(model, prompts)
     for rows, batch in batches(model, prompts, 0):
         with editing(model, edits, len(batch)):
             answers.observe(rows, model.logits(model.encode(batch)))
@@ -140,21 +141,13 @@ def explain_prompt(
     """Explain one prompt with the heuristics of a classification, by raw or calibrated matches."""
     operator = OPERATORS[int(prompt.operator[0])]
     bag = association(classification, operator, criterion)
-    ids, token = model.encode(prompt), model.answers(prompt)
-    parts = direct_logit_attribution(model, ids, token)
+    parts = direct_logit_attribution(model, model.encode(prompt), model.answers(prompt))
     score = bag.best_scores(prompt)[:, 0]
     associated = score > 0
     measured = {"activation": parts.activations, "value_logit": parts.value_logits, "contribution": parts.neurons}
     columns = {name: x[0].cpu().double().numpy()[bag.layers, bag.neurons] for name, x in measured.items()}
     contribution = columns["contribution"]
-    best_match = bag.holds(prompt)[bag.heuristic, 0] & (bag.score == score[bag.row])
-    best = dict(zip(bag.row[best_match][::-1], bag.heuristic[best_match][::-1], strict=True))  # the first of equal ones
-    rows = np.flatnonzero(associated)
-    rows = rows[np.argsort(-np.abs(contribution[rows]), kind="stable")]
-    own = [bag.heuristics[best[row]] for row in rows]
-    neurons = pd.DataFrame({"layer": bag.layers, "neuron": bag.neurons, **columns}).iloc[rows].reset_index(drop=True)
-    names, kinds, on = [str(h) for h in own], [h.kind for h in own], [h.on for h in own]
-    neurons = neurons.assign(heuristic=names, kind=kinds, on=on, score=score[rows])
+    neurons = _associated_neurons(bag, prompt, score, columns)
     return Explanation(
         prompt=prompt.text(replace(model.encoder.template, prefix=""))[0],
         operator=operator,
@@ -186,14 +179,28 @@ def answer_without(model: Model, prompt: Prompts, neurons: Iterable[tuple[int, i
     """The answer to one prompt with these neurons, (layer, index), zero-ablated at the last position."""
     with editing(model, zero_ablation_edits(model, neurons), 1):
         logits = model.logits(model.encode(prompt))[0]
-    p, token = logits.double().softmax(-1), int(logits.argmax())
-    number, best = int(model.token_numbers[token]), p.topk(min(MOST_PROBABLE, len(p)))
+    p = logits.double().softmax(-1)
+    token = int(logits.argmax())
+    number = int(model.token_numbers[token])
+    p_answer = float(p[int(model.answers(prompt)[0])])
+    best = p.topk(min(MOST_PROBABLE, len(p)))
     shown = [(str(model.tokenizer.decode([int(i)])), float(x)) for x, i in zip(best.values, best.indices, strict=True)]
-    text, p_answer = str(model.tokenizer.decode([token])), float(p[int(model.answers(prompt)[0])])
+    text = str(model.tokenizer.decode([token]))
     return Answer(text, number if number >= 0 else None, float(p[token]), p_answer, shown)
 
 
-def _heuristics(bag: Association, prompt: Prompts, contribution: NDArray[np.float64]) -> pd.DataFrame:
+def _associated_neurons(bag: Association, prompt: Prompts, score: Floats, columns: dict[str, Floats]) -> pd.DataFrame:
+    """The associated neurons, each with its best heuristic that holds, largest contribution first."""
+    is_best = bag.holds(prompt)[bag.heuristic, 0] & (bag.score == score[bag.row])
+    rows, first = np.unique(bag.row[is_best], return_index=True)  # among equal scores, the first match
+    best = [bag.heuristics[i] for i in bag.heuristic[is_best][first]]
+    table = pd.DataFrame({"layer": bag.layers, "neuron": bag.neurons, **columns}).iloc[rows]
+    names = {"heuristic": [str(h) for h in best], "kind": [h.kind for h in best], "on": [h.on for h in best]}
+    table = table.assign(**names, score=score[rows])
+    return table.sort_values("contribution", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
+
+
+def _heuristics(bag: Association, prompt: Prompts, contribution: Floats) -> pd.DataFrame:
     rows = []
     for i in np.flatnonzero(bag.holds(prompt)[:, 0]):
         h, members = bag.heuristics[i], bag.members(int(i))

@@ -1,4 +1,4 @@
-"""One neuron of a run: everything that the stages found out about it."""
+"""One neuron of a run, with everything that the stages found out about it."""
 
 import html
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from arithscope.errors import UserError
-from arithscope.experiments.classify import Classification
+from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common.result import NeuronRows
 from arithscope.experiments.neurons import NeuronEffects, neuron_name
 from arithscope.experiments.patterns import ActivationMaps
@@ -70,8 +70,8 @@ class Neuron:
             UserError: If it has no activation map.
         """
         if self.activation_map is None:
-            missing = f"{self.name} has no activation map for {self.operator} to plot"
-            raise UserError(f"{missing}: only top neurons have one, from the stage patterns.")
+            missing = f"{self.name} has no activation map for {self.operator}"
+            raise UserError(f"{missing}; only top neurons have one, computed by the stage patterns.")
         title = f"{self.name}, operator {self.operator}" + (f": {self._calibrated[0]}" if self._calibrated else "")
         m = self.activation_map
         return neuron_figure(self.operator, m.activations, m.logits, m.attribution, title)
@@ -95,21 +95,22 @@ class Neuron:
 
 
 class NeuronFinder:
-    """Gathers what the stages of a run found out about any neuron, fast even among hundreds of thousands."""
+    """Looks up what the stages of a run found out about a neuron; indexed, to be fast among hundreds of thousands."""
 
     def __init__(self, effects: NeuronEffects, maps: ActivationMaps | None, classification: Classification | None):
-        self._effects, self._maps = effects, maps
-        table, self._of_effects = effects.effects, NeuronRows(effects.effects)
+        table = effects.effects
+        self._effects = NeuronRows(table)
         self._measure = pd.factorize(table.measure)[0]
         self._ranked_by = [x.to_numpy() for x in (table.neuron, -table.value, table.method != EXACT)]  # for np.lexsort
-        self._of_maps = None if maps is None else NeuronRows(maps.neurons)
+        self._maps = maps
+        self._map_rows = None if maps is None else NeuronRows(maps.neurons)
         tables = () if classification is None else ("matches", "best", "neurons")
-        self._of_classification = {name: NeuronRows(getattr(classification, name)) for name in tables}
+        self._classification = {name: NeuronRows(getattr(classification, name)) for name in tables}
 
     def find(self, operator: str, layer: int, neuron: int) -> Neuron:
         """Everything known about a neuron. Raises UserError if there is no such neuron."""
-        if not len(self._of_effects.places(operator, layer, neuron)):
-            table = self._effects.effects
+        if not len(self._effects.places(operator, layer, neuron)):
+            table = self._effects.table
             known = [str(o) for o in table.operator.unique()]
             if operator not in known:
                 raise UserError(f"The run has no neurons for the operator {operator!r}; choose from {' '.join(known)}.")
@@ -117,28 +118,33 @@ class NeuronFinder:
                 f"The run has no neuron {neuron_name(layer, neuron)}; it has layers {table.layer.min()} to "
                 f"{table.layer.max()}, with neurons 0 to {table.neuron.max()} each."
             )
-        found = {name: table.rows(operator, layer, neuron) for name, table in self._of_classification.items()}
+        found = {name: rows.rows(operator, layer, neuron) for name, rows in self._classification.items()}
         tables = [found.get(name, NO_MATCHES) for name in ("matches", "best")]
         matches, best = (x.sort_values("neg_log10_p", ascending=False, kind="stable") for x in tables)
-        own = found.get("neurons", NO_MATCHES)
-        coverage = {c: float(own[f"coverage_{c}"].iloc[0]) for c in ("raw", "calibrated")} if len(own) else {}
-        effects, drawn = self._ranked(operator, layer, neuron), self._activation_map(operator, layer, neuron)
-        return Neuron(layer, neuron, operator, effects, drawn, matches, best, coverage)
+        classes = found.get("neurons", NO_MATCHES)
+        coverage = {c: float(classes[f"coverage_{c}"].iloc[0]) for c in CRITERIA} if len(classes) else {}
+        effects = self._ranked(operator, layer, neuron)
+        activation_map = self._activation_map(operator, layer, neuron)
+        return Neuron(layer, neuron, operator, effects, activation_map, matches, best, coverage)
 
     def map_row(self, operator: str, layer: int, neuron: int) -> int | None:
         """Row of a neuron in the activation maps; None if it is not among the top ones."""
-        if self._of_maps is None or not len(rows := self._of_maps.places(operator, layer, neuron)):
+        if self._map_rows is None or not len(rows := self._map_rows.places(operator, layer, neuron)):
             return None
         return int(rows[0])
 
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
         """The neuron's effects with its rank in the layer by the mean, as in `NeuronEffects.ranking`: exact effects first."""
-        own, of_layer = self._of_effects.places(operator, layer, neuron), self._of_effects.places(operator, layer)
-        rivals = [of_layer[self._measure[of_layer] == self._measure[row]] for row in own]
-        ranked = [same[np.lexsort([key[same] for key in self._ranked_by])] for same in rivals]
-        ranks = [int(np.flatnonzero(rows == row)[0]) + 1 for rows, row in zip(ranked, own, strict=True)]
-        table = self._effects.effects.iloc[own].drop(columns=["operator", "layer", "neuron"])
-        return table.assign(rank=ranks, of=[len(same) for same in rivals]).reset_index(drop=True)
+        rows = self._effects.places(operator, layer, neuron)
+        layer_rows = self._effects.places(operator, layer)
+        ranks, counts = [], []
+        for row in rows:  # one for each measure
+            same = layer_rows[self._measure[layer_rows] == self._measure[row]]
+            ranked = same[np.lexsort([key[same] for key in self._ranked_by])]
+            ranks.append(int(np.flatnonzero(ranked == row)[0]) + 1)
+            counts.append(len(same))
+        table = self._effects.table.iloc[rows].drop(columns=["operator", "layer", "neuron"])
+        return table.assign(rank=ranks, of=counts).reset_index(drop=True)
 
     def _activation_map(self, operator: str, layer: int, neuron: int) -> ActivationMap | None:
         row, maps = self.map_row(operator, layer, neuron), self._maps

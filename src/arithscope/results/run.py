@@ -1,4 +1,4 @@
-"""What a notebook opens: a finished run in a folder (`Run`), or experiments in memory, computed when asked for (`Lab`)."""
+"""What a notebook opens: a finished run in a folder (`Run`), or a study in memory, computed on first use (`Lab`)."""
 
 import html
 from abc import ABC, abstractmethod
@@ -44,7 +44,7 @@ def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | 
         options: How to load the model once it is needed.
 
     Raises:
-        UserError: If there is no run, or it was written by another version.
+        UserError: If the folder holds no run, or one that this version cannot read.
 
     Example:
         >>> run = arithscope.open("runs/tiny-llama")
@@ -61,29 +61,29 @@ def run(
     cluster: str | None = None,
     **settings: Any,
 ) -> "Run":
-    """Study a model into a run folder, as the command `arithscope run` does, but without figures.
+    """Study a model and write a run folder, like the command `arithscope run` but without figures.
 
     Args:
-        model: A loaded model, or a name to load.
-        out: The run folder; one with some of the stages in it is completed.
-        stages: Names of stages to run, with all that they need; by default all, and with the preset `paper` the study is
-            then repeated to see how stable its numbers are.
+        model: A loaded model, or the name of one to load.
+        out: The run folder. Stages that it already holds are not computed again.
+        stages: Names of stages to run, with those they need. By default all; with the preset `paper`, the study is then
+            repeated to see how stable its numbers are.
         progress: Where progress is shown.
-        cluster: Address of a Ray cluster that does the work, or `local`.
+        cluster: Address of a Ray cluster to run on, or `local`.
         **settings: Fields of `Settings`: `run(model, "runs/mine", operators="+-")`.
 
     Raises:
-        UserError: If the model cannot be loaded or studied so, or the folder cannot be written.
+        UserError: If the model cannot be loaded or studied with these settings, or the folder cannot be written.
     """
     folder = study(model, Settings(**settings), user_path(out), stages, cluster=cluster, progress=progress)
     return Run(folder.path)
 
 
 class StudyResults(ABC):
-    """Results by class, `run[Circuit]`, or by the name of their stage, `run.circuit`; and neurons and prompts one by one."""
+    """Results by class, `run[Circuit]`, or by stage, `run.circuit`; also single neurons and explanations of prompts."""
 
     operators: Sequence[str]
-    max_operand: int  # operands go from 0 to this
+    max_operand: int  # operands range from 0 to this
     limit: int  # single-token limit: the numbers 0…limit−1 are one token each
     seed: int  # of every random choice
 
@@ -105,7 +105,7 @@ class StudyResults(ABC):
         return self[stage_named(stage).result]
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for names that are no attributes.
+        # Called only if there is no such attribute.
         if name.startswith("_") or name not in {stage.name for stage in all_stages()}:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self.result(name)
@@ -133,7 +133,7 @@ class StudyResults(ABC):
         """Parse a prompt such as `226-68=`.
 
         Raises:
-            UserError: If it is no prompt of this study.
+            UserError: If it is not a prompt of this study.
         """
         return parse_prompt(text, self.operators, self.max_operand, self.limit)
 
@@ -142,7 +142,7 @@ class StudyResults(ABC):
 
         Args:
             prompt: A prompt such as `226-68=`, whatever the study's template.
-            criterion: `raw` or `calibrated` matches.
+            criterion: Which matches to use: `raw` or `calibrated`.
 
         Returns:
             The answer, the heuristics that hold, the direct logit attribution of their neurons, and the answer without them.
@@ -152,32 +152,35 @@ class StudyResults(ABC):
         """
         if criterion not in CRITERIA:
             raise UserError(f"There is no criterion {criterion!r}; choose {' or '.join(CRITERIA)}.")
-        parsed, classification = self.prompt(prompt), self.result("classify")
+        parsed = self.prompt(prompt)
+        classification = self.result("classify")
         operator = OPERATORS[int(parsed.operator[0])]
         if operator not in classification.operators:
-            raise UserError(f"The run found no neurons for {operator}, so there is nothing to explain a prompt with.")
+            raise UserError(f"The run found no neurons for {operator}, so it cannot explain its prompts.")
         with explain_out_of_memory("explaining a prompt"):
             return explain_prompt(self.model, classification, parsed, criterion, self.seed)
 
 
 class Run(StudyResults):
-    """A run folder, opened as by `open`. Results are read when first used; activation maps stay on disk and are mapped into
-    memory."""
+    """A run folder, opened for reading; see `open`. Results are read on first use, and activation maps are memory-mapped."""
 
     operators: list[str]
 
     def __init__(self, path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None):
         self.path = user_path(path)
         self._read_folder()
-        self.elsewhere, self.options = elsewhere, options or LoadOptions()
+        self.elsewhere = elsewhere
+        self.options = options or LoadOptions()
         check_options(self.options)  # report mistakes now, not when the model is first needed
         self._results = Results()
 
     def _read_folder(self) -> None:
         self.folder = RunFolder(self.path)
         check_description(self.manifest, self.path)
-        self.operators, self.limit = list(self.configuration["operators"]), int(self.manifest["model"]["limit"])
-        self.max_operand, self.seed = int(self.configuration["max_operand"]), int(self.configuration["seed"])
+        self.operators = list(self.configuration["operators"])
+        self.max_operand = int(self.configuration["max_operand"])
+        self.limit = int(self.manifest["model"]["limit"])
+        self.seed = int(self.configuration["seed"])
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -192,6 +195,7 @@ class Run(StudyResults):
 
     @property
     def configuration(self) -> dict[str, Any]:
+        """The settings of the run, from its manifest."""
         return self.manifest["configuration"]
 
     @property
@@ -206,14 +210,14 @@ class Run(StudyResults):
             if stage not in self.stages:  # it may have been computed since the folder was opened
                 self._read_folder()
             if stage not in self.stages:
-                missing = f"{stage!r} (it is {self.manifest['stages'].get(stage, {}).get('status', 'not there')})"
+                missing = f"{stage!r} (it is {self.manifest['stages'].get(stage, {}).get('status', 'missing')})"
                 raise UserError(f"The run in {self.path} has no complete stage {missing}; run it again to compute it.")
             self._results.add(self.folder.read(kind))
         return self._results[kind]
 
     @property
     def summary(self) -> pd.DataFrame:
-        """Every headline number: experiment, operator, measure, value, low, high, n."""
+        """Every number of summary.json: experiment, operator, measure, value, low, high, n."""
         summaries = self.folder.summary.items()
         rows = [{"experiment": name, **row} for name, summary in summaries for row in summary_numbers(summary)]
         return pd.DataFrame(rows, columns=["experiment", "operator", "measure", *MEAN])
@@ -225,10 +229,10 @@ class Run(StudyResults):
 
     @cached_property
     def model(self) -> Model:
-        """The run's model, loaded when first used and compared with the one that was studied.
+        """The run's model, loaded on first use and compared with the one that was studied.
 
         Raises:
-            UserError: If it cannot be loaded, or is another model.
+            UserError: If it cannot be loaded, or is not the same model.
         """
         known = self.manifest["model"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
@@ -257,16 +261,16 @@ class Run(StudyResults):
 
 
 class Lab(StudyResults):
-    """A study that writes nothing: `lab.circuit` first computes the accuracy, mean activations and effects it needs, once.
+    """A study in memory, which writes nothing. `lab.circuit` computes the circuit and all that it needs, each once.
 
     Args:
         model: The model to study.
-        prompts: Prompts that samples are drawn from (those that the model gets right); by default all legal prompts.
+        prompts: Prompts to draw samples from (those that the model answers correctly); by default all legal prompts.
         sizes: Sample sizes; by default those of the preset.
         known: Results that need not be computed, by stage: `{"circuit": run.circuit}`.
         progress: Where progress is shown.
-        **settings: Fields of `Settings`: `Lab(model, operators="+", max_operand=99)`. With prompts of your own, operators and
-            largest operand follow from them.
+        **settings: Fields of `Settings`: `Lab(model, operators="+", max_operand=99)`. If you pass prompts, operators and
+            largest operand are by default theirs.
 
     Raises:
         UserError: If prompts, settings and model do not fit together.
@@ -281,29 +285,28 @@ class Lab(StudyResults):
         progress: Progress | None = None,
         **settings: Any,
     ):
-        self._model, self.progress = model, progress or Silent()
+        self._model = model
+        self.progress = progress or Silent()
         self._stages = {stage.name: stage for stage in all_stages() if not stage.on_request}
         if unknown := sorted(set(known or {}) - set(self._stages)):
             raise UserError(f"There is no stage {unknown[0]!r}; choose from {', '.join(self._stages)}.")
         self._results = Results(*(known or {}).values())
-        if prompts is not None:  # each once: discovery and evaluation would share a repeated one
-            rows = np.stack([prompts.op1, prompts.operator, prompts.op2])
-            prompts = prompts[np.sort(np.unique(rows, axis=1, return_index=True)[1])]
-            settings = _extent(prompts) | settings
-        self.settings = Settings(**settings, custom_sizes=sizes)
+        extent = {} if prompts is None else _extent(prompts)
+        self.settings = Settings(**extent | settings, custom_sizes=sizes)
         self.settings.check(model)
-        self.operators, self.limit = self.settings.operators, model.limit
-        self.max_operand, self.seed = self.settings.max_operand, self.settings.seed
+        self.operators, self.max_operand = self.settings.operators, self.settings.max_operand
+        self.limit, self.seed = model.limit, self.settings.seed
         if prompts is not None:
-            extent = _extent(prompts)
             if extent["max_operand"] > self.max_operand or set(extent["operators"]) - set(self.operators):
                 raise UserError(
                     f"The prompts go beyond operators {' '.join(self.operators)} and operands up to {self.max_operand}; leave "
                     "these settings out, or choose other prompts."
                 )
             if Accuracy in self._results:
-                raise UserError("Prompts and a known accuracy exclude each other; leave one of them out.")
-            self._results.add(measure_accuracy(model, prompts, self.settings.seed, self.progress))
+                raise UserError("Prompts and a known accuracy exclude each other; pass only one of them.")
+            rows = np.stack([prompts.op1, prompts.operator, prompts.op2])
+            first = np.sort(np.unique(rows, axis=1, return_index=True)[1])  # samples must not share a repeated prompt
+            self._results.add(measure_accuracy(model, prompts[first], self.seed, self.progress))
 
     def __getitem__(self, kind: type[R]) -> R:
         if kind not in self._results:
@@ -326,7 +329,7 @@ class Lab(StudyResults):
 
 
 def _extent(prompts: Prompts) -> dict[str, Any]:
-    """Operators and largest operand of some prompts, as settings."""
+    """Operators and largest operand of prompts, as settings."""
     if not len(prompts):
         raise UserError("There are no prompts to study; choose some with `legal_prompts`.")
     operators = tuple(OPERATORS[i] for i in np.unique(prompts.operator))
@@ -334,13 +337,13 @@ def _extent(prompts: Prompts) -> dict[str, Any]:
 
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
-    """An explanation as JSON holds it: tables as lists of rows."""
+    """An explanation as plain values for JSON; tables become lists of rows."""
     fields = asdict(explanation)
     return plain({name: x.to_dict("records") if isinstance(x, pd.DataFrame) else x for name, x in fields.items()})
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its model's, or its folder's where models' names repeat."""
+    """A name for each run: the model's; the folder's, if those repeat; or else the path."""
     for names in ([run.name for run in runs], [run.path.resolve().name for run in runs]):
         if len(set(names)) == len(names):
             return names

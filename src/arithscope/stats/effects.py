@@ -87,7 +87,7 @@ def token_logits(logits: Logits, tokens: Tokens) -> PerPrompt:
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether Triton kernels, which need a C compiler, run on `device`; if not, callers fall back to slower PyTorch code."""
+    """Whether Triton kernels (they need a C compiler) run on `device`; if not, callers fall back to slower PyTorch code."""
     if device.type != "cuda":
         return False
     try:

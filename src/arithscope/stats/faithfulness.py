@@ -12,7 +12,7 @@ NL = Float[np.ndarray, " prompts"]
 
 
 def normalized_logit(logits: Logits, answer: Tokens) -> PerPrompt:
-    """NL, a lenient stand-in for accuracy: the answer's logit relative to the largest logit.
+    """NL, a lenient proxy for accuracy: the answer's logit relative to the largest logit.
 
         (z(r) − mean z) / (max z − mean z)
 
@@ -24,7 +24,7 @@ def normalized_logit(logits: Logits, answer: Tokens) -> PerPrompt:
 
 
 def faithfulness(circuit: Rows, empty: NL, model: NL, random: np.random.Generator) -> list[Mean]:
-    """Share of the way from the empty circuit to the whole model that each circuit goes, in NL, averaged over prompts.
+    """How far each circuit gets from the empty circuit to the whole model, in NL, averaged over prompts.
 
         mean over prompts of  (NL(c) − NL(∅)) / (NL(M) − NL(∅))
 

@@ -65,7 +65,7 @@ def resampled_means(values: ArrayLike, random: Generator) -> Float[np.ndarray, "
 def bootstrap_means(values: Rows, random: Generator, denominator: Rows | None = None) -> list[Mean]:
     """Mean of each row, or with a denominator the ratio mean(row) / mean(its denominator), with its interval.
 
-    Rows share their resamples, so differences between rows are not blurred.
+    Rows share their resamples, so that differences between rows are not blurred by sampling.
     """
     intervals = bootstrap_intervals(values, random, denominator)
     return [Mean(value, low, high, values.shape[1]) for value, low, high in intervals.T.tolist()]
@@ -78,7 +78,7 @@ def bootstrap_intervals(
     rows, n = numerator.shape
     if n == 0:
         return np.full((3, rows), np.nan)
-    gpu = device.type == "cuda"  # others lack doubles, or hold no data
+    gpu = device.type == "cuda"  # MPS lacks float64, and meta tensors hold no data
     counts = torch.from_numpy(random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64))
     counts = counts.to(device) if gpu else counts
     position = np.array(QUANTILES) * (RESAMPLES - 1)  # of the quantiles in sorted order; fractional
@@ -99,7 +99,7 @@ def bootstrap_intervals(
 
 
 def _sorted_resamples(a: Rows, b: Rows, counts: Tensor, places: list[int]) -> Rows:
-    """Resampled ratios of each row at some places of their sorted order; NaN if one of them is undefined."""
+    """Resampled ratios of each row at some places of their sorted order; NaN if any ratio is undefined."""
     if counts.is_cuda:
         x, y = (torch.from_numpy(each).to(counts.device) @ counts for each in (a, b))
         ordered = (x / y).sort(1).values  # NaN is sorted to the end
@@ -112,7 +112,7 @@ def _sorted_resamples(a: Rows, b: Rows, counts: Tensor, places: list[int]) -> Ro
 
 
 def average(means: Sequence[Mean]) -> Mean:
-    """Unweighted mean of means of independent samples. NaN means are left out; `n` is the sum of the others.
+    """Unweighted mean of means of independent samples. NaNs are left out; `n` is the sum of the others' n.
 
     Interval half-widths combine like independent errors, √(Σ d²) / number of means, separately on each side.
     """
@@ -145,7 +145,7 @@ class SignTest:
 
 
 def sign_test(differences: ArrayLike) -> SignTest:
-    """Two-sided sign test. Zeros are left out; without any other difference p is 1."""
+    """Two-sided sign test. Zeros are left out; if no difference remains, p is 1."""
     x = np.asarray(differences, dtype=np.float64)
     above, below = int((x > 0).sum()), int((x < 0).sum())
     return SignTest(above, below, float(binomtest(above, above + below).pvalue) if above + below else 1.0)

@@ -1,4 +1,4 @@
-"""Training a model from scratch: seeded and resumable, with checkpoints that are complete Hugging Face folders."""
+"""Trains a model from scratch: seeded and resumable, with checkpoints that are complete Hugging Face folders."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts
 
 
 class Batches:
-    """`batches[step]`: token ids and target tokens, drawn with replacement, equally many of each operator; they depend only on
+    """`batches[step]`: token ids and target tokens, drawn with replacement, equally many for each operator; they depend only on
     seed and step. A share `noise` of the answers is changed by up to ±`noise_width`."""
 
     def __init__(self, recipe: Recipe, encoder: PromptEncoder, device: torch.device):
@@ -77,9 +77,9 @@ class Batches:
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
-    """Train a model from a recipe (a TOML file), or continue a training that was stopped, and return its folder `out`: the
-    model, its checkpoints, the training log and the model card. Raises UserError if the recipe is wrong, or `out` holds
-    something other than a training of this recipe."""
+    """Train a model from a recipe (a TOML file), or continue a training run that was stopped, and return its folder `out`:
+    the model, its checkpoints, the training log and the model card. Raises UserError if the recipe is wrong, or `out` holds
+    something other than a training run of this recipe."""
     recipe = read_recipe(recipe_path)
     training = _Training(recipe, device)  # before the folder is created: the recipe may ask for an impossible model
     with explain_write_errors(out):
@@ -87,9 +87,9 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
         text = recipe_path.read_text(encoding="utf-8")
         if (out / RECIPE).exists():
             if (out / RECIPE).read_text(encoding="utf-8") != text:
-                raise UserError(f"{out} holds a training of another recipe; choose another --out.")
+                raise UserError(f"{out} holds a training run of another recipe; choose another --out.")
         elif {entry.name for entry in out.iterdir()} - {LOCK, f".{RECIPE}.tmp"}:
-            raise UserError(f"{out} is not empty and holds no training; choose another --out.")
+            raise UserError(f"{out} is not empty and holds no training run; choose another --out.")
         with locked(out):
             if not (out / RECIPE).exists():
                 write_text(out / RECIPE, text)
@@ -103,14 +103,15 @@ class _Training:
     """Model, optimizer and data of a recipe."""
 
     def __init__(self, recipe: Recipe, device: torch.device):
-        self.recipe, schedule = recipe, recipe.schedule
+        self.recipe = recipe
+        schedule = recipe.schedule
         self.tokenizer = number_tokenizer(recipe.data.numbers)
         self.encoder = PromptEncoder(self.tokenizer, Template())
         model: Any = untrained_model(recipe.model.family, recipe.model.config, self.tokenizer, recipe.seed)
         self.model = model.to(device)
-        matrices, vectors = ([p for p in self.model.parameters() if (p.ndim > 1) is large] for large in (True, False))
-        decayed = {"params": matrices, "weight_decay": schedule.weight_decay}
-        groups = [decayed, {"params": vectors, "weight_decay": 0.0}]
+        matrices = [p for p in self.model.parameters() if p.ndim > 1]
+        vectors = [p for p in self.model.parameters() if p.ndim <= 1]  # biases and norms
+        groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         fused = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, schedule.learning_rate, betas=(0.9, 0.98), fused=fused)
         self.batches = Batches(recipe, self.encoder, device)
@@ -135,8 +136,9 @@ class _Training:
             advance(done)
             for step in range(done, steps + 1):
                 if step in evaluated and step not in rows:
-                    seconds, last = round(time.monotonic() - started, 1), None if loss.isnan() else loss.item()
-                    rows[step] = {"step": step, "loss": last, "seconds": seconds, **self._evaluate(samples)}
+                    last_loss = None if loss.isnan() else loss.item()
+                    seconds = round(time.monotonic() - started, 1)
+                    rows[step] = {"step": step, "loss": last_loss, "seconds": seconds, **self._evaluate(samples)}
                     write_text(log, "".join(json.dumps(row) + "\n" for row in rows.values()))
                 if step in checkpoints:
                     with atomic_folder(out / "checkpoints" / f"step-{step:05d}") as folder:

@@ -12,7 +12,7 @@ from arithscope.errors import UserError
 from arithscope.models.families import FAMILIES
 from arithscope.prompts import OPERATORS
 
-# Larger values are certainly mistakes.
+# Larger values can only be mistakes.
 MAX_NAME, MAX_NUMBERS, MAX_OPERAND, MAX_BATCH, MAX_STEPS = 100, 100_000, 3000, 10**6, 10**9
 
 
@@ -85,8 +85,8 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
         if dataclasses.is_dataclass(declared):
             value = _build(declared, value, f"{where}, [{name}],")
         elif type(value) is not declared and (declared, type(value)) != (float, int):
-            kind = "a table" if declared is dict else f"of type {declared.__name__}"
-            raise UserError(f"{where}: {name} must be {kind}, not {value!r}.")
+            expected = "a table" if declared is dict else f"of type {declared.__name__}"
+            raise UserError(f"{where}: {name} must be {expected}, not {value!r}.")
         values[name] = value
     return kind(**values)
 
@@ -106,7 +106,7 @@ def _check(recipe: Recipe, where: str) -> None:
     requirements: dict[str, Any] = {
         f"[data.seen] must give a share for some of {' '.join(OPERATORS)}": set() < set(data.seen) <= set(OPERATORS),
         "shares and noise must be numbers from 0 to 1": all(type(s) in (int, float) and 0 <= s <= 1 for s in shares),
-        f"name must be a word of letters, digits and . _ - that starts with a letter or digit, of at most {MAX_NAME}": (
+        f"name must be at most {MAX_NAME} letters, digits and . _ -, and start with a letter or digit": (
             re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}", recipe.name)
         ),
         f"the family must be one of {', '.join(FAMILIES)}": recipe.model.family in FAMILIES,

@@ -84,4 +84,4 @@ def run_unit(function: Function, model: Any, unit: Unit, advance: Advance, note:
         attempts, steps = attempts + 1, 0
         if not out_of_memory.halve_chunks() and attempts > 1:
             raise out_of_memory.out_of_memory_error(f"a single row of {name}")
-        note(f"{name}: memory was short, so passes are half as large from now on")
+        note(f"{name}: out of memory, so passes are half as large from now on")

@@ -19,7 +19,7 @@ CONTINUE = "finished work is kept; fix the problem and run the same command agai
 
 @contextmanager
 def explain_write_errors(folder: Path, advice: str = CONTINUE) -> Iterator[None]:
-    """Turn errors of the system (a full disk, for example) while writing to `folder` into a UserError."""
+    """Turn system errors while writing to `folder` (a full disk, for example) into a UserError."""
     try:
         yield
     except Exception as error:
@@ -42,7 +42,7 @@ def _reason(error: Exception) -> str | None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder's write lock, which the system releases when this process ends, even if it is killed. Raises UserError
     if another process holds it, or the folder cannot be written to."""
-    from filelock import FileLock, Timeout  # here, as every command imports this module and few lock anything
+    from filelock import FileLock, Timeout  # here, since every command imports this module and few lock anything
 
     with explain_write_errors(folder, "choose another folder"):
         try:
@@ -119,7 +119,7 @@ def checksum(path: Path) -> str:
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
-    """A JSON record with a checksum of its own content added."""
+    """A JSON record with a checksum of its content added."""
     return {**record, "checksum": hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()}
 
 

@@ -65,7 +65,5 @@ def explain_out_of_memory(what: str) -> Iterator[None]:
 
 
 def out_of_memory_error(what: str) -> UserError:
-    return UserError(
-        f"There is too little memory for {what}; use --dtype bfloat16, --device-map auto, another --device, a shorter "
-        "--prefix or a smaller model."
-    )
+    advice = "use --dtype bfloat16, --device-map auto, another --device, a shorter --prefix or a smaller model"
+    return UserError(f"There is too little memory for {what}; {advice}.")

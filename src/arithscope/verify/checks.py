@@ -1,12 +1,12 @@
-"""The context in which `verify` runs a stage again: a sample of its pieces, with full passes, compared on the way; and the
-checks that results register for themselves.
+"""The context in which `verify` recomputes a stage: a sample of its pieces, by full passes, compared on the way; and checks
+registered for a result class:
 
     @check(Commutes)
     def in_range(ctx: VerifyContext, stored: Commutes) -> None:
         ctx.tally.same("shares outside [0, 1]", int(((stored.table.value < 0) | (stored.table.value > 1)).sum()), 0)
 
-A recomputed number may differ from the stored one by the float noise of the model's type; `TABLES` lists tables that may differ
-in other ways. `hints` are what a stage passes to `ctx.confirmed`.
+A recomputed number may differ from the stored one by the float noise of the model's dtype; `TABLES` lists tables that may
+differ in other ways, given the `hints` that a stage passes to `ctx.confirmed`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,8 +37,8 @@ from arithscope.verify.compare import Noise, Tally
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[["VerifyContext", Any], None])
 FLOAT16 = 2.0**-10  # relative precision of stored activations
-PROMPTS = 200  # whose answers are computed again
-WHOLE_GRID = 4000  # prompts: means over no more are computed again over all of them
+PROMPTS = 200  # whose answers are recomputed
+WHOLE_GRID = 4000  # means over at most so many prompts are recomputed over all of them
 STANDARD_ERRORS = 5.0  # by which a sample may be off: the mean of a layer's components, or p counted among some neurons
 
 
@@ -49,8 +49,8 @@ class VerifyContext(Context):
     Attributes:
         stored: The stored result.
         tally: Where comparisons are counted.
-        engine: The engine of full passes that the model uses.
-        sample_seed: Seed that chooses what is recomputed.
+        engine: The engine that the model uses, of full passes.
+        sample_seed: Seed of the sample that is recomputed.
     """
 
     stored: Result
@@ -83,7 +83,7 @@ class VerifyContext(Context):
         return stored
 
     def _array_extra(self, name: str, now: NDArray[Any]) -> ArrayLike:
-        """How much further apart the entries of a recomputed array may be."""
+        """By how much more than the usual noise the entries of a recomputed array may differ."""
         relative = self.tally.noise.relative
         if isinstance(self.stored, ActivationMaps):
             scale = np.abs(now.astype(np.float64)).max(axis=-1, keepdims=True)
@@ -91,7 +91,7 @@ class VerifyContext(Context):
         return float(np.abs(now).mean()) * relative if now.size else 0.0
 
 
-Parts = Iterator[tuple[pd.DataFrame, Noise]]  # of a table: rows, and how far they may be apart
+Parts = Iterator[tuple[pd.DataFrame, Noise]]  # of a table: rows, and by how much they may differ
 Tolerance = Callable[[pd.DataFrame, VerifyContext, Mapping[str, Any]], Parts]
 
 
@@ -104,7 +104,7 @@ def _effects(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
 
 
 def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
-    """A close call may count as correct or not; what is divided by a small span is as much noisier."""
+    """A close call may count as correct or not, and faithfulness is the noisier the smaller the span it is divided by."""
     noise = ctx.tally.noise
     for measure, part in rows.groupby("measure", sort=False):
         extra: ArrayLike = 0.0
@@ -117,15 +117,15 @@ def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) 
 
 
 def _probes(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
-    """Training amplifies the last digits, so a few test prompts near a decision boundary may change sides."""
+    """Training amplifies rounding, so a few test prompts near a decision boundary may change sides."""
     share = 0.01 if ctx.tally.noise.relative <= 1e-3 else 0.05
     name = f"a few test prompts after {EPOCHS} epochs of training"
     yield rows, Noise(name, 0.0, 0.0, extra=np.maximum(2 / rows.n.to_numpy(), share))
 
 
 def _ranks(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
-    """Neurons with almost no effect change places, and one per layer may cross a border."""
-    noise = Noise("a neuron at a border in each layer", 0.0, max(10 * ctx.tally.noise.absolute, 1e-3))
+    """Neurons with almost no effect change places, and one per layer may enter or leave the top ones."""
+    noise = Noise("a neuron at the border of each layer's top ones", 0.0, max(10 * ctx.tally.noise.absolute, 1e-3))
     recalls = [f"recall_{percent}" for percent in RECALLED]
     yield rows.drop(columns=recalls), noise
     at_border = replace(noise, extra=1.0 / share_of(hints["ranks"], RECALLED[0]))
@@ -133,7 +133,7 @@ def _ranks(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> 
 
 
 def _shares_correct(factor: float) -> Tolerance:
-    """Shares of prompts that stay correct, of groups smaller than the whole by up to `factor`."""
+    """Shares of prompts that stay correct, in groups smaller than the sample by up to `factor`."""
     return lambda rows, ctx, hints: iter([(rows, replace(ctx.tally.noise, extra=4 * factor * ctx.engine.close_calls))])
 
 
@@ -169,11 +169,11 @@ CHECKS: dict[type[Result], tuple[Callable[[VerifyContext, Any], None], bool]] = 
 
 
 def check(kind: type[Result], recompute: bool = True) -> Callable[[F], F]:
-    """Register a check of a result class; it compares by means of `ctx.tally`.
+    """Register a check of a result class, which compares with the methods of `ctx.tally`.
 
     Args:
         kind: The result class.
-        recompute: Whether the stage is recomputed on a sample as well.
+        recompute: Whether the stage is also recomputed on a sample.
     """
 
     def register(function: F) -> F:
@@ -186,8 +186,8 @@ def check(kind: type[Result], recompute: bool = True) -> Callable[[F], F]:
 @check(MeanActivations, recompute=False)
 @torch.no_grad()
 def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
-    """Answers to some prompts, and means: over all prompts where those are few, and at op1 and operator, where few different
-    texts can have been read; elsewhere a sample's mean must be as near as its standard error allows."""
+    """Compare answers on a sample, and means over all prompts if those are few. If not, only means at op1 and operator, where
+    few distinct prefixes end, are compared exactly; at later positions a sample's mean must be within its standard errors."""
     model, noise, tally = ctx.model, ctx.tally.noise, ctx.tally
     prompts = operand_grid(stored.operators, stored.max_operand)
     tally.same("operators", stored.operators, list(model.encoder.operators))
@@ -197,7 +197,7 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     for some, batch in batches(model, prompts[rows], 0):
         logits = model.logits(model.encode(batch))
         answers.observe(some, logits)
-        first, second = logits.topk(2, dim=-1).values.T  # another computation may swap two that are close
+        first, second = logits.topk(2, dim=-1).values.T  # rounding may swap two that are close
         sure[some] = ~(first - second < noise.tie * (first - logits.mean(-1))).cpu().numpy()
     tally.recomputed.append(f"the answers to {len(rows)} prompts")
     texts = prompts[rows].text(replace(model.encoder.template, prefix=""))
@@ -226,7 +226,7 @@ def _same_means(ctx: VerifyContext, stored: MeanActivations, prompts: Prompts, a
 
 
 def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """Mean and variance of heads and neurons at some positions, [layers, positions, …] each, by plain passes."""
+    """Mean and variance of heads and neurons at the positions `at`, [layers, positions, …] each, by full passes."""
     layers = range(model.sizes.layers)
 
     def sums(x: torch.Tensor) -> torch.Tensor:

@@ -19,20 +19,20 @@ Name = Callable[[int], str]  # names the i-th number or row
 class Noise:
     """How far two computations of the same number may be apart: relative · |number| + absolute + extra."""
 
-    name: str  # in a verdict
+    name: str  # shown in a verdict
     relative: float
     absolute: float
-    tie: float = 0.0  # tokens may swap whose logits are closer than this share of (largest − mean logit)
-    prompt: float = 0.0  # noise of an effect on one prompt where activations are rounded; of a mean over n, 1/√n of it
+    tie: float = 0.0  # tokens may swap if their logits are closer than this share of (largest − mean logit)
+    prompt: float = 0.0  # of an effect on one prompt, due to rounded activations; for a mean over n prompts, 1/√n of it
     extra: ArrayLike = 0.0  # of each number or row
 
     def times(self, factor: float) -> "Noise":
         return replace(self, relative=self.relative * factor, absolute=self.absolute * factor)
 
 
-EXACT = Noise("as it follows from what is stored", 1e-9, 1e-12)
-# In single precision logits agree to about 1e-6; what is computed from them (ratios of probabilities, shares of a small span)
-# to a hundred times that. In half precision every activation is rounded to 3 or 2 digits.
+EXACT = Noise("derived from stored results", 1e-9, 1e-12)
+# In single precision logits agree to about 1e-6, and numbers computed from them (ratios of probabilities, shares of a span)
+# to a hundred times that. In half precision every activation is rounded to two or three digits.
 _NOISE = {
     "float64": Noise("float64 noise", 1e-6, 1e-8, 1e-9),
     "float32": Noise("float32 noise", 1e-3, 2e-5, 1e-4),
@@ -42,13 +42,13 @@ _NOISE = {
 
 
 def noise_of(dtype: str) -> Noise:
-    """Noise of models that compute in a type."""
+    """Noise of a model that computes in this dtype."""
     return _NOISE.get(dtype, _NOISE["bfloat16"])
 
 
 @dataclass
 class Tally:
-    """What was compared: how many numbers, the largest difference in relation to what is allowed, and those too far apart."""
+    """What was compared: how many numbers, the largest difference relative to what is allowed, and those beyond it."""
 
     noise: Noise
     numbers: int = 0
@@ -59,14 +59,14 @@ class Tally:
     reason: str = EXACT.name
 
     def same(self, what: str, stored: Any, now: Any) -> None:
-        """Compare plain values (numbers, texts, lists and dicts), which must be equal up to the last digits of floats."""
+        """Compare plain values (numbers, texts, lists and dicts), which must be equal; floats up to the last digits."""
         stored, now = plain(stored), plain(now)
         self.numbers += 1
         if not _alike(stored, now):
             self._differs(what, stored, now)
 
     def close(self, what: str, stored: ArrayLike, now: ArrayLike, noise: Noise, name: Name | None = None) -> None:
-        """Compare arrays of numbers, which may be apart by `noise`."""
+        """Compare arrays of numbers, which may differ by `noise`."""
         a, b = (np.asarray(x, dtype=np.float64) for x in (stored, now))
         if a.shape != b.shape:
             self._differs(f"the shape of {what}", a.shape, b.shape)
@@ -87,7 +87,7 @@ class Tally:
             self._differs(what + (f" of {name(i)}" if name else ""), a[i], b[i], int((ratio > 1).sum()) - 1)
 
     def rows(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, by: Sequence[str], noise: Noise) -> None:
-        """Compare recomputed rows with the stored ones that have the same keys, the columns `by`."""
+        """Compare recomputed rows with the stored rows of the same keys, the columns `by`."""
         keys, now = list(by), now.reset_index(drop=True)
 
         def name(row: int) -> str:
@@ -101,7 +101,7 @@ class Tally:
             self._column(f"{what}, {column}", matching[column], now[column], noise, name)
 
     def table(self, what: str, stored: pd.DataFrame, now: pd.DataFrame, noise: Noise = EXACT) -> None:
-        """Compare a table that was recomputed whole: the same rows in the same order."""
+        """Compare a table that was recomputed completely: the same rows in the same order."""
         stored, now = stored.reset_index(drop=True), now.reset_index(drop=True)
         self.same(f"the columns of {what}", list(stored.columns), list(now.columns))
         if len(stored) != len(now):
@@ -111,7 +111,7 @@ class Tally:
             self._column(f"{what}, {column}", stored[column], now[column], noise, lambda i: f"row {i}")
 
     def result(self, stored: Result, now: Result, noise: Noise = EXACT) -> None:
-        """Compare the fields of a result that were computed from what was confirmed before; others are the stored objects."""
+        """Compare the derived fields of a result. Fields that `confirmed` has compared are the stored objects themselves."""
         for name in stored.schema():
             a, b = getattr(stored, name), getattr(now, name)
             if isinstance(a, np.ndarray):

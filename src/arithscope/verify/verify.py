@@ -1,8 +1,8 @@
-"""Whether a run's numbers can be reproduced: its files, its model, and every stage, recomputed on a sample with full passes.
+"""Verifies a run: its files, its model, and every stage, recomputed on a sample with full passes.
 
-Each stage is run again by the same function that computed it, in a `VerifyContext`: the model uses the slow engine of plain
-full passes instead of replay, only a sample of the independent pieces is computed, and what is measured is compared with what
-is stored. What follows from it is computed from the stored whole, and must be the same to the last digits.
+Each stage is computed by the same function as in the run, in a `VerifyContext`: the model uses the slow engine of plain full
+passes instead of replay, only a sample of the independent pieces is measured, and each measurement is compared with the stored
+one. Everything derived from measurements is recomputed from all stored ones and must be the same to the last digits.
 """
 
 import json
@@ -32,7 +32,7 @@ SHOWN = 3  # differences of a stage that a verdict lists
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome for one stage, or for what belongs to no stage."""
+    """The outcome for one stage, or for files, summary, model or keys."""
 
     about: str
     agrees: bool
@@ -44,73 +44,74 @@ class Verification:
     """The verification of one run.
 
     Args:
-        run: The run. The folder of an earlier checkpoint takes what it was given from the final model's run, in whose folder it
-            lies.
-        seed: Seed that chooses what is recomputed.
+        run: The run. For an earlier checkpoint, results that come from the final model are read from the enclosing run.
+        seed: Seed of the sample that is recomputed.
 
     Raises:
-        UserError: If the run is a repetition, which keeps too little to be verified.
+        UserError: If the run is a repetition, which stores too little to be verified.
     """
 
     def __init__(self, run: Run, seed: int):
         parent = run.path.resolve().parent
         nested = (parent.parent / "manifest.json").exists()
         if parent.name == study.REPEATS and nested:
-            what = f"a repetition of the run in {parent.parent} and keeps too little to be verified; verify that run."
+            what = f"a repetition of the run in {parent.parent} and stores too little to be verified; verify that run."
             raise UserError(f"{run.path} is {what}")
-        self.run, self.seed, names = run, seed, {field.name for field in fields(Settings)} - {"custom_sizes"}
+        self.run, self.seed = run, seed
+        names = {field.name for field in fields(Settings)} - {"custom_sizes"}
         try:
             stored = {name: value for name, value in run.configuration.items() if name in names}
             self.settings = Settings(**stored, custom_sizes=SampleSizes(**run.configuration["sizes"]))
         except (TypeError, AttributeError, KeyError):
-            problem = f"The settings in the manifest of {run.path} cannot be read; it was changed by hand."
+            problem = f"The settings in the manifest of {run.path} cannot be read; the file was changed by hand."
             raise UserError(problem) from None
         self.final = Run(parent.parent) if parent.name == study.CHECKPOINTS and nested else None
         self.stages = all_stages() if self.final is None else study.checkpoint_stages()
 
     def check_files(self) -> list[Verdict]:
-        """Whether files are as they were written, and manifest, summary and stages agree."""
+        """Check that no file has changed, and that manifest, summary and stages agree."""
         status, known = self.run.manifest["stages"], {stage.name for stage in all_stages()}
         present = {name for name in known | set(status) if (self.run.path / name).is_dir()}
         done = {name for name, entry in status.items() if entry.get("status") == "done"}
-        wrong = [f"the stage {name} is done, but not there" for name in sorted(done - present)]
-        wrong += [f"the stage {name} is there, but not in the manifest" for name in sorted(present - set(status))]
-        wrong += [f"the stage {s} is unknown to this version, and cannot be verified" for s in sorted(done - known)]
+        wrong = [f"the stage {name} is done, but its folder is missing" for name in sorted(done - present)]
+        wrong += [f"the stage {name} is not in the manifest" for name in sorted(present - set(status))]
+        wrong += [f"the stage {s} is unknown to this version and cannot be verified" for s in sorted(done - known)]
         summaries = {}
         for name in sorted(done & present):
             damaged = damaged_files(self.run.path / name)
-            wrong += [f"{name}/{file} is not as it was written" for file in damaged]
+            wrong += [f"{name}/{file} has changed since it was written" for file in damaged]
             if "stage.json" not in damaged:
                 record = _json(self.run.path / name / "stage.json")
                 summaries[name] = record.get("summary")
                 if any(status[name].get(entry) != record.get(entry) for entry in ("finished", "seconds")):
-                    wrong.append(f"manifest and {name}/stage.json name different times")
+                    wrong.append(f"manifest.json and {name}/stage.json have different times")
         tally = Tally(EXACT)
         tally.same("summary.json", _json(self.run.path / "summary.json"), {n: s for n, s in summaries.items() if s})
         return [
-            _verdict("files", wrong, f"of {len(done)} stages are as they were written"),
-            _verdict("summary", tally.differences, "is what the stages say"),
+            _verdict("files", wrong, f"unchanged in all {len(done)} stages"),
+            _verdict("summary", tally.differences, "the same as in the stages"),
         ]
 
     def check_model(self) -> list[Verdict]:
-        """Whether the model is the manifest's (other weights are refused on loading), and keys follow from its settings."""
+        """Check that the model is the manifest's (loading refuses other weights), and that keys follow from its settings."""
         run, model = self.run, self.run.model
-        known, found, here = run.manifest["model"], plain(describe_model(model)), device_name(model)
+        known, found = run.manifest["model"], plain(describe_model(model))
+        here = device_name(model)
         wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
         elsewhere = "" if known.get("device") == here else f", while the run was made on {known.get('device')}"
-        right = f"has the weights and the tokenizer of the manifest; on {here}{elsewhere}"
+        right = f"weights and tokenizer are those of the manifest; on {here}{elsewhere}"
         verdicts = [_verdict("model", wrong, right)]
         version = run.manifest.get("version")
         if version != __version__:
-            text = f"not compared: the run is of version {version}, and this is {__version__}"
-            return [*verdicts, Verdict("keys", True, f"{text}: keys cannot be the same, while numbers may")]
+            text = f"not compared: keys depend on the version; the run is of {version}, and this is {__version__}"
+            return [*verdicts, Verdict("keys", True, text)]
         keys = keys_of(model, self.settings, self.stages, self._from_final())
         stored = {name: run.folder.key(name) for name in run.stages}
         other = [f"{name} was computed from something else" for name, key in stored.items() if key != keys.get(name)]
-        return [*verdicts, _verdict("keys", other, f"of {len(stored)} stages follow from the manifest's settings")]
+        return [*verdicts, _verdict("keys", other, f"all {len(stored)} follow from the manifest's settings")]
 
     def check_stages(self, progress: Progress) -> list[Verdict]:
-        """A verdict on every stage that is done."""
+        """Check every stage that is done."""
         done = [stage for stage in self.stages if stage.name in self.run.stages]
         verdicts = []
         with progress.task("verify", len(done)) as advance:
@@ -137,9 +138,9 @@ class Verification:
             tally.differences.append(f"its tables do not fit together ({type(error).__name__}: {error})")
         shown, others = tally.differences[:SHOWN], len(tally.differences) - SHOWN
         wrong = [*shown, f"and {others} more"] if others > 0 else shown
-        what = ", ".join(tally.recomputed) or "all of it from what is stored"
-        largest = f"the largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed ({tally.reason})"
-        measured = f"{tally.numbers:,} numbers, {largest if tally.largest else 'all of them the same'}"
+        what = ", ".join(tally.recomputed) or "all of it, from stored results"
+        largest = f"largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed ({tally.reason})"
+        measured = f"{tally.numbers:,} numbers, {largest if tally.largest else 'all the same'}"
         return _verdict(stage.name, wrong, f"{what}; {measured}", tally.numbers)
 
     def _context(self, stage: Stage, stored: Result, tally: Tally) -> VerifyContext:
@@ -163,7 +164,7 @@ class Verification:
 
 
 def _json(path: Path) -> Any:
-    """Contents of a JSON file; nothing if it cannot be read."""
+    """Contents of a JSON file; empty if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -179,5 +180,5 @@ def conclusion(verdicts: list[Verdict], stages: int) -> str:
     wrong = [verdict.about for verdict in verdicts if not verdict.agrees]
     numbers = sum(verdict.numbers for verdict in verdicts)
     if wrong:
-        return f"This run does not agree with what was recomputed from its manifest: see {', '.join(wrong)}."
+        return f"The run does not agree with what was recomputed from its manifest; see {', '.join(wrong)}."
     return f"The run agrees: {numbers:,} numbers of {stages} stages were recomputed from its manifest."

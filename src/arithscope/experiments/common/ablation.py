@@ -1,9 +1,9 @@
 """Circuits under mean ablation: everything outside a circuit is set to its mean activation (Section 2.1, Appendix A).
 
-1. `mean_ablation` turns circuits, sets of kept heads and neurons, into edits with one variant per circuit.
+1. `mean_ablation` turns circuits (sets of kept heads and neurons) into edits with one variant per circuit.
 2. One replay scores all variants of a batch of prompts: normalised logit, correctness, probability of the answer.
 3. A `Baseline` (the empty circuit and the whole model on the same prompts) turns scores into faithfulness.
-4. `growth_curve` evaluates nested circuits of growing size beside random ones; `smallest_on_plateau` chooses among them.
+4. `growth_curve` evaluates nested circuits of growing size, and random ones; `smallest_on_plateau` chooses among them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,10 +84,11 @@ def mean_ablation(
 
 def ablated_scores(model: Model, prompts: Prompts, edits: Sequence[Edit], advance: Advance = lambda n: None) -> Floats:
     """Normalised logit, correctness and P(answer) of every prompt under every variant: [variants, prompts, scores]."""
-    # Edits that are the same in all variants are made once, when the prompts are recorded.
+    # Edits that are the same in all variants are applied once, when the prompts are recorded.
     differing = [e for e in edits if e.variants > 1] or edits
     common = [e for e in edits if e not in differing]
-    first, scores = min(min(e.positions) for e in differing), []
+    first = min(min(e.positions) for e in differing)
+    scores = []
     for rows, batch in batches(model, prompts, model.positions.op1):
         reduce = score_reducer(model, batch, advance)
         tape = model.engine.record(model, model.encode(batch), first, edits=[e.for_prompts(rows) for e in common])
@@ -134,13 +135,13 @@ def nested_circuit_scores(
     *,
     advance: Advance,
 ) -> Floats:
-    """Unit of work: scores in circuits that keep the first n neurons of each order (smaller to send than sets), for each n."""
+    """Unit of work: scores in circuits that keep the first n neurons of each order, for each n. (Sets are larger to send.)"""
     kept = {layer: nested_sets(own, counts).numpy() for layer, own in orders.items()}
     return circuit_scores(model, means, heads, kept, neurons_from, prompts, advance=advance)
 
 
 def scores_of_tasks(ctx: Context, unit: Function, tasks: list[Task], advance: Advance = lambda n: None) -> list[Floats]:
-    """Scores [variants, prompts, …] of each task; a unit of work has a few of a task's prompts."""
+    """Scores [variants, prompts, …] of each task; a unit of work has a chunk of a task's prompts."""
     chunks = [split_evenly(len(prompts), PROMPTS_IN_UNIT) for _, prompts in tasks]
     groups = [[(*args, prompts[c]) for c in own] for (args, prompts), own in zip(tasks, chunks, strict=True)]
     return [np.concatenate(parts, axis=1) for parts in ctx.map_groups(unit, groups, advance)]
@@ -148,14 +149,14 @@ def scores_of_tasks(ctx: Context, unit: Function, tasks: list[Task], advance: Ad
 
 @dataclass(frozen=True)
 class Baseline:
-    """Normalised logits of the empty circuit and of the whole model on some prompts: the ends of the faithfulness scale."""
+    """Normalised logits of the empty circuit and of the whole model on some prompts: 0 and 1 on the faithfulness scale."""
 
     empty: Floats
     whole_model: Floats
 
     @property
     def smallest_span(self) -> float:
-        """Smallest distance between the two ends among prompts that have a faithfulness."""
+        """Smallest distance between the two among prompts that have a faithfulness."""
         span = np.abs(self.whole_model - self.empty)
         return max(float(np.min(span[span >= SMALLEST_SPAN], initial=1.0)), SMALLEST_SPAN)
 
@@ -179,7 +180,7 @@ class Baseline:
 
 
 def baselines(ctx: Context, samples: Mapping[str, Prompts]) -> dict[str, Baseline]:
-    """By operator, the baseline on its prompts: everything ablated, and nothing."""
+    """By operator, the baseline on its prompts: everything ablated, and nothing ablated."""
     s, keep = ctx.model.sizes, np.array([[False], [True]])
     heads = np.broadcast_to(keep[:, :, None], (2, s.layers, s.heads)).copy()
     neurons = dict.fromkeys(range(s.layers), np.repeat(keep, s.neurons, axis=1))
@@ -209,9 +210,9 @@ def growth_curve(
     sources: Mapping[str, Generator],
     advance: Advance,
 ) -> pd.DataFrame:
-    """Measures of each operator's circuits of growing size, beside random circuits, with the columns `CURVE`.
+    """Measures of each operator's circuits of growing size, and of random circuits, with the columns `CURVE`.
 
-    `arguments` turns an operator and sizes into the arguments of the unit function: circuits first, then those of each draw.
+    `arguments` maps an operator and sizes to the arguments of the unit function: the found circuits, then those of each draw.
     """
     sizes = {o: [counts[i] for i in ctx.sample(len(counts), VERIFIED_SIZES, stage, o)] for o in samples}
     tasks = [(arguments(operator, sizes[operator]), prompts) for operator, prompts in samples.items()]
@@ -223,7 +224,7 @@ def growth_curve(
 
 
 def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline, random: Generator) -> pd.DataFrame:
-    """Measures of an operator's circuits from scores [variants, prompts, scores]: by size, then those of each random draw."""
+    """Measures of an operator's circuits, from scores [variants, prompts, scores] of the found ones, then of each draw."""
     by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
     curves = {FOUND: ends.measure(by_draw[0], random), RANDOM: ends.measure_draws(by_draw[1:], random)}
     rows = []

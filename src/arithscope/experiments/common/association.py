@@ -1,4 +1,4 @@
-"""Which heuristics the top neurons match, and so which neurons are associated with which prompts.
+"""Which heuristics the top neurons match, and hence which neurons are associated with which prompts.
 
 A prompt is associated with the heuristics that hold for it, and with the neurons that match at least one of them.
 """
@@ -20,7 +20,7 @@ from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
 from arithscope.stats.intervals import Floats
 
-NO_RANK = np.iinfo(np.int32).max  # rank of a neuron that is no candidate
+NO_RANK = np.iinfo(np.int32).max  # rank of a neuron that is not a candidate
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Association:
     """The top neurons of an operator and their matches with heuristics, as arrays."""
 
     operator: str
-    layers: Ints  # of each top neuron; neurons of a layer are in order of falling effect
+    layers: Ints  # of each top neuron; within a layer, by descending effect
     neurons: Ints  # number of each top neuron in its layer
     heuristics: list[Rule]  # those that at least one neuron matches
     row: Ints  # for each match, the index of its neuron; matches are sorted by it
@@ -77,7 +77,7 @@ class Association:
         return masks
 
     def ranks(self, preference: Float[np.ndarray, "rows columns"]) -> Int[np.ndarray, "rows columns"]:
-        """Rank neurons by falling preference, from 0, within each layer and column; ties by effect. NaN has NO_RANK."""
+        """Rank neurons by descending preference, from 0, within each layer and column; ties by effect. NaN has NO_RANK."""
         ranks = np.full(preference.shape, NO_RANK, dtype=np.int64)
         for _, rows in self.rows_by_layer():
             order = np.argsort(-preference[rows], axis=0, kind="stable")  # NaN comes last

@@ -1,7 +1,7 @@
 """Attribution methods: estimates of every neuron's effect from a few gradients instead of one pass per neuron.
 
 Patching a neuron changes it by a′ − a, from its activation in the clean run to that in the corrupted run. To first order this
-moves a measure of the output by (a′ − a) × slope. The three measures that all effects are made of (the landmarks) are estimated
+moves a measure of the output by (a′ − a) × slope. The three measures that determine every effect (the landmarks) are estimated
 this way, and the effect formulas are applied to the estimates, prompt by prompt.
 """
 
@@ -50,7 +50,7 @@ def integrated_gradients(model: Model, ids: Tensor, corrupted: Tensor, measures:
 
 
 def relevance_patching(model: Model, ids: Tensor, corrupted: Tensor, measures: Measures, layers: Layers) -> Slopes:
-    """Slopes at the clean prompt, of the model made linear around it."""
+    """Slopes of the model linearised around the clean prompt (relevance patching, RelP)."""
     with linearized(model):
         return attribution_patching(model, ids, corrupted, measures, layers)
 
@@ -63,7 +63,7 @@ BEST_METHOD = "atp"
 
 
 def attributed_effects(
-    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, advance: Advance
+    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, *, advance: Advance
 ) -> NDArray[np.float32]:
     """Unit of work: estimated effects of patching each neuron at the last position: [layers, neurons, prompts, measures]."""
     found = np.empty((len(layers), model.sizes.neurons, len(prompts), len(EFFECTS)), np.float32)
@@ -72,12 +72,12 @@ def attributed_effects(
         ids, corrupted = model.encode(batch), model.encode(other)
         measures = partial(landmarks, answer=model.answers(batch), counterfactual=model.answers(other))
         slopes = ATTRIBUTION_METHODS[method](model, ids, corrupted, measures, layers)
-        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as new:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as corrupted_run:
             model.logits(corrupted)
-        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as old:
+        with torch.no_grad(), capturing(model, neurons=layers, keep=last_position) as clean_run:
             before = measures(model.logits(ids))
         for i, layer in enumerate(layers):
-            change = (new.neurons[layer] - old.neurons[layer]).to(before)
+            change = (corrupted_run.neurons[layer] - clean_run.neurons[layer]).to(before)
             moved = change * slopes[layer].to(before)  # [landmarks, batch, neurons]
             estimates = effects_between(before, before[:, None] + moved.mT)
             found[i][:, rows] = torch.stack([estimates[m] for m in EFFECTS], dim=-1).float().cpu().numpy()

@@ -53,7 +53,7 @@ class Result(Described):
         return pd.DataFrame(list(rows), columns=cls.columns(name))
 
     def summary(self) -> dict[str, Any]:
-        """Headline numbers by operator, by default those of `table`: means as {value, low, high, n}, or plain values."""
+        """Measures by operator, by default the rows of `table`: means as {value, low, high, n}, or plain values."""
         return by_operator(self.table)
 
     def _repr_html_(self) -> str:
@@ -93,7 +93,7 @@ def summary_numbers(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class NeuronRows:
-    """Looks up the rows of a table about one neuron, or one layer, of an operator by binary search."""
+    """Finds the rows of a table about one neuron, or one layer, of an operator by binary search."""
 
     def __init__(self, table: pd.DataFrame):
         self.table = table
@@ -156,8 +156,8 @@ def summary_table(measured: Mapping[str, Mapping[str, Mean]]) -> pd.DataFrame:
     """{operator: {measure: mean}} as a summary table, with a last row per measure for the average over operators."""
     names = list(dict.fromkeys(m for means in measured.values() for m in means))
     averages = {m: average([means[m] for means in measured.values() if m in means]) for m in names}
-    by_operator = [*measured.items(), (AVERAGE, averages)]
-    return pd.DataFrame([row for operator, means in by_operator for row in mean_rows(means, operator=operator)])
+    with_averages = {**measured, AVERAGE: averages}.items()
+    return pd.DataFrame([row for operator, means in with_averages for row in mean_rows(means, operator=operator)])
 
 
 def mean_rows(means: Mapping[str, Mean], **key: Any) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ class Split:
         discovery: Prompts on which components are patched and ranked.
         counterfactuals: One counterfactual for each discovery prompt.
         evaluation: Prompts on which circuits are evaluated.
-        held_out: All other correct prompts, for tests of what was found on the former.
+        held_out: All other correct prompts, for testing what was found on discovery and evaluation prompts.
     """
 
     discovery: Prompts
@@ -47,14 +47,19 @@ def evaluation_prompts(ctx: Context) -> dict[str, Prompts]:
 def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
     """Draw disjoint samples for each operator.
 
-    Where correct prompts are few, a share of them is held out all the same. An operator with fewer than two correct prompts
-    is left out.
+    Args:
+        accuracy: The model's answers to the legal prompts.
+        sizes: Sample sizes; `discovery` and `evaluation` are used.
+        seed: Seed of the draws.
+
+    Returns:
+        The samples by operator; an operator with fewer than two correct prompts is left out.
 
     Raises:
         TooFewCorrect: If no operator can be split.
     """
     samples, pool = {}, accuracy.correct()
-    # An untrained model that answers every prompt with the same number is right now and then.
+    # An untrained model that always gives the same number is sometimes right by accident.
     if len(np.unique(pool.answer)) < 2:
         raise TooFewCorrect
     held_out = max(sizes.discovery, sizes.evaluation)
@@ -70,7 +75,7 @@ def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str
 
 
 def probe_split(ctx: Context) -> tuple[Prompts, int]:
-    """Correct prompts of all operators in random order, and how many of them, from the first on, are for training."""
+    """Correct prompts of all operators in random order, and the number of training prompts, which come first."""
     sizes, random = ctx.settings.sizes, random_source(ctx.settings.seed, "probe prompts")
     prompts = sample(ctx.results[Accuracy].correct(), sizes.probe, random)
     if (training := int(TRAINING_SHARE * len(prompts))) == 0:
@@ -79,7 +84,7 @@ def probe_split(ctx: Context) -> tuple[Prompts, int]:
 
 
 def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: str) -> Places:
-    """Position and layers of each unit of work that covers all of them; under `verify`, `verified` single layers."""
+    """Split all positions and layers into units of work; under `verify`, choose `verified` single layers."""
     positions, layers = list(ctx.model.positions.named()), ctx.model.sizes.layers
     chosen = ctx.sample(len(positions) * layers, verified, *names)
     if len(chosen) < len(positions) * layers:
@@ -88,17 +93,16 @@ def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: st
 
 
 class TooFewCorrect(UserError):
-    """The model is never right, so there is nothing to look for."""
+    """The model answers too few prompts correctly to be studied."""
 
     def __init__(self) -> None:
         super().__init__(
-            "The model answers almost no prompt correctly, so there is nothing to look for; try examples in a --prefix, "
-            "another --template, or another model."
+            "The model answers almost no prompt correctly; try examples in a --prefix, another --template or another model."
         )
 
 
 def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[tuple[Ints, Prompts]]:
-    """Row numbers and prompts in batches that fit in memory, run from `first` on and keeping `extra_bytes` per prompt."""
+    """Row numbers and prompts in batches that fit in memory if run from position `first` with `extra_bytes` more per prompt."""
     length = model.encoder.length
     size = rows_that_fit(model, length - first, length, extra_bytes)
     for start in range(0, len(prompts), size):

@@ -20,19 +20,19 @@ class Column:
     name: str
     doc: str
     key: bool = False
-    kind: str = field(kw_only=True)  # text, integer, number, truth or list
+    kind: str = field(kw_only=True)  # text, integer, number, boolean or list
 
 
 text = partial(Column, kind="text")
 integer = partial(Column, kind="integer")
 number = partial(Column, kind="number")
-truth = partial(Column, kind="truth")
+boolean = partial(Column, kind="boolean")
 listing = partial(Column, kind="list")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A stored table. Where `unique` is set, readers rely on keys not repeating, and tables that repeat one are refused."""
+    """A stored table. If `unique`, readers rely on keys not repeating, and a table that repeats a key is rejected."""
 
     doc: str
     columns: tuple[Column, ...]
@@ -70,7 +70,7 @@ def array(doc: str, dtype: str, axes: str) -> Any:
 
 
 def value(doc: str) -> Any:
-    """Declare a field that holds a plain value: a number, a text, or a list or dict of these."""
+    """Declare a field that holds a plain value: a number, a string, or a list or dict of these."""
     return field(metadata={"schema": Value(doc)})
 
 
@@ -81,7 +81,7 @@ NEURON = integer("neuron", "neuron of the layer's MLP, from 0", key=True)
 POSITION = text("position", "token position: `op1`, `operator`, `op2` or `last`", key=True)
 HEAD_KEY, NEURON_KEY = (OPERATOR, LAYER, HEAD), (OPERATOR, LAYER, NEURON)
 PROMPT_KEY = (OPERATOR, integer("op1", "first operand", key=True), integer("op2", "second operand", key=True))
-MEASURE = text("measure", "what the mean is of", key=True)
+MEASURE = text("measure", "what is averaged", key=True)
 EFFECT_MEASURE = text("measure", "effect measure: `probability` (Eq. 1), `log_ratio` or `logit`", key=True)
 CRITERION = text("criterion", "`raw`: every match; `calibrated`: calibrated matches only", key=True)
 CRITERION_KEY = (OPERATOR, CRITERION)

@@ -7,10 +7,9 @@
 The function's name is the stage's name, and its return annotation the result class. It reads earlier results by their class
 (`ctx.results[Accuracy]`), runs heavy work as units (`ctx.map`), and never plots, prints or writes files.
 
-A stage is written so that `verify` can run the same function on a sample, with full forward passes instead of replay:
-it asks `ctx.sample` which of its independent pieces to compute (all of them, in a study), and passes what it measured through
-`ctx.confirmed` before it derives anything from the whole (in a study this returns its argument; `verify` compares it with what
-is stored and returns that).
+`verify` runs the same function on a sample, with full forward passes instead of replay. A stage therefore asks `ctx.sample`
+which of its independent pieces to compute (all, in a study), and passes what it measured through `ctx.confirmed` before it
+derives anything from the whole (`verify` compares it with the stored field and returns the latter).
 """
 
 import sys
@@ -53,7 +52,7 @@ class Results:
         self._results[type(result)] = result
 
     def only(self, kinds: Sequence[type]) -> "Results":
-        """The results of these classes, those that are there."""
+        """Those results that are of one of these classes."""
         return Results(*(self._results[kind] for kind in kinds if kind in self._results))
 
 
@@ -73,20 +72,20 @@ class Context:
         return True
 
     def map(self, function: Function, units: Sequence[Unit], advance: Advance = lambda n: None) -> list[Any]:
-        """What `function(model, *unit, advance=advance)` returns for each unit, in the order of the units."""
+        """Call `function(model, *unit, advance=advance)` for each unit; returns the results in order."""
         return self.executor.map(function, self.model, units, advance)
 
     def map_groups(self, function: Function, groups: Sequence[Sequence[Unit]], advance: Advance) -> list[list[Any]]:
-        """The same for groups of units: a list of results for each group."""
+        """`map` for groups of units: returns a list of results for each group."""
         results = iter(self.map(function, [unit for group in groups for unit in group], advance))
         return [[next(results) for _ in group] for group in groups]
 
     def sample(self, n: int, size: int, *names: str | int) -> NDArray[np.int64]:
-        """Which of n independent pieces to compute, in order: all of them. `verify` chooses `size` of them at random."""
+        """Indices of the pieces to compute, ascending: all n. `verify` computes `size` random ones instead."""
         return np.arange(n)
 
     def confirmed(self, name: str, measured: V, rows: Any = ..., **hints: Any) -> V:
-        """Pass a measured field of the result through verification: in a study, returns it as it is.
+        """Pass a measured field of the result through verification. In a study it is returned unchanged.
 
         Args:
             name: Name of the result's field.
@@ -114,7 +113,7 @@ class Stage:
         given: Classes of results that come from other runs, not from stages of this one.
         reads: Settings its numbers depend on; it can read no others.
         compute: The experiment.
-        memory: Estimate of the bytes it needs beside the weights.
+        memory: Estimate of the bytes it needs besides the weights.
         on_request: Whether it runs only when named.
         paper: Section of the paper it follows, if any.
     """
@@ -136,7 +135,7 @@ class Stage:
 
 
 def sweep_memory(model: Model, settings: Settings) -> int:
-    """Bytes of a sweep over the legal prompts, beside the weights."""
+    """Bytes of a sweep over the legal prompts, besides the weights."""
     prompts = len(legal_prompts(settings.operators, settings.max_operand, model.limit))
     length, passes = model.encoder.length, num_parallel_passes(model)
     row = row_bytes(model, length, length) + 2 * cache_bytes(model, length)
@@ -144,7 +143,7 @@ def sweep_memory(model: Model, settings: Settings) -> int:
 
 
 def replay_memory(model: Model, settings: Settings) -> int:
-    """Bytes of patching and ablation, beside the weights: a pass, recorded prompts, activations they are patched with."""
+    """Bytes of patching and ablation, besides the weights: one pass, the recorded prompts, and the activations to patch in."""
     length, s, prompts = model.encoder.length, model.sizes, max(settings.sizes.discovery, settings.sizes.evaluation)
     stream = length * s.width * model.hf_model.dtype.itemsize
     components = 4 * sum(component_bytes(model, site) for site in Site)
@@ -190,5 +189,5 @@ def registered_stages() -> tuple[Stage, ...]:
 
 
 def unregister(name: str) -> None:
-    """Forget a stage that a program added."""
+    """Remove a stage that a program registered."""
     _registered.pop(name, None)

@@ -1,7 +1,9 @@
 // Line charts with bands, small matrices, waterfall charts. Line charts fill the available width.
 
 import { css, text_colour } from "./colours.js";
-import { h, number, s, signed } from "./dom.js";
+import { h, interval, number, s, signed } from "./dom.js";
+
+const MAX_DOTS = 25; // a line with more points shows none of them
 
 /** An element whose content is drawn again whenever its width changes. */
 function fit_width(className, draw) {
@@ -28,11 +30,12 @@ function ticks(low, high, count) {
 }
 
 /**
- * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points sorted by x. names: labels of x = 0, 1, 2….
- * marks: [{x, text}], vertical lines.
+ * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points sorted by x.
+ * names: labels of x = 0, 1, 2…. marks: [{x, text}], vertical lines.
  */
 export function line_chart({ series, x_label, y_label, height = 240, y_range, names, marks = [], title }) {
-  const shown = series.map((line) => ({ ...line, points: line.points.filter((p) => p.value !== null && p.value !== undefined) }))
+  const has_value = (p) => p.value !== null && p.value !== undefined;
+  const shown = series.map((line) => ({ ...line, points: line.points.filter(has_value) }))
     .filter((line) => line.points.length);
   const all = shown.flatMap((line) => line.points);
   if (!all.length) return h("p", { className: "notice" }, "No data.");
@@ -54,11 +57,14 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
     }
     const x_ticks = names ? names.map((_, i) => i) : ticks(x0, x1, Math.max(2, Math.floor(width / 90)));
     const every = names ? Math.ceil((names.length * 74) / (width - left - right)) : 1;
+    const x_text = (v) => (names ? names[v] : number(v));
     x_ticks.forEach((t, i) => {
-      if (i % every === 0) svg.append(s("text", { x: x(t), y: height - bottom + 16, class: "tick middle" }, names ? names[t] : number(t)));
+      if (i % every) return;
+      svg.append(s("text", { x: x(t), y: height - bottom + 16, class: "tick middle" }, x_text(t)));
     });
+    const middle = (top + height - bottom) / 2;
     svg.append(s("text", { x: (left + width - right) / 2, y: height - 6, class: "label middle" }, x_label),
-      s("text", { transform: `translate(12 ${(top + height - bottom) / 2}) rotate(-90)`, class: "label middle" }, y_label));
+      s("text", { transform: `translate(12 ${middle}) rotate(-90)`, class: "label middle" }, y_label));
     for (const mark of marks) {
       svg.append(s("line", { x1: x(mark.x), x2: x(mark.x), y1: top, y2: height - bottom, class: "mark" }),
         s("text", { x: x(mark.x) + 4, y: height - bottom - 6, class: "tick" }, mark.text));
@@ -66,33 +72,40 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
     for (const { colour, dashed, points, name } of shown) {
       const band = points.filter((p) => p.low !== null && p.low !== undefined);
       if (band.length > 1) {
-        const outline = [...band.map((p) => `${x(p.x)},${y(p.high)}`), ...band.toReversed().map((p) => `${x(p.x)},${y(p.low)}`)];
-        svg.append(s("polygon", { points: outline.join(" "), fill: colour, class: "band" }));
+        const upper = band.map((p) => `${x(p.x)},${y(p.high)}`);
+        const lower = band.toReversed().map((p) => `${x(p.x)},${y(p.low)}`);
+        svg.append(s("polygon", { points: [...upper, ...lower].join(" "), fill: colour, class: "band" }));
       }
-      svg.append(s("polyline", { points: points.map((p) => `${x(p.x)},${y(p.value)}`).join(" "), stroke: colour, class: dashed ? "line dashed" : "line" }));
-      if (points.length <= 25) {
+      const line = points.map((p) => `${x(p.x)},${y(p.value)}`).join(" ");
+      svg.append(s("polyline", { points: line, stroke: colour, class: line_class(dashed) }));
+      if (points.length <= MAX_DOTS) {
         svg.append(...points.map((p) => s("circle", { cx: x(p.x), cy: y(p.value), r: 3, fill: colour },
-          s("title", {}, `${name}, ${x_label} ${names ? names[p.x] : number(p.x)}: ${number(p.value)}${p.low === null || p.low === undefined ? "" : ` [${number(p.low)}, ${number(p.high)}]`}`))));
+          s("title", {}, `${name}, ${x_label} ${x_text(p.x)}: ${interval(p)}`))));
       }
     }
     return svg;
   });
   const key = series.length > 1 ? h("ul", { className: "key" }, shown.map((line) => {
-    const swatch = s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: line.colour, class: line.dashed ? "line dashed" : "line" }));
-    return h("li", {}, swatch, line.name);
+    const sample = s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: line.colour, class: line_class(line.dashed) });
+    return h("li", {}, s("svg", { width: 22, height: 8, "aria-hidden": "true" }, sample), line.name);
   })) : null;
   return h("figure", { className: "line-chart" }, title ? h("figcaption", {}, title) : null, chart, key);
 }
 
+function line_class(dashed) {
+  return dashed ? "line dashed" : "line";
+}
+
 /**
- * A small matrix. rows, columns: names; value(i, j); colour(value); text(i, j): tooltip; label(i, j): text in the cell; pick(i, j):
- * click handler; is_selected(i, j), is_framed(i, j).
+ * A small matrix. rows, columns: names; value(i, j); colour(value); text(i, j): tooltip; label(i, j): text in the cell;
+ * pick(i, j): click handler; is_selected(i, j), is_framed(i, j).
  */
 export function matrix({ rows, columns, value, colour, text, label, pick, is_selected, is_framed, title, row_title }) {
   const cells = rows.map((_, i) => columns.map((__, j) => {
     const v = value(i, j);
     const cell = h(pick ? "button" : "span", {
-      className: `cell${is_framed?.(i, j) ? " framed" : ""}`, type: pick ? "button" : null, title: text(i, j), ariaLabel: text(i, j),
+      className: `cell${is_framed?.(i, j) ? " framed" : ""}`, type: pick ? "button" : null,
+      title: text(i, j), ariaLabel: text(i, j),
       "aria-pressed": pick ? String(Boolean(is_selected?.(i, j))) : null, onclick: pick ? () => pick(i, j) : null,
     }, label?.(i, j));
     if (v !== null && v !== undefined) {
@@ -101,15 +114,20 @@ export function matrix({ rows, columns, value, colour, text, label, pick, is_sel
     }
     return h("td", {}, cell);
   }));
+  const corner = h("td", { className: "corner" }, row_title ?? "");
   return h("div", { className: "matrix" }, h("p", { className: "hint" }, title), h("table", { ariaLabel: title },
-    h("thead", {}, h("tr", {}, h("td", { className: "corner" }, `${row_title ?? ""}`), columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, corner, columns.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), cells[i])))));
 }
 
 /** Bars that add up from zero to a total. steps: [{name, value, note}]. */
 export function waterfall({ steps, total, total_name }) {
   let sum = 0;
-  const bars = steps.map((step) => { const from = sum; sum += step.value; return { ...step, from, to: sum }; });
+  const bars = steps.map((step) => {
+    const from = sum;
+    sum += step.value;
+    return { ...step, from, to: sum };
+  });
   const low = Math.min(0, ...bars.map((b) => b.to));
   const high = Math.max(0, total, ...bars.map((b) => b.to));
   const percent_of = (v) => (100 * (v - low)) / (high - low || 1);
@@ -119,7 +137,10 @@ export function waterfall({ steps, total, total_name }) {
     bar.style.width = `max(2px, ${Math.abs(percent_of(to) - percent_of(from))}%)`;
     const zero = h("span", { className: "zero" });
     zero.style.left = `${percent_of(0)}%`;
-    return h("tr", {}, h("th", { scope: "row" }, name, note ? h("small", {}, note) : null), h("td", { className: "track" }, zero, bar), h("td", { className: "figure" }, text));
+    return h("tr", {},
+      h("th", { scope: "row" }, name, note ? h("small", {}, note) : null),
+      h("td", { className: "track" }, zero, bar),
+      h("td", { className: "figure" }, text));
   };
   return h("table", { className: "waterfall" }, h("tbody", {},
     bars.map((b) => row(b.name, b.from, b.to, signed(b.value), b.value >= 0 ? "up" : "down", b.note)),

@@ -7,7 +7,8 @@ function build(element, attributes, children) {
     else if (name in element && name !== "list" && !(element instanceof SVGElement)) element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const is_shown = (child) => child !== null && child !== undefined && child !== false;
+  element.append(...children.flat(Infinity).filter(is_shown));
   return element;
 }
 
@@ -22,7 +23,9 @@ export function s(tag, attributes, ...children) {
 }
 
 export const SIGNS = { "+": "+", "-": "−", "*": "×", "/": "÷" };
-export const OPERATOR_COLOURS = { "+": "var(--plus)", "-": "var(--minus)", "*": "var(--times)", "/": "var(--divide)", mean: "var(--ink)" };
+export const OPERATOR_COLOURS = {
+  "+": "var(--plus)", "-": "var(--minus)", "*": "var(--times)", "/": "var(--divide)", mean: "var(--ink)",
+};
 
 /** Three significant digits, without trailing zeros. */
 export function number(x) {
@@ -39,7 +42,9 @@ export function signed(x) {
 }
 
 export function percent(x) {
-  return x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0.995 || x < 0.005 ? 1 : 0).replace("-", "−")} %`;
+  if (x === null || x === undefined) return "–";
+  const decimals = x > 0.995 || x < 0.005 ? 1 : 0;
+  return `${(100 * x).toFixed(decimals).replace("-", "−")} %`;
 }
 
 /** A number with its noun, in the plural unless it is 1. */
@@ -50,7 +55,8 @@ export function count(n, noun) {
 /** A mean with its 95 % interval. */
 export function interval(mean) {
   if (!mean || mean.value === null || mean.value === undefined) return "–";
-  return mean.low === null || mean.low === undefined ? number(mean.value) : `${number(mean.value)} [${number(mean.low)}, ${number(mean.high)}]`;
+  if (mean.low === null || mean.low === undefined) return number(mean.value);
+  return `${number(mean.value)} [${number(mean.low)}, ${number(mean.high)}]`;
 }
 
 export function prompt_text(op1, operator, op2) {
@@ -63,6 +69,12 @@ export function answer(op1, operator, op2) {
   if (operator === "-") return op1 - op2;
   if (operator === "*") return op1 * op2;
   return op2 === 0 ? null : Math.floor(op1 / op2);
+}
+
+/** Whether a prompt has an answer from 0 to limit − 1. */
+export function is_legal(op1, operator, op2, limit) {
+  const result = answer(op1, operator, op2);
+  return result !== null && result >= 0 && result < limit;
 }
 
 /** A labelled select. Choices are [value, text]. */

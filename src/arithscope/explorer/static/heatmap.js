@@ -12,7 +12,8 @@ const MAX_OUTLINE = 0.3; // share of pixels; above it, the mask shows by brightn
  * logarithmic: for products, whose legal prompts lie along the axes. legend: a colour scale with text(value).
  */
 export function heatmap({ size, colour, describe, pick, label, logarithmic = false, legend }) {
-  const canvas = h("canvas", { tabIndex: 0, role: "img", ariaLabel: `${label}. Arrow keys move over the grid${pick ? ", Enter picks" : ""}.` });
+  const ariaLabel = `${label}. Arrow keys move over the grid${pick ? ", Enter picks" : ""}.`;
+  const canvas = h("canvas", { tabIndex: 0, role: "img", ariaLabel });
   const readout = h("p", { className: "readout", ariaLive: "polite" }, "\u00a0");
   const axis_x = h("span", { className: "axis x" });
   const axis_y = h("span", { className: "axis y" });
@@ -124,7 +125,9 @@ export function heatmap({ size, colour, describe, pick, label, logarithmic = fal
   function cell_at(event) {
     const box = canvas.getBoundingClientRect();
     const share = (x, length) => Math.min(0.9999, Math.max(0, x / length));
-    return [operand(0, share(event.clientX - box.left, box.width)), operand(1, share(box.bottom - event.clientY, box.height))];
+    const across = share(event.clientX - box.left, box.width);
+    const up = share(box.bottom - event.clientY, box.height);
+    return [operand(0, across), operand(1, up)];
   }
 
   canvas.addEventListener("pointermove", (event) => point(cell_at(event)));

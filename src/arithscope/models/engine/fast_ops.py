@@ -1,4 +1,4 @@
-"""The arithmetic of the library's modules with fewer passes over memory, or with fewer roundings."""
+"""Replacements for the library's modules that need fewer passes over memory, or round less often."""
 
 import sys
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def fast_rotary(attention: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def unrounded_linear(linear: nn.Module, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
-    """Apply a linear map; half-precision products on a GPU, which are summed in float32 anyway, stay in float32."""
+    """Apply a linear map. On a GPU, half-precision products are summed in float32, and here the sums are not rounded back."""
     half = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     if not half or type(linear) is not nn.Linear or hasattr(linear, "_hf_hook") or version < MM_OUT_DTYPE:

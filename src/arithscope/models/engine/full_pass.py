@@ -1,7 +1,6 @@
 """The slow engine: each variant is one plain edited forward pass over whole prompts.
 
-No caches, no shared prefixes, no replicas: nothing here is clever, so that `verify` and the tests can hold the fast engine
-against it.
+No caches, no shared prefixes, no replicas: it is simple enough for `verify` and the tests to check the fast engine against it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +130,8 @@ class FullPass(Engine):
 
 def edited_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
     """Logits at the last position under edits of one variant, not rounded to half precision."""
-    top, logits = model.sizes.layers - 1, []
+    top = model.sizes.layers - 1
+    logits = []
     for rows in _batches(model, len(ids)):
         with (
             editing(model, [e.for_prompts(rows) for e in edits], len(rows)),

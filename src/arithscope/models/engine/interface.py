@@ -1,4 +1,4 @@
-"""The engine that a model's experiments run on: fast by default, or the slow one that `verify` checks it with."""
+"""The engine that a model's experiments run on: fast by default; `verify` compares it with the slow one."""
 
 from arithscope.models.engine import replay as replaying
 from arithscope.models.engine import sweep as sweeping

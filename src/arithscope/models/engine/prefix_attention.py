@@ -1,8 +1,8 @@
 """Attention of many rows to few prefixes, without a copy of the prefix for each row.
 
-In a replay each prompt's prefix serves thousands of variants. The library's attention would need the prefix's keys and values
-copied to all of them, and its fused kernels are made for long sequences, not for millions of short ones: at the size of an 8B
-model they took a third of the time. Here each prefix is multiplied with the queries of all its variants at once.
+In a replay thousands of variants share each prompt's prefix. The library's attention would need a copy of the prefix's keys
+and values for each of them, and its fused kernels are made for long sequences, not for millions of short ones: at the size of
+an 8B model they took a third of the time. Here each prefix is multiplied with the queries of all its variants at once.
 """
 
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def attend(
     mask: Tensor | None,
     scaling: float | None,
 ) -> Float[Tensor, "rows tail heads dim"]:
-    """Scaled dot-product attention to prefix and own tokens, computed in float32 or better, in the query's precision.
+    """Scaled dot-product attention to prefix and own tokens, in float32 or better; the result has the query's dtype.
 
     `mask` [1, 1, tail, prefix + tail] is boolean (True: attend) or is added to the scores; None is causal attention.
     """

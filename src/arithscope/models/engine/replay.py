@@ -1,10 +1,10 @@
 """The fast engine for edits: recompute only what an edit can change.
 
-An edit at position p of layer l changes nothing before p and nothing below l. So
+An edit at position p of layer l changes nothing before p and nothing below l. Therefore
 
 1. `record` runs the positions before p (the prefix) once and keeps their keys and values,
-2. runs the rest (the tail) once and keeps each layer's input, and
-3. `replay` pushes only the tail of thousands of edited variants through the layers from l on, as one batch.
+2. it runs the rest (the tail) once and keeps each layer's input, and
+3. `replay` runs only the tail of thousands of edited variants through the layers from l on, as one batch.
 
 All prompts have the same length, so a layer is called with the same mask and position arguments for every prompt: they are
 recorded from a batch of one and broadcast to any number of rows.
@@ -31,12 +31,13 @@ from arithscope.models.model import Ids, Logits, Model, Site
 Reduce = Callable[[Logits, Float[Tensor, "variants batch vocabulary"]], Tensor]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a decoder layer
+EXACT, HALF = 1e-3, 0.15  # differences that rounding explains in float32 and in half precision, relative to the spread
 
 
 class PrefixCache(Cache):
     """Keys and values of the prefix behind the library's cache interface, but stateless: `update` returns prefix + new and
-    stores nothing, so one prefix serves every variant. With `separate`, attention has the prefix already and `update` returns
-    the new keys and values alone."""
+    stores nothing, so that all variants share one prefix. With `separate`, attention has the prefix already and `update`
+    returns only the new keys and values."""
 
     def __init__(self, prefix: KeysValues, separate: bool):
         super().__init__(layers=[])
@@ -61,7 +62,7 @@ class Tape:
     ids: Ids
     first: int
     logits: Logits
-    edits: Sequence[Edit] = ()  # in force in this pass and in every replay
+    edits: Sequence[Edit] = ()  # active in this pass and in every replay
     prefix: KeysValues = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # arguments of each layer, for a batch of one
     # Input of each layer; then the last one's output.
@@ -83,8 +84,8 @@ def record(model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequ
 
     Args:
         first: First position that replays may edit.
-        neurons: Layers whose neurons `replay_neurons` is going to edit.
-        edits: Edits of one variant each that stay in force in every replay.
+        neurons: Layers whose neurons `replay_neurons` will edit.
+        edits: Edits of one variant each that stay active in every replay.
 
     Raises:
         ValueError: If `first` lies outside the prompt.
@@ -123,12 +124,12 @@ def tail_logits(
 ) -> Float[Tensor, "rows vocabulary"]:
     """Logits at the last position of the model's own pass over the tail. `owner` is the prefix of each row; by default each
     row has its own."""
-    # A list: a slice would not be contiguous and be unembedded row by row, a tensor would be sent to the first layer's device.
+    # A list: a slice would not be contiguous and so be unembedded row by row; a tensor would move to the first layer's device.
     last = [ids.shape[1] - 1]
     with nullcontext(False) if owner is None else prefix_attention(model, prefix, owner) as separate:
         cache = PrefixCache(prefix, separate) if separate else DynamicCache()
         for i, keys_values in enumerate([] if separate else prefix):
-            # index_select: on a CPU ten times as fast as indexing.
+            # index_select is ten times as fast as indexing on a CPU.
             keys, values = (x if owner is None else x.index_select(0, owner.to(x.device)) for x in keys_values)
             cache.update(keys, values, i)
         output = model.hf_model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last)
@@ -137,7 +138,7 @@ def tail_logits(
 
 @contextmanager
 def layer_calls(model: Model) -> Iterator[list[Call]]:
-    """The arguments with which each layer is called."""
+    """Yield a list that collects the arguments of each layer's calls."""
     calls: list[Call] = []
 
     def on_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -187,7 +188,7 @@ def _reduced(tape: Tape, variants: int, reduce: Reduce, chunk: int | None, run: 
 
 
 def number_of_variants(edits: Sequence[Edit], first: int) -> int:
-    """Number of variants of edits that are to be replayed from position `first` on; ValueError if they cannot be."""
+    """Number of variants of some edits. Raises ValueError if they cannot be replayed from position `first` on."""
     counts = {e.variants for e in edits} - {1} or {1}
     if not edits or len(counts) > 1:
         raise ValueError(f"edits must agree in their number of variants, not have {sorted(counts)}")
@@ -198,10 +199,10 @@ def number_of_variants(edits: Sequence[Edit], first: int) -> int:
 
 @torch.no_grad()
 def replay(tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
-    """Run every variant of some edits, all in force together: the same numbers as full edited passes.
+    """Run every variant of some edits, all applied together: the same numbers as full edited passes.
 
     Args:
-        edits: Edits with the same number of variants; one variant serves all.
+        edits: Edits with the same number of variants; those with a single variant are broadcast.
         reduce: Maps unedited [batch, vocabulary] and edited [variants, batch, vocabulary] logits to [variants, batch, …].
         chunk: Number of variants in one pass; by default as many as fit in memory.
 
@@ -274,7 +275,7 @@ def check_replay(model: Model, ids: Ids) -> float:
         again = model.unembed(_run_layers(tape, tape.inputs[0], 0)[:, -1])
         distances.append((again - own).square().mean(-1).sqrt())
     worst = float(torch.stack(distances).max()) / scale  # NaN if any is, unlike Python's own max
-    allowed = 1e-3 if model.full_precision else 0.15
+    allowed = EXACT if model.full_precision else HALF
     if not worst <= allowed:
         raise UserError(
             f"An unedited replay of {model.identity.name} differs from the model's own logits by {worst:.2g} of their "

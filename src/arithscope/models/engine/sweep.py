@@ -86,8 +86,8 @@ def sweep(
             logits = tail.logits(model)
         return Block(tail.rows, logits, activations)
 
-    n_heads, n_neurons = (component_bytes(model, site) for site in (Site.HEADS, Site.NEURONS))
-    kept = len(heads) * n_heads + len(neurons) * n_neurons + len(residual) * model.sizes.width * 4
+    kept = len(heads) * component_bytes(model, Site.HEADS) + len(neurons) * component_bytes(model, Site.NEURONS)
+    kept += len(residual) * model.sizes.width * 4
     for block in _run_tails(model, prompts, rows, kept, run):
         yield block
         progress(len(block.rows))
@@ -102,8 +102,8 @@ def sweep_neurons(
     rows: int | None = None,
     keep: Callable[[Float[Tensor, "rows chosen"]], Tensor] = lambda x: x,
 ) -> Iterator[tuple[Rows, dict[int, Tensor]]]:
-    """Run every prompt and yield row numbers and, by layer, what `keep` returns for the chosen neurons' activations at the
-    last position. A pass ends where the last of them is captured."""
+    """Run every prompt and yield, block by block, row numbers and, by layer, what `keep` returns for the chosen neurons'
+    activations at the last position. A pass ends at the highest chosen layer."""
     layers, highest = list(chosen), max(chosen)
 
     def stop(*_: Any) -> None:
@@ -131,8 +131,8 @@ def mean_activations(
     rows: int | None = None,
     observe: Observer = lambda rows, logits: None,
 ) -> Means:
-    """Mean over prompts of all heads and neurons at every position: the values of mean ablation. `observe` gets the rows and
-    logits of each block, in any thread."""
+    """Mean over prompts of all heads and neurons at every position: the values of mean ablation. `observe` is called with the
+    rows and logits of each block, in any thread."""
     layers, length, first = range(model.sizes.layers), model.encoder.length, model.positions.op2
     totals: dict[Site, dict[int, Tensor]] = {site: {} for site in Site}
 
@@ -140,7 +140,7 @@ def mean_activations(
         """Add sums at the positions from `start` on, in float64."""
         for site in Site:
             for layer, x in getattr(sums, site).items():
-                # On the layer's own device where that has float64: copying each block to the CPU would make a GPU wait.
+                # On the layer's own device if that has float64: copying each block to the CPU would make a GPU wait.
                 x = x.cpu() if x.device.type == "mps" else x
                 if layer not in totals[site]:
                     totals[site][layer] = torch.zeros(length, *x.shape[1:], dtype=torch.float64, device=x.device)
@@ -203,10 +203,15 @@ def _run_tails(
             if on_prefix_sums:
                 for _, sums in parts:
                     on_prefix_sums(sums)
-            by_layer = (zip(*layer, strict=True) for layer in zip(*(part for part, _ in parts), strict=True))
-            prefixes = parts[0][0] if len(parts) == 1 else [(torch.cat(k), torch.cat(v)) for k, v in by_layer]
+            prefixes = _concatenated([keys_values for keys_values, _ in parts])
             size = rows or rows_that_fit(model, length - first, length, per_row, passes=count)
             yield from passes(run, _tails(model, prompts, chosen, owner, prefixes, size))
+
+
+def _concatenated(parts: list[KeysValues]) -> KeysValues:
+    """Keys and values of several groups of prefixes as one group."""
+    by_layer = (zip(*layer, strict=True) for layer in zip(*parts, strict=True))
+    return parts[0] if len(parts) == 1 else [(torch.cat(keys), torch.cat(values)) for keys, values in by_layer]
 
 
 def _tails(model: Model, prompts: Prompts, rows: Rows, owner: Rows, prefixes: KeysValues, size: int) -> Iterator[_Tail]:
@@ -219,7 +224,7 @@ def _tails(model: Model, prompts: Prompts, rows: Rows, owner: Rows, prefixes: Ke
 def _distinct_prefixes(
     model: Model, prompts: Prompts, rows: int | None, count: int
 ) -> Iterator[tuple[Tensor, Rows, Rows]]:
-    """Distinct prefixes in blocks that fit in memory, the prompts that start with them, and the prefix of each of these."""
+    """Blocks of distinct prefixes that fit in memory, each with the prompts that start with them and each prompt's prefix."""
     first = model.positions.op2
     key = prompts.operator * model.limit + prompts.op1
     _, examples, group = np.unique(key, return_index=True, return_inverse=True)
@@ -233,7 +238,7 @@ def _distinct_prefixes(
 
 
 class _Captured(Exception):
-    """Everything that a pass was run for has been captured."""
+    """Ends a pass early, once everything needed is captured."""
 
 
 class Passes(Protocol):
@@ -242,13 +247,13 @@ class Passes(Protocol):
 
 
 def num_parallel_passes(model: Model) -> int:
-    """Number of passes at a time: one keeps a GPU busy, and is all that accelerate's hooks of a device map can follow."""
+    """Number of passes at a time: one keeps a GPU busy, and the hooks of a device map cannot handle more."""
     alone = model.device.type != "cpu" or hasattr(model.hf_model, "hf_device_map")
     return 1 if alone else torch.get_num_threads()
 
 
 def replica(model: Model) -> Model:
-    """A copy with its own modules, and so with its own hooks; weights, tokenizer and encoder are shared."""
+    """A copy with its own modules and hooks; weights, tokenizer and encoder are shared."""
     shared = [*model.hf_model.parameters(), *model.hf_model.buffers(), model.tokenizer, model.encoder]
     return copy.deepcopy(model, {id(x): x for x in shared})
 
@@ -260,7 +265,7 @@ def _parallel_passes(model: Model) -> Iterator[Passes]:
         yield lambda run, items: (run(model, item) for item in items)
         return
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.hf_model.modules())
-    replicas = [] if hooked else _replicas.setdefault(model, [])  # replicas copy hooks
+    replicas = [] if hooked else _replicas.setdefault(model, [])  # replicas with copies of hooks are not kept
     replicas += [replica(model) for _ in range(count - len(replicas))]
     unused, own = replicas[:count], threading.local()
 

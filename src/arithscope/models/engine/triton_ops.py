@@ -1,5 +1,5 @@
 """Three Triton kernels, each one pass over memory where PyTorch needs many: rotary embeddings, attention of a few tokens to a
-shared prefix, and the product in a gated MLP. Imported only where `effects.runs_kernels`."""
+shared prefix, and the product in a gated MLP. Imported only where `effects.runs_kernels` is true."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def bag_alone(result: Bag) -> Finding:
     rows = result.curve[result.curve.measure == "faithfulness"]
     if rows.empty:
         return Finding("There are no operators to compare.")
-    right = result.curve[(result.curve.measure == "accuracy") & (result.curve.neurons == CALIBRATED)]
-    accuracy = means_of(with_average(right), "accuracy")
+    accuracy_rows = result.curve[(result.curve.measure == "accuracy") & (result.curve.neurons == CALIBRATED)]
+    accuracy = means_of(with_average(accuracy_rows), "accuracy")
     top, calibrated, random = (
         means_of(with_average(rows[rows.neurons == name]), "faithfulness") for name in (TOP, CALIBRATED, RANDOM)
     )

@@ -39,7 +39,8 @@ def _largest_effects(effects: pd.DataFrame) -> tuple[str, Mean, str, float]:
     places: dict[Any, pd.DataFrame] = dict(iter(effects.groupby(["layer", "head", "position"], sort=False)))
     means = {place: average([as_mean(r) for r in rows.to_dict("records")]) for place, rows in places.items()}
     medians = {place: float(rows["median"].mean()) for place, rows in places.items()}
-    by_mean, by_median = max(means, key=lambda p: means[p].value), max(medians, key=lambda p: medians[p])
+    by_mean = max(means, key=lambda place: means[place].value)
+    by_median = max(medians, key=lambda place: medians[place])
     names = [f"{component_name(layer, head)} at {position}" for layer, head, position in (by_mean, by_median)]
     return names[0], means[by_mean], names[1], medians[by_median]
 
@@ -85,9 +86,9 @@ def faithfulness_by_heads(result: Circuit) -> Finding:
 
 @finding("circuit-table", Circuit)
 def circuit_table(result: Circuit) -> Finding:
-    right, probability = (means_of(result.table, name) for name in ("accuracy", "p_answer"))
+    accuracies, probabilities = (means_of(result.table, name) for name in ("accuracy", "p_answer"))
     excluded = sum(result.excluded.values())
-    return worded("circuit_table", accuracy=right, probability=probability, excluded=excluded)
+    return worded("circuit_table", accuracy=accuracies, probability=probabilities, excluded=excluded)
 
 
 @finding("attention-patterns", Heads)
@@ -106,7 +107,8 @@ def head_roles(result: Heads) -> Finding:
     changes = result.isolation[(result.isolation.when == CHANGE) & result.isolation.value.notna()]
     if changes.empty:
         return Finding("No change in faithfulness was measured.")
-    lower, largest = int((changes.high < 0).sum()), changes.iloc[int(changes.value.argmin())]
+    lower = int((changes.high < 0).sum())
+    largest = changes.iloc[int(changes.value.argmin())]
     head = {"head": component_name(largest.layer, largest["head"]), "operator": largest.operator}
     return worded("head_roles", lower=lower, heads=len(changes), change=as_mean(largest), **head)
 

@@ -1,4 +1,4 @@
-"""Findings, and their registry. A function that words one registers itself for a figure, with the results it needs:
+"""Findings, and their registry. The function that composes one registers itself for a figure, with the results it needs:
 
 @finding("probe-accuracy", Probe)
 def probe_accuracy(probe: Probe) -> Finding: ...
@@ -28,22 +28,22 @@ class Finding:
     numbers: Numbers = field(default_factory=dict)
 
 
-Word = TypeVar("Word", bound=Callable[..., Finding])
+Compose = TypeVar("Compose", bound=Callable[..., Finding])
 _FINDINGS: dict[str, tuple[tuple[type, ...], Callable[..., Finding]]] = {}
 
 
-def finding(figure: str, *results: type) -> Callable[[Word], Word]:
+def finding(figure: str, *results: type) -> Callable[[Compose], Compose]:
     """Register the decorated function for a figure; it takes one result of each class, in this order."""
 
-    def register(word: Word) -> Word:
-        _FINDINGS[figure] = results, word
-        return word
+    def register(compose: Compose) -> Compose:
+        _FINDINGS[figure] = results, compose
+        return compose
 
     return register
 
 
 def all_findings() -> dict[str, tuple[tuple[type, ...], Callable[..., Finding]]]:
-    """By name of the figure: the result classes needed, and the function that words the finding."""
+    """For each figure with a finding, by name: the result classes needed, and the function that composes it."""
     for module in pkgutil.iter_modules(findings.__path__):
         import_module(f"{findings.__name__}.{module.name}")
     return dict(_FINDINGS)

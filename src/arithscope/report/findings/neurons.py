@@ -79,14 +79,14 @@ def attribution_against_exact(result: NeuronEffects) -> Finding:
 
 @finding("faithfulness-by-neurons", TopK)
 def faithfulness_by_neurons(result: TopK) -> Finding:
-    means, random, right = (means_of(result.table, m) for m in ("faithfulness", "random_faithfulness", "accuracy"))
+    means, random, accuracy = (means_of(result.table, m) for m in ("faithfulness", "random_faithfulness", "accuracy"))
     numbers: Numbers = {
         "neurons per MLP": result.k,
         "faithfulness": means,
-        "accuracy": right,
+        "accuracy": accuracy,
         "faithfulness, random neurons": random,
     }
-    words = {"means": means, "random": random, "accuracy": right}
+    words = {"means": means, "random": random, "accuracy": accuracy}
     return worded("faithfulness_by_neurons", numbers, k=result.k, mlp_size=result.mlp_size, **words)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from arithscope.experiments.classify import CRITERIA
-from arithscope.experiments.common.headline import HeadlineNumber
+from arithscope.experiments.common.key_numbers import KeyNumber
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.stability import CORRELATION, HALF, HEADS, NEURONS, SEED, WHOLE, Stability
 from arithscope.experiments.training import Training
@@ -19,7 +19,8 @@ from arithscope.stats.intervals import Mean
 def training_curves(result: Training) -> Finding:
     ends = result.checkpoints[0], result.checkpoints[-1]
     numbers: dict[str, Any] = {f"accuracy at {name}": _at(result.accuracy, name) for name in ends}
-    summary, shares = result.summary(), dict[str, Any]()
+    summary = result.summary()
+    shares: dict[str, Any] = {}
     for criterion in CRITERIA:
         present = result.present[result.present.criterion == criterion]
         shares[criterion] = None if present.empty else means_of(result.mutual_share, f"{criterion}_mutual_share")
@@ -44,7 +45,7 @@ def _at(table: pd.DataFrame, checkpoint: str) -> dict[str, Mean]:
 def repeated(result: Stability) -> Finding:
     overall = result.operators[-1]  # all operators together, or the only one
     numbers: dict[str, dict[str, Value]] = {}
-    for row in result.headline_numbers:
+    for row in result.key_numbers:
         means = {operator: result.means(row, operator) for operator in result.operators}
         if not any(means.values()):  # measured for all operators together only
             means = {overall: result.means(row, AVERAGE)}
@@ -54,11 +55,11 @@ def repeated(result: Stability) -> Finding:
         found = [summary.get(f"{kind}_{choice}", math.nan) for choice in (CORRELATION, HEADS, NEURONS)]
         if not math.isnan(found[0]):
             agreement[between] = found
-    repeated = {"repetitions": len(result.runs) - 1, "summary": summary, "agreement": agreement}
-    return worded("stability", numbers, **repeated, **_least_stable(result, overall))
+    words = {"repetitions": len(result.runs) - 1, "summary": summary, "agreement": agreement}
+    return worded("stability", numbers, **words, **_least_stable(result, overall))
 
 
-def _values(row: HeadlineNumber, means: dict[str, Mean]) -> str:
+def _values(row: KeyNumber, means: dict[str, Mean]) -> str:
     """.957; halves .950, .964; seeds .957, .957"""
 
     def text(mean: Mean) -> str:
@@ -74,7 +75,7 @@ def _values(row: HeadlineNumber, means: dict[str, Mean]) -> str:
 
 def _least_stable(result: Stability, operator: str) -> dict[str, Any]:
     """The key number that varies most, among those on the same scale: its name, and its values in the run and repetitions."""
-    shares = {(row.experiment, row.measure): row for row in result.headline_numbers if row.share}
+    shares = {(row.experiment, row.measure): row for row in result.key_numbers if row.share}
     table = result.table[(result.table.operator == operator) & result.table.largest.notna()]
     entries = [entry for entry in table.to_dict("records") if (entry["experiment"], entry["measure"]) in shares]
     if not entries:

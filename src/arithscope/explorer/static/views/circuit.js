@@ -3,12 +3,20 @@
 import { get, run_path } from "../api.js";
 import { line_chart, matrix } from "../charts.js";
 import { viridis } from "../colours.js";
-import { OPERATOR_COLOURS, buttons, h, interval, number, operator_buttons, percent, s } from "../dom.js";
+import { OPERATOR_COLOURS, buttons, count, h, interval, number, operator_buttons, percent, s } from "../dom.js";
 import { save_settings } from "../state.js";
 
 const MEASURES = [["log_ratio", "log ratio"], ["probability", "probability (Eq. 1)"], ["logit", "logit"]];
 const POSITION_COLOURS = { op1: "var(--plus)", operator: "var(--operator)", op2: "var(--times)", last: "var(--minus)" };
 const MIN_EFFECT = 0.05; // of an MLP in the diagram, as a share of the largest MLP effect
+const LEAD = "Activation patching: each head and each MLP is patched, at one position, with its activation on a "
+  + "counterfactual prompt. The circuit consists of all MLPs and the smallest set of heads with the largest effects whose "
+  + "faithfulness reaches the plateau.";
+const DIAGRAM_HINT = "An arrow is a head of the circuit, from the position it attends to most to the position where "
+  + "patching it has the largest effect. A box is an MLP with at least 5 % of the largest MLP effect. "
+  + "Click a head to see its attention pattern.";
+const EFFECTS_HINT = "Framed heads are in the circuit. The last column is the MLP. Heads and MLPs have separate colour "
+  + "scales. Click a head to see its attention pattern.";
 
 export async function show(root, params, { run, is_current }) {
   const state = {
@@ -20,11 +28,12 @@ export async function show(root, params, { run, is_current }) {
   const body = h("div");
   const change = (values) => { Object.assign(state, values); return load(); };
   root.append(h("h1", {}, "Circuit"),
-    h("p", { className: "lead" }, "Activation patching: each head and each MLP is patched, at one position, with its activation on a counterfactual prompt. The circuit consists of all MLPs and the smallest set of heads with the largest effects whose faithfulness reaches the plateau."),
+    h("p", { className: "lead" }, LEAD),
     h("div", { className: "controls panel" },
       operator_buttons(run.operators, state.operator, (operator) => change({ operator, head: "" })),
       buttons("Effect", state.measure, MEASURES, (measure) => change({ measure })),
-      buttons("Statistic", state.statistic, [["mean", "mean"], ["median", "median"]], (statistic) => change({ statistic }))),
+      buttons("Statistic", state.statistic, [["mean", "mean"], ["median", "median"]],
+        (statistic) => change({ statistic }))),
     body);
 
   async function load() {
@@ -38,29 +47,31 @@ export async function show(root, params, { run, is_current }) {
     const kept = circuit.heads.filter((r) => r.in_circuit);
     if (!state.head && kept.length) state.head = head_name(kept[0]);
     const attention = h("section", { className: "panel" });
-    const pick = (name) => { state.head = name; save_settings("circuit", { run: run.name, ...state }); mark_head(); draw_head(); };
-    const { summary } = circuit;
-    const diagram = draw_diagram(circuit, pick), maps = draw_maps(circuit, state.statistic, pick);
+    const pick = (name) => {
+      state.head = name;
+      save_settings("circuit", { run: run.name, ...state });
+      mark_head();
+      draw_head();
+    };
+    const diagram = draw_diagram(circuit, pick);
+    const maps = draw_maps(circuit, state.statistic, pick);
     function mark_head() {
       for (const element of [...diagram.querySelectorAll("[data-head]"), ...maps.querySelectorAll("[data-head]")]) {
         element.setAttribute("aria-pressed", String(element.dataset.head === state.head));
       }
     }
     function draw_head() { attention.replaceChildren(...head_panel(circuit, state.head)); }
-    const by_size = (heads, dashed, name) => ({ name, dashed, colour: OPERATOR_COLOURS[state.operator], points: circuit.curve.filter((r) => r.circuit === heads && r.measure === "faithfulness").map((r) => ({ x: r.size, ...r })) });
     body.replaceChildren(
-      h("p", { className: "panel verdict" }, `The circuit for this operator has ${kept.length} heads: faithfulness ${interval(summary.faithfulness)}, accuracy ${interval(summary.accuracy)}. With as many random heads: faithfulness ${interval(summary.random_faithfulness)}, accuracy ${interval(summary.random_accuracy)}. `,
-        circuit.shared.length ? `Shared by all operators: ${circuit.shared.map(([layer, head]) => head_name({ layer, head })).join(", ")}.` : "No head is in the circuit of every operator."),
+      verdict(circuit, kept.length),
       h("div", { className: "two" },
-        h("section", { className: "panel" }, h("h2", {}, "Diagram"), h("p", { className: "hint" }, "An arrow is a head of the circuit, from the position it attends to most to the position where patching it has the largest effect. A box is an MLP with at least 5 % of the largest MLP effect. Click a head to see its attention pattern."), diagram),
+        h("section", { className: "panel" }, h("h2", {}, "Diagram"), h("p", { className: "hint" }, DIAGRAM_HINT), diagram),
         attention),
       h("h2", {}, "Effects"),
-      h("p", { className: "hint" }, "Framed heads are in the circuit. The last column is the MLP. Heads and MLPs have separate colour scales. Click a head to see its attention pattern."),
+      h("p", { className: "hint" }, EFFECTS_HINT),
       maps,
       h("div", { className: "two" },
-        h("section", { className: "panel" }, line_chart({ title: "Faithfulness with the n heads with the largest effects", x_label: "heads", y_label: "faithfulness", y_range: [0, 1], marks: [{ x: kept.length, text: "circuit" }], series: [by_size("found", false, "largest effects"), by_size("random", true, "random")] })),
-        circuit.probe ? h("section", { className: "panel" }, line_chart({ title: "Accuracy of linear probes for the answer", x_label: "layer", y_label: "accuracy", y_range: [0, 1], marks: [{ x: circuit.probe.first_answer_layer, text: "first answer layer" }],
-          series: Object.entries(POSITION_COLOURS).map(([position, colour]) => ({ name: position, colour, points: circuit.probe.table.filter((r) => r.position === position).map((r) => ({ x: r.layer, ...r })) })) })) : null));
+        h("section", { className: "panel" }, faithfulness_chart(circuit, kept.length, OPERATOR_COLOURS[state.operator])),
+        circuit.probe ? h("section", { className: "panel" }, probe_chart(circuit.probe)) : null));
     mark_head();
     draw_head();
   }
@@ -72,27 +83,69 @@ function head_name({ layer, head }) {
   return `L${layer}H${head}`;
 }
 
+/** The circuit's measures beside those of random heads, and the heads that all operators share. */
+function verdict({ summary, shared }, heads) {
+  const measures = (faithfulness, accuracy) => `faithfulness ${interval(faithfulness)}, accuracy ${interval(accuracy)}`;
+  return h("p", { className: "panel verdict" },
+    `The circuit for this operator has ${count(heads, "head")}: ${measures(summary.faithfulness, summary.accuracy)}. `,
+    `With as many random heads: ${measures(summary.random_faithfulness, summary.random_accuracy)}. `,
+    shared.length ? `Shared by all operators: ${shared.map(([layer, head]) => head_name({ layer, head })).join(", ")}.`
+      : "No head is in the circuit of every operator.");
+}
+
+function faithfulness_chart({ curve }, heads, colour) {
+  const by_size = (circuit, dashed, name) => {
+    const rows = curve.filter((r) => r.circuit === circuit && r.measure === "faithfulness");
+    return { name, dashed, colour, points: rows.map((r) => ({ x: r.size, ...r })) };
+  };
+  return line_chart({
+    title: "Faithfulness with the n heads with the largest effects", x_label: "heads", y_label: "faithfulness",
+    y_range: [0, 1], marks: [{ x: heads, text: "circuit" }],
+    series: [by_size("found", false, "largest effects"), by_size("random", true, "random")],
+  });
+}
+
+function probe_chart({ table, first_answer_layer }) {
+  return line_chart({
+    title: "Accuracy of linear probes for the answer", x_label: "layer", y_label: "accuracy", y_range: [0, 1],
+    marks: [{ x: first_answer_layer, text: "first answer layer" }],
+    series: Object.entries(POSITION_COLOURS).map(([position, colour]) => {
+      const rows = table.filter((r) => r.position === position);
+      return { name: position, colour, points: rows.map((r) => ({ x: r.layer, ...r })) };
+    }),
+  });
+}
+
 function head_panel(circuit, name) {
   const ranked = circuit.heads.find((r) => head_name(r) === name);
   const role = circuit.roles.find((r) => head_name(r) === name);
   if (!ranked) return [h("h2", {}, "Attention pattern"), h("p", {}, "Choose a head.")];
   const title = h("h2", {}, `${name}: attention pattern`);
-  const effect = h("p", {}, `Rank ${ranked.rank + 1} of ${circuit.heads.length}: mean effect ${interval(ranked)} at ${ranked.position}, by ${circuit.ranked_by.replace("_", " ")}.`);
-  if (!role) return [title, effect, h("p", {}, "Not in this operator's circuit, so its attention pattern was not stored.")];
+  const effect = h("p", {}, `Rank ${ranked.rank + 1} of ${circuit.heads.length}: mean effect ${interval(ranked)} `,
+    `at ${ranked.position}, by ${circuit.ranked_by.replace("_", " ")}.`);
+  if (!role) {
+    return [title, effect, h("p", {}, "Not in this operator's circuit, so its attention pattern was not stored.")];
+  }
   const isolated = circuit.isolation.find((r) => head_name(r) === name && r.when === "change");
   const { positions } = circuit, { attention_pattern } = role;
   return [title, effect,
-    h("p", {}, "From the last position it attends most to ", h("strong", {}, role.attends_to), ` (${percent(role.attention)}). Patching it has the largest effect at `, h("strong", {}, role.acts_at), `, where it attends most to ${role.reads} (${percent(role.reads_attention)}).`,
-      isolated ? ` If the attended position is cut off from earlier tokens, faithfulness changes by ${interval(isolated)}.` : ""),
+    h("p", {},
+      "From the last position it attends most to ", h("strong", {}, role.attends_to), ` (${percent(role.attention)}). `,
+      "Patching it has the largest effect at ", h("strong", {}, role.acts_at),
+      `, where it attends most to ${role.reads} (${percent(role.reads_attention)}).`,
+      isolated ? ` If the attended position is cut off from earlier tokens, faithfulness changes by ${interval(isolated)}.`
+        : ""),
     matrix({
-      title: "Mean attention over evaluation prompts, from the row's position to the column's", rows: positions, columns: positions, row_title: "from \\ to",
-      value: (i, j) => (j <= i ? attention_pattern[i][j] : null), colour: viridis, text: (i, j) => `from ${positions[i]} to ${positions[j]}: ${j <= i ? number(attention_pattern[i][j]) : "masked"}`,
+      title: "Mean attention over evaluation prompts, from the row's position to the column's",
+      rows: positions, columns: positions, row_title: "from \\ to", colour: viridis,
+      value: (i, j) => (j <= i ? attention_pattern[i][j] : null),
+      text: (i, j) => `from ${positions[i]} to ${positions[j]}: ${j <= i ? number(attention_pattern[i][j]) : "masked"}`,
     })];
 }
 
 /** Positions from left to right, layers from bottom to top; the height of a layer depends on its number of arrows. */
 function draw_diagram(circuit, pick) {
-  const lanes = circuit.positions.filter((p) => ["op1", "operator", "op2", "last"].includes(p) || circuit.roles.some((r) => r.reads === p));
+  const lanes = circuit.positions.filter((p) => Object.hasOwn(POSITION_COLOURS, p) || circuit.roles.some((r) => r.reads === p));
   const mlp_effects = Object.entries(circuit.effects).map(([position, { mean }]) => [position, mean.mlps]);
   const arrows = mlp_effects[0][1].map((_, layer) => circuit.roles.filter((r) => r.layer === layer));
   const [width, foot, spacing] = [110, 40, 15];
@@ -100,9 +153,13 @@ function draw_diagram(circuit, pick) {
   const height = heights.reduce((a, b) => a + b, 0) + foot + 10;
   const x = (position) => 76 + lanes.indexOf(position) * width;
   const bottom = (layer) => height - foot - heights.slice(0, layer).reduce((a, b) => a + b, 0);
-  const svg = s("svg", { viewBox: `0 0 ${60 + lanes.length * width} ${height}`, class: "diagram", role: "group", "aria-label": "The circuit's heads and MLPs" });
+  const svg = s("svg", {
+    viewBox: `0 0 ${60 + lanes.length * width} ${height}`, class: "diagram", role: "group",
+    "aria-label": "The circuit's heads and MLPs",
+  });
   for (const lane of lanes) {
-    svg.append(s("line", { x1: x(lane), x2: x(lane), y1: 6, y2: height - foot + 8, class: "lane" }), s("text", { x: x(lane), y: height - 12, class: "label middle" }, lane));
+    svg.append(s("line", { x1: x(lane), x2: x(lane), y1: 6, y2: height - foot + 8, class: "lane" }),
+      s("text", { x: x(lane), y: height - 12, class: "label middle" }, lane));
   }
   const largest = Math.max(...mlp_effects.flatMap(([, effects]) => effects));
   arrows.forEach((rows, layer) => {
@@ -110,40 +167,61 @@ function draw_diagram(circuit, pick) {
     svg.append(s("text", { x: 4, y: top + 4, class: "tick" }, `layer ${layer}`));
     for (const [position, effects] of mlp_effects) {
       if (!lanes.includes(position) || effects[layer] < MIN_EFFECT * largest) continue;
-      svg.append(s("rect", { x: x(position) - 19, y: top - 8, width: 38, height: 16, rx: 3, class: "mlp" }, s("title", {}, `MLP ${layer} at ${position}: effect ${number(effects[layer])}`)),
+      svg.append(
+        s("rect", { x: x(position) - 19, y: top - 8, width: 38, height: 16, rx: 3, class: "mlp" },
+          s("title", {}, `MLP ${layer} at ${position}: effect ${number(effects[layer])}`)),
         s("text", { x: x(position), y: top + 3.5, class: "mlp-name middle" }, `MLP${layer}`));
     }
-    rows.forEach((row, i) => {
-      const name = head_name(row);
-      const [from, to, y] = [x(row.reads), x(row.acts_at), bottom(layer) - 6 - spacing * i];
-      const is_loop = from === to;
-      const path = is_loop ? `M${from} ${y + 4} c-26 0 -26 -8 -4 -8` : `M${from} ${y} H${to - 7}`;
-      const choose = () => pick(name);
-      svg.append(s("g", { class: `arrow${row.shared ? " shared" : ""}`, tabindex: 0, role: "button", "data-head": name, "aria-label": `${name}, reads ${row.reads}, acts at ${row.acts_at}`, onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } } },
-        s("path", { d: path, class: "hit" }), s("circle", { cx: from, cy: is_loop ? y + 4 : y, r: 3 }), s("path", { d: path }), s("path", { d: is_loop ? `M${to} ${y - 4} l-7 -4 v8 z` : `M${to - 1} ${y} l-8 -4 v8 z`, class: "tip" }),
-        s("text", { x: is_loop ? from - 56 : from + 9, y: is_loop ? y + 3 : y - 2.5, class: "head-name" }, name)));
-    });
+    rows.forEach((row, i) => svg.append(arrow(row, x(row.reads), x(row.acts_at), bottom(layer) - 6 - spacing * i, pick)));
   });
   return h("div", { className: "scroller" }, svg);
+}
+
+/** A head in the diagram, at height y: an arrow between two lanes, or a loop on one. */
+function arrow(row, from, to, y, pick) {
+  const name = head_name(row);
+  const is_loop = from === to;
+  const path = is_loop ? `M${from} ${y + 4} c-26 0 -26 -8 -4 -8` : `M${from} ${y} H${to - 7}`;
+  const tip = is_loop ? `M${to} ${y - 4} l-7 -4 v8 z` : `M${to - 1} ${y} l-8 -4 v8 z`;
+  const onkeydown = (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    pick(name);
+  };
+  return s("g", {
+    class: `arrow${row.shared ? " shared" : ""}`, tabindex: 0, role: "button", "data-head": name,
+    "aria-label": `${name}, reads ${row.reads}, acts at ${row.acts_at}`, onclick: () => pick(name), onkeydown,
+  },
+  s("path", { d: path, class: "hit" }),
+  s("circle", { cx: from, cy: is_loop ? y + 4 : y, r: 3 }),
+  s("path", { d: path }),
+  s("path", { d: tip, class: "tip" }),
+  s("text", { x: is_loop ? from - 56 : from + 9, y: is_loop ? y + 3 : y - 2.5, class: "head-name" }, name));
 }
 
 /** A matrix of layers × heads for each position, with the MLP as the last column. */
 function draw_maps(circuit, statistic, pick) {
   const effects = Object.entries(circuit.effects).map(([position, maps]) => [position, maps[statistic]]);
   const largest = (values) => Math.max(1e-12, ...values);
-  const head_scale = largest(effects.flatMap(([, { heads }]) => heads.flat())), mlp_scale = largest(effects.flatMap(([, { mlps }]) => mlps));
+  const head_scale = largest(effects.flatMap(([, { heads }]) => heads.flat()));
+  const mlp_scale = largest(effects.flatMap(([, { mlps }]) => mlps));
   const kept = new Set(circuit.heads.filter((r) => r.in_circuit).map(head_name));
   const panels = effects.map(([position, { heads, mlps }]) => {
     const n = heads[0].length;
     const layers = heads.map((_, i) => heads.length - 1 - i); // the last layer is on top
     const name = (i, j) => head_name({ layer: layers[i], head: j });
+    const effect = (i, j) => (j < n ? heads[layers[i]][j] : mlps[layers[i]]);
     const grid = matrix({
-      title: `at ${position}`, rows: layers.map((layer) => `L${layer}`), columns: [...heads[0].map((_, j) => `H${j}`), "MLP"],
-      value: (i, j) => (j < n ? heads[layers[i]][j] / head_scale : mlps[layers[i]] / mlp_scale), colour: viridis,
-      text: (i, j) => `${j < n ? name(i, j) : `MLP${layers[i]}`} at ${position}: ${number(j < n ? heads[layers[i]][j] : mlps[layers[i]])}`,
+      title: `at ${position}`, rows: layers.map((layer) => `L${layer}`),
+      columns: [...heads[0].map((_, j) => `H${j}`), "MLP"],
+      value: (i, j) => effect(i, j) / (j < n ? head_scale : mlp_scale), colour: viridis,
+      text: (i, j) => `${j < n ? name(i, j) : `MLP${layers[i]}`} at ${position}: ${number(effect(i, j))}`,
       is_framed: (i, j) => kept.has(name(i, j)), pick: (i, j) => { if (j < n) pick(name(i, j)); },
     });
-    grid.querySelectorAll("tbody tr").forEach((tr, i) => tr.querySelectorAll(".cell").forEach((cell, j) => { if (j < n) cell.dataset.head = name(i, j); else cell.removeAttribute("aria-pressed"); }));
+    grid.querySelectorAll("tbody tr").forEach((tr, i) => tr.querySelectorAll(".cell").forEach((cell, j) => {
+      if (j < n) cell.dataset.head = name(i, j);
+      else cell.removeAttribute("aria-pressed");
+    }));
     return h("section", { className: "panel" }, grid);
   });
   return h("div", { className: "maps four" }, panels);

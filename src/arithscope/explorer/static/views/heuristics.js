@@ -3,25 +3,38 @@
 import { get, get_bytes, run_path } from "../api.js";
 import { matrix, share_bar } from "../charts.js";
 import { page_colour, viridis } from "../colours.js";
-import { SIGNS, answer, buttons, choice, count, criterion_buttons, h, interval, notice, number, operator_buttons } from "../dom.js";
+import {
+  SIGNS, buttons, choice, count, criterion_buttons, h, interval, is_legal, notice, number, operator_buttons,
+} from "../dom.js";
 import { heatmap } from "../heatmap.js";
 import { criterion_of, link, save_settings, settings } from "../state.js";
-import { pager, sorted_table } from "../table.js";
+import { no_classification, pager, sorted_table } from "../table.js";
 
 const PAGE_SIZE = 50;
+const DEFAULTS = {
+  operator: "", kind: "", search: "", tested: "", sort: "neurons", descending: "true", offset: "0",
+  selected: "", selected_operator: "",
+};
+const LEAD = "Heuristics that top neurons match, the number of neurons that match each, and accuracy with these neurons "
+  + "ablated.";
 
 export async function show(root, params, { run, is_current }) {
-  const state = { ...settings(params, { operator: "", kind: "", search: "", tested: "", sort: "neurons", descending: "true", offset: "0", selected: "", selected_operator: "" }), criterion: criterion_of(params) };
+  const state = { ...settings(params, DEFAULTS), criterion: criterion_of(params) };
   if (!run.classified_operators.length) {
-    root.append(h("h1", {}, "Heuristics"), notice("This run has no classified neurons; run it again with all stages.", "error"));
+    root.append(h("h1", {}, "Heuristics"), no_classification());
     return;
   }
-  const results = h("div", { className: "results panel" }), detail = h("div"), kinds = h("section", { className: "panel" });
+  const results = h("div", { className: "results panel" });
+  const detail = h("div");
+  const kinds = h("section", { className: "panel" });
   const change = (values) => { Object.assign(state, { offset: "0" }, values); load(); };
-  const search = h("input", { type: "search", value: state.search, placeholder: "op1 mod 2", ariaLabel: "Search in heuristics", oninput: (event) => change({ search: event.target.value }) });
+  const search = h("input", {
+    type: "search", value: state.search, placeholder: "op1 mod 2", ariaLabel: "Search in heuristics",
+    oninput: (event) => change({ search: event.target.value }),
+  });
   root.append(
     h("h1", {}, "Heuristics"),
-    h("p", { className: "lead" }, "Heuristics that top neurons match, the number of neurons that match each, and accuracy with these neurons ablated."),
+    h("p", { className: "lead" }, LEAD),
     h("div", { className: "controls panel" },
       operator_buttons(run.classified_operators, state.operator, (operator) => change({ operator }), true),
       choice("Kind", state.kind, [["", "any"], ...run.kinds.map((k) => [k, k])], (kind) => change({ kind })),
@@ -46,41 +59,67 @@ export async function show(root, params, { run, is_current }) {
   }
 
   function draw_kinds(rows) {
+    if (!rows.length) { kinds.replaceChildren(notice("No heuristic matches.")); return; }
     const layers = run.neuron_layers;
+    const matches = (i, j) => rows[i].by_layer[layers[j]] ?? 0;
     const largest = Math.max(1, ...rows.flatMap((r) => Object.values(r.by_layer)));
-    kinds.replaceChildren(rows.length ? matrix({
+    kinds.replaceChildren(matrix({
       title: "Matches by kind and layer",
       rows: rows.map((r) => r.kind), columns: layers.map((l) => `L${l}`),
-      value: (i, j) => (rows[i].by_layer[layers[j]] ?? 0) / largest, colour: (v) => viridis(Math.sqrt(v)),
-      label: (i, j) => String(rows[i].by_layer[layers[j]] ?? ""),
-      text: (i, j) => `${rows[i].kind}, layer ${layers[j]}: ${rows[i].by_layer[layers[j]] ?? 0} matches`,
-      pick: (i) => change({ kind: state.kind === rows[i].kind ? "" : rows[i].kind }), is_selected: (i) => state.kind === rows[i].kind,
-    }) : notice("No heuristic matches."));
+      value: (i, j) => matches(i, j) / largest, colour: (v) => viridis(Math.sqrt(v)),
+      label: (i, j) => String(matches(i, j) || ""),
+      text: (i, j) => `${rows[i].kind}, layer ${layers[j]}: ${matches(i, j)} matches`,
+      is_selected: (i) => state.kind === rows[i].kind,
+      pick: (i) => change({ kind: state.kind === rows[i].kind ? "" : rows[i].kind }),
+    }));
   }
 
   function draw({ rows, total }) {
-    const offset = Number(state.offset);
-    const accuracy = (r, group) => (r[group] === null || r[group] === undefined ? h("span", { className: "faint" }, "–")
-      : [share_bar(r[group], group === "associated" ? "bad" : ""), ` ${number(r[group])}`]);
+    const select = (r) => {
+      state.selected = r.heuristic;
+      state.selected_operator = r.operator;
+      load();
+      detail.scrollIntoView({ block: "nearest" });
+    };
+    const is_selected = (r) => r.heuristic === state.selected && r.operator === state.selected_operator;
+    const accuracy = (r, group) => {
+      if (r[group] === null || r[group] === undefined) return h("span", { className: "faint" }, "–");
+      return [share_bar(r[group], group === "associated" ? "bad" : ""), ` ${number(r[group])}`];
+    };
+    const with_select = (r) => h("button", { type: "button", className: "heuristic", onclick: () => select(r) }, r.heuristic);
+    const by_layer = (r) => Object.entries(r.by_layer).map(([l, n]) => `L${l}: ${n}`).join("  ");
     results.replaceChildren(
       sorted_table({
-        caption: `${total.toLocaleString("en")} heuristics, ${state.criterion} matches; accuracy with their neurons ablated (1 before ablation)`,
+        caption: `${total.toLocaleString("en")} heuristics, ${state.criterion} matches; `
+          + "accuracy with their neurons ablated (1 before ablation)",
         rows, sort: state.sort, descending: state.descending === "true",
         onsort: (sort, descending) => change({ sort, descending: String(descending) }),
-        row_attributes: (r) => ({ "aria-selected": String(r.heuristic === state.selected && r.operator === state.selected_operator) }),
+        row_attributes: (r) => ({ "aria-selected": String(is_selected(r)) }),
         columns: [
-          { title: "heuristic", sort: "heuristic", cell: (r) => h("button", { type: "button", className: "heuristic", onclick: () => { state.selected = r.heuristic; state.selected_operator = r.operator; load(); detail.scrollIntoView({ block: "nearest" }); } }, r.heuristic) },
-          { title: "for", cell: (r) => SIGNS[r.operator] },
+          { title: "heuristic", sort: "heuristic", cell: with_select },
+          { title: "operator", cell: (r) => SIGNS[r.operator] },
           { title: "kind", cell: (r) => r.kind },
           { title: "prompts", sort: "size", numeric: true, cell: (r) => r.size.toLocaleString("en") },
           { title: "neurons", sort: "neurons", numeric: true, cell: (r) => h("a", { href: neurons_link(r) }, r.neurons) },
-          { title: "by layer", cell: (r) => Object.entries(r.by_layer).map(([l, n]) => `L${l}: ${n}`).join("  ") },
-          { title: "accuracy, associated", sort: "associated", numeric: true, hint: "on prompts that the heuristic holds for", cell: (r) => accuracy(r, "associated") },
-          { title: "accuracy, not associated", sort: "not_associated", numeric: true, hint: "on prompts that the heuristic does not hold for", cell: (r) => accuracy(r, "not_associated") },
-          { title: "difference", sort: "difference", numeric: true, hint: "accuracy on prompts not associated minus associated", cell: (r) => number(r.difference) },
+          { title: "by layer", cell: by_layer },
+          {
+            title: "accuracy, associated", sort: "associated", numeric: true,
+            hint: "on prompts that the heuristic holds for", cell: (r) => accuracy(r, "associated"),
+          },
+          {
+            title: "accuracy, not associated", sort: "not_associated", numeric: true,
+            hint: "on prompts that the heuristic does not hold for", cell: (r) => accuracy(r, "not_associated"),
+          },
+          {
+            title: "difference", sort: "difference", numeric: true,
+            hint: "accuracy on prompts that are not associated minus accuracy on those that are",
+            cell: (r) => number(r.difference),
+          },
         ],
       }),
-      pager({ offset, size: PAGE_SIZE, total, onpage: (to) => { state.offset = String(to); load(); } }));
+      pager({
+        offset: Number(state.offset), size: PAGE_SIZE, total, onpage: (to) => { state.offset = String(to); load(); },
+      }));
   }
 
   function neurons_link(r) {
@@ -95,27 +134,38 @@ export async function show(root, params, { run, is_current }) {
     ]);
     if (!is_current() || heuristic !== state.selected) return;
     const row = page.rows.find((r) => r.heuristic === heuristic);
-    if (!row) { detail.replaceChildren(notice(`No neuron matches ${heuristic} (${state.criterion}).`, "error")); return; }
+    if (!row) {
+      detail.replaceChildren(notice(`No neuron matches ${heuristic} (${state.criterion}).`, "error"));
+      return;
+    }
     const mask = new Uint8Array(mask_bytes), size = run.max_operand + 1;
     const [inside, outside] = [page_colour("--accent"), page_colour("--faint")];
-    const is_legal = (a, b) => { const result = answer(a, operator, b); return result !== null && result >= 0 && result < run.limit; };
+    const legal = (a, b) => is_legal(a, operator, b, run.limit);
+    const status = (a, b) => {
+      if (mask[a * size + b]) return "holds";
+      return legal(a, b) ? "does not hold" : "not a legal prompt";
+    };
     const map = heatmap({
       size, label: `Prompts of ${heuristic}`, logarithmic: operator === "*",
-      colour: (cell) => (mask[cell] ? inside : is_legal(Math.floor(cell / size), cell % size) ? outside : null),
-      describe: (a, b) => `${a} ${SIGNS[operator]} ${b}: ${mask[a * size + b] ? "holds" : is_legal(a, b) ? "does not hold" : "not a legal prompt"}`,
+      colour: (cell) => (mask[cell] ? inside : legal(Math.floor(cell / size), cell % size) ? outside : null),
+      describe: (a, b) => `${a} ${SIGNS[operator]} ${b}: ${status(a, b)}`,
     });
+    const close = () => { state.selected = ""; state.selected_operator = ""; load(); };
     detail.replaceChildren(h("section", { className: "panel two detail" },
       h("div", {}, h("h2", {}, `${heuristic}, operator ${SIGNS[operator]}`), map.element),
       h("div", {},
-        h("p", {}, `${row.kind}; holds for ${row.size.toLocaleString("en")} prompts; `, h("a", { href: neurons_link(row) }, count(row.neurons, "matching neuron")), ` (${state.criterion}).`),
+        h("p", {}, `${row.kind}; holds for ${row.size.toLocaleString("en")} prompts; `,
+          h("a", { href: neurons_link(row) }, count(row.neurons, "matching neuron")), ` (${state.criterion}).`),
         knockout_tables(row.knockout),
-        h("button", { type: "button", onclick: () => { state.selected = ""; state.selected_operator = ""; load(); } }, "Close"))));
+        h("button", { type: "button", onclick: close }, "Close"))));
   }
 
   await load();
 }
 
-const ABLATED = { own: "neurons that match it", unmatched: "as many that do not match it", random: "as many random ones" };
+const ABLATED = {
+  own: "neurons that match it", unmatched: "as many that do not match it", random: "as many random top neurons",
+};
 const DIFFERENCES = {
   prompts: "not associated − associated prompts (matching neurons ablated)",
   unmatched: "other − matching neurons ablated (associated prompts)",
@@ -124,11 +174,16 @@ const DIFFERENCES = {
 
 function knockout_tables(knockout) {
   if (!knockout) return notice("Not tested: fewer than ten neurons match it, or there are too few prompts.");
+  const row = (name, ...keys) => h("tr", {}, h("th", { scope: "row" }, name),
+    keys.map((key) => h("td", {}, interval(knockout[key]))));
+  const headers = ["ablated", "associated", "not associated"].map((text) => h("th", { scope: "col" }, text));
   return h("div", { className: "scroller" },
-    h("table", { className: "rows" }, h("caption", {}, "Knockout: accuracy with neurons zero-ablated (1 before ablation)"),
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "ablated"), h("th", { scope: "col" }, "associated"), h("th", { scope: "col" }, "not associated"))),
-      h("tbody", {}, Object.entries(ABLATED).map(([key, name]) => h("tr", {}, h("th", { scope: "row" }, name),
-        h("td", {}, interval(knockout[`${key}_associated`])), h("td", {}, interval(knockout[`${key}_not_associated`])))))),
-    h("table", { className: "rows" }, h("caption", {}, "Differences in accuracy, with 95 % intervals"),
-      h("tbody", {}, Object.entries(DIFFERENCES).map(([key, name]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, interval(knockout[`difference_${key}`])))))));
+    h("table", { className: "rows" },
+      h("caption", {}, "Knockout: accuracy with neurons zero-ablated (1 before ablation)"),
+      h("thead", {}, h("tr", {}, headers)),
+      h("tbody", {}, Object.entries(ABLATED).map(([key, name]) =>
+        row(name, `${key}_associated`, `${key}_not_associated`)))),
+    h("table", { className: "rows" },
+      h("caption", {}, "Differences in accuracy, with 95 % intervals"),
+      h("tbody", {}, Object.entries(DIFFERENCES).map(([key, name]) => row(name, `difference_${key}`)))));
 }

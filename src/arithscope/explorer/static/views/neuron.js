@@ -3,7 +3,7 @@
 import { get, get_bytes, run_path } from "../api.js";
 import { line_chart } from "../charts.js";
 import { colour_scale } from "../colours.js";
-import { SIGNS, answer, buttons, h, notice, number, percent } from "../dom.js";
+import { SIGNS, answer, buttons, h, interval, is_legal, notice, number, percent } from "../dom.js";
 import { heatmap, link_maps } from "../heatmap.js";
 import { link, save_settings } from "../state.js";
 import { sorted_table } from "../table.js";
@@ -14,21 +14,34 @@ const FIRST_ROWS = 15; // shown before "Show all" is clicked
 export async function show(root, params, { run, is_current }) {
   const state = {
     operator: params.get("operator") ?? run.classified_operators[0],
-    layer: params.get("layer"), neuron: params.get("neuron"),
-    heuristic: params.get("heuristic") ?? "", zoom: params.get("zoom") ?? "",
+    layer: params.get("layer"),
+    neuron: params.get("neuron"),
+    heuristic: params.get("heuristic") ?? "",
+    zoom: params.get("zoom") ?? "",
   };
-  if (state.layer === null || state.neuron === null) throw new Error("The link names no neuron; choose one in the table of neurons.");
+  if (state.layer === null || state.neuron === null) {
+    throw new Error("The link names no neuron; choose one in the table of neurons.");
+  }
   const save = () => save_settings("neuron", { run: run.name, ...state });
   const path = run_path(run.name, "neurons", state.layer, state.neuron);
   const neuron = await get(path, { operator: state.operator });
   if (!is_current()) return;
+  const { layer, neuron: index, operator } = state;
+  const with_operator = (o, i) => [i ? ", " : "",
+    h("a", { href: link("neuron", { run: run.name, operator: o, layer, neuron: index }) }, SIGNS[o])];
   root.append(
-    h("p", { className: "trail" }, h("a", { href: link("neurons", { run: run.name, operator: state.operator, layer: state.layer }) }, "← neurons of this layer")),
+    h("p", { className: "trail" },
+      h("a", { href: link("neurons", { run: run.name, operator, layer }) }, "← neurons of this layer")),
     h("h1", {}, `${neuron.name}, operator ${SIGNS[neuron.operator]}`),
     h("p", { className: "lead" }, map_facts(neuron.activation_map)),
-    h("p", {}, neuron.top_for.length ? ["Also a top neuron for ", neuron.top_for.map((o, i) => [i ? ", " : "", h("a", { href: link("neuron", { run: run.name, operator: o, layer: state.layer, neuron: state.neuron }) }, SIGNS[o])])] : "Not a top neuron for any other operator.",
-      run.checkpoints.length ? [" · ", h("a", { href: link("training", { run: run.name, operator: state.operator, layer: state.layer, neuron: state.neuron }) }, "follow it through training")] : ""));
-  const maps_holder = h("div", { className: "maps" }), details = h("div", { className: "two" });
+    h("p", {},
+      neuron.top_for.length ? ["Also a top neuron for ", neuron.top_for.map(with_operator)]
+        : "Not a top neuron for any other operator.",
+      run.checkpoints.length ? [" · ", h("a", {
+        href: link("training", { run: run.name, operator, layer, neuron: index }),
+      }, "follow it through training")] : ""));
+  const maps_holder = h("div", { className: "maps" });
+  const details = h("div", { className: "two" });
   root.append(maps_holder, details);
   if (!neuron.activation_map) {
     maps_holder.append(notice("Not a top neuron of its layer for this operator, so its activation map was not stored."));
@@ -40,7 +53,11 @@ export async function show(root, params, { run, is_current }) {
   if (!is_current()) return;
   const { maps, panels } = draw_maps(neuron, activation, size, run.limit);
   const zoom = buttons("Zoom", state.zoom, ZOOMS, (value) => { state.zoom = value; save(); set_zoom(); });
-  const set_zoom = () => maps.forEach((m) => m.zoom(state.zoom ? { centre: [Math.floor(0.6 * size), Math.floor(0.3 * size)], width: Number(state.zoom) } : null));
+  const set_zoom = () => {
+    const centre = [Math.floor(0.6 * size), Math.floor(0.3 * size)];
+    const part = state.zoom ? { centre, width: Number(state.zoom) } : null;
+    maps.forEach((m) => m.zoom(part));
+  };
   maps_holder.before(h("div", { className: "controls" }, zoom));
   maps_holder.append(...panels);
   set_zoom();
@@ -48,7 +65,8 @@ export async function show(root, params, { run, is_current }) {
   /** Outline the prompts of a heuristic; without one, those of the pinned heuristic. */
   async function outline(heuristic) {
     const outlined = heuristic || state.heuristic;
-    const mask = outlined ? new Uint8Array(await get_bytes(run_path(run.name, "heuristics", "prompts"), { operator: state.operator, heuristic: outlined })) : null;
+    const prompts = run_path(run.name, "heuristics", "prompts");
+    const mask = outlined ? new Uint8Array(await get_bytes(prompts, { operator, heuristic: outlined })) : null;
     if (is_current() && outlined === (hovered || state.heuristic)) maps.forEach((m) => m.outline(mask));
   }
   let hovered = "";
@@ -56,7 +74,9 @@ export async function show(root, params, { run, is_current }) {
   const pin = (heuristic, table) => {
     state.heuristic = state.heuristic === heuristic ? "" : heuristic;
     save();
-    for (const tr of table.querySelectorAll("tr[data-heuristic]")) tr.setAttribute("aria-selected", String(tr.dataset.heuristic === state.heuristic));
+    for (const tr of table.querySelectorAll("tr[data-heuristic]")) {
+      tr.setAttribute("aria-selected", String(tr.dataset.heuristic === state.heuristic));
+    }
     outline(hovered).catch(() => {});
   };
 
@@ -64,38 +84,70 @@ export async function show(root, params, { run, is_current }) {
   const draw_heuristics = (count) => {
     const has_matches = neuron.heuristics.length > 0;
     const rows = has_matches ? neuron.heuristics : neuron.best;
+    const calibrated = rows.filter((r) => r.calibrated).length;
+    const with_pin = (r) => h("button", {
+      type: "button", className: "heuristic", title: "Hover to outline its prompts, click to keep the outline",
+      onclick: () => pin(r.heuristic, heuristics),
+    }, r.heuristic);
     const table = sorted_table({
-      caption: has_matches ? `${neuron.heuristics.length} matched heuristics, ${neuron.heuristics.filter((r) => r.calibrated).length} of them calibrated` : "No heuristic matches; the best of each kind",
+      caption: has_matches ? `${rows.length} matched heuristics, ${calibrated} of them calibrated`
+        : "No heuristic matches; the best of each kind",
       rows: rows.slice(0, count),
       row_attributes: (r) => ({
-        "data-heuristic": r.heuristic, "aria-selected": String(r.heuristic === state.heuristic), className: r.calibrated ? "calibrated" : "",
-        onmouseenter: () => hover(r.heuristic), onmouseleave: () => hover(""), onfocusin: () => hover(r.heuristic), onfocusout: () => hover(""),
+        "data-heuristic": r.heuristic, "aria-selected": String(r.heuristic === state.heuristic),
+        className: r.calibrated ? "calibrated" : "",
+        onmouseenter: () => hover(r.heuristic), onmouseleave: () => hover(""),
+        onfocusin: () => hover(r.heuristic), onfocusout: () => hover(""),
       }),
       columns: [
-        { title: "heuristic", cell: (r) => h("button", { type: "button", className: "heuristic", title: "Hover to outline its prompts, click to keep the outline", onclick: () => pin(r.heuristic, heuristics) }, r.heuristic) },
+        { title: "heuristic", cell: with_pin },
         { title: "calibrated", cell: (r) => (r.calibrated ? "yes" : "") },
-        { title: "score", numeric: true, hint: "share of the heuristic's k prompts among the neuron's top-k prompts", cell: (r) => number(r.score) },
-        { title: "expected", numeric: true, hint: "mean score under the permutation null: activations permuted, value vector kept", cell: (r) => number(r.expected) },
-        { title: "FDR", numeric: true, hint: "false-discovery rate against the permutation null", cell: (r) => number(r.fdr) },
+        {
+          title: "score", numeric: true, hint: "share of the heuristic's k prompts among the neuron's top-k prompts",
+          cell: (r) => number(r.score),
+        },
+        {
+          title: "expected", numeric: true,
+          hint: "mean score under the permutation null: activations permuted, value vector kept",
+          cell: (r) => number(r.expected),
+        },
+        {
+          title: "FDR", numeric: true, hint: "false-discovery rate against the permutation null",
+          cell: (r) => number(r.fdr),
+        },
         { title: "prompts", numeric: true, cell: (r) => r.size.toLocaleString("en") },
         { title: "sign", cell: (r) => (r.sign === -1 ? "−" : "+"), hint: "− if its most negative activations match" },
       ],
     });
-    heuristics.replaceChildren(h("h2", {}, "Heuristics"), h("p", { className: "hint" }, `Variance of the activation map explained by all matches together: ${percent(neuron.coverage.raw)}; by calibrated matches: ${percent(neuron.coverage.calibrated)}.`),
-      table, rows.length > count ? h("button", { type: "button", onclick: () => draw_heuristics(rows.length) }, `Show all ${rows.length}`) : "");
+    const { coverage } = neuron;
+    heuristics.replaceChildren(
+      h("h2", {}, "Heuristics"),
+      h("p", { className: "hint" }, "Variance of the activation map explained by all matches together: ",
+        `${percent(coverage.raw)}; by calibrated matches: ${percent(coverage.calibrated)}.`),
+      table,
+      rows.length > count ? h("button", { type: "button", onclick: () => draw_heuristics(rows.length) },
+        `Show all ${rows.length}`) : "");
   };
-  draw_heuristics(state.heuristic && neuron.heuristics.findIndex((r) => r.heuristic === state.heuristic) >= FIRST_ROWS ? Infinity : FIRST_ROWS);
+  const pinned = neuron.heuristics.findIndex((r) => r.heuristic === state.heuristic);
+  draw_heuristics(pinned >= FIRST_ROWS ? Infinity : FIRST_ROWS);
+  const { tokens, logits } = neuron.activation_map;
   details.append(heuristics, h("div", { className: "stack" },
     h("section", { className: "panel" }, h("h2", {}, "Value vector"),
-      h("p", {}, "Most promoted numbers: ", h("strong", {}, neuron.activation_map.tokens.join(" "))),
-      line_chart({ title: "Logit of each number (logit lens)", x_label: "number", y_label: "logit", series: [{ name: "logit", colour: "var(--accent)", points: neuron.activation_map.logits.map((value, x) => ({ x, value })) }] })),
+      h("p", {}, "Most promoted numbers: ", h("strong", {}, tokens.join(" "))),
+      line_chart({
+        title: "Logit of each number (logit lens)", x_label: "number", y_label: "logit",
+        series: [{ name: "logit", colour: "var(--accent)", points: logits.map((value, x) => ({ x, value })) }],
+      })),
     effects_table(neuron)));
   if (state.heuristic) outline("").catch((error) => heuristics.append(notice(error.message, "error")));
 }
 
 function map_facts(map) {
   if (!map) return "";
-  return `Rank ${map.rank} in its layer. Variance of the activation map explained by op1: ${percent(map.variance_explained_op1)}, op2: ${percent(map.variance_explained_op2)}, result: ${percent(map.variance_explained_result)}. Correlation with the logit of the answer in its value vector: ${number(map.alignment)} (${map.direct ? "direct" : "indirect"}).`;
+  const shares = ["op1", "op2", "result"].map((name) => `${name}: ${percent(map[`variance_explained_${name}`])}`);
+  return `Rank ${map.rank} in its layer. Variance of the activation map explained by ${shares.join(", ")}. `
+    + `Correlation with its value vector's logit of the answer: ${number(map.alignment)} `
+    + `(${map.direct ? "direct" : "indirect"}).`;
 }
 
 function effects_table(neuron) {
@@ -104,7 +156,7 @@ function effects_table(neuron) {
     rows: neuron.effects,
     columns: [
       { title: "measure", cell: (r) => r.measure.replace("_", " ") },
-      { title: "mean", numeric: true, cell: (r) => `${number(r.value)} [${number(r.low)}, ${number(r.high)}]` },
+      { title: "mean", numeric: true, cell: interval },
       { title: "median", numeric: true, cell: (r) => number(r.median) },
       { title: "rank", numeric: true, cell: (r) => `${r.rank} of ${r.of}` },
     ],
@@ -115,13 +167,14 @@ function effects_table(neuron) {
 function draw_maps(neuron, activation, size, limit) {
   const { operator } = neuron;
   const { logits } = neuron.activation_map;
-  const on_answer = new Float32Array(size * size).fill(NaN), product = new Float32Array(size * size).fill(NaN), on_legal = new Float32Array(size * size).fill(NaN);
+  const [on_answer, product, on_legal] = Array.from({ length: 3 }, () => new Float32Array(size * size).fill(NaN));
   for (let cell = 0; cell < size * size; cell++) {
-    const result = answer(Math.floor(cell / size), operator, cell % size);
-    if (result === null || result < 0 || result >= limit) continue;
-    on_answer[cell] = logits[result];
+    const [op1, op2] = [Math.floor(cell / size), cell % size];
+    if (!is_legal(op1, operator, op2, limit)) continue;
+    const logit = logits[answer(op1, operator, op2)];
+    on_answer[cell] = logit;
     on_legal[cell] = activation[cell];
-    product[cell] = activation[cell] * logits[result];
+    product[cell] = activation[cell] * logit;
   }
   const contents = [ // title, values, values that set the colour scale, whether it is diverging, hint
     ["Activation", activation, on_legal, false, "at the last position"],
@@ -132,16 +185,21 @@ function draw_maps(neuron, activation, size, limit) {
     const scale = colour_scale(scaled, diverging);
     return heatmap({
       size, label: `${name} of ${neuron.name} for each pair of operands`, logarithmic: operator === "*",
-      colour: (cell) => (Number.isNaN(values[cell]) ? null : fade(scale.colour(values[cell]), Number.isNaN(on_answer[cell]))),
+      colour: (cell) => {
+        if (Number.isNaN(values[cell])) return null;
+        return fade(scale.colour(values[cell]), Number.isNaN(on_answer[cell]));
+      },
       describe: (a, b) => {
         const result = answer(a, operator, b), value = values[a * size + b];
-        return `${a} ${SIGNS[operator]} ${b}${result === null ? "" : ` = ${result}`}: ${Number.isNaN(value) ? "not a legal prompt" : number(value)}`;
+        const prompt = `${a} ${SIGNS[operator]} ${b}${result === null ? "" : ` = ${result}`}`;
+        return `${prompt}: ${Number.isNaN(value) ? "not a legal prompt" : number(value)}`;
       },
       legend: { ...scale, text: number },
     });
   });
   link_maps(maps);
-  const panels = contents.map(([name, , , , hint], i) => h("section", { className: "panel map" }, h("h2", {}, name), h("p", { className: "hint" }, hint), maps[i].element));
+  const panels = contents.map(([name, , , , hint], i) => h("section", { className: "panel map" },
+    h("h2", {}, name), h("p", { className: "hint" }, hint), maps[i].element));
   return { maps, panels };
 }
 

@@ -10,9 +10,9 @@ from arithscope.experiments.prompt_knockout import REPORTED
 
 
 @dataclass(frozen=True)
-class HeadlineNumber:
+class KeyNumber:
     name: str  # in the table of key numbers, where it may continue the row above (`… calibrated`)
-    short: str  # name that stands by itself
+    short: str  # name that needs no context
     experiment: str  # stage whose summary has it
     measure: str  # its key in that summary
 
@@ -29,7 +29,7 @@ class HeadlineNumber:
 
 _SECTIONS = {"probe": "probes", "topk": "neurons", "classify": "classification", "overlap": "classification"}
 _SECTIONS |= dict.fromkeys(("knockout", "prompt_knockout", "bag"), "proof")
-_LOST = REPORTED[-1]  # neurons that each prompt loses per layer
+_LOST = REPORTED[-1]  # neurons ablated per layer, for each prompt
 _KNOCKED_OUT = "Accuracy on a heuristic's prompts without its neurons, raw"
 _ON_OTHERS = "… calibrated: how much more is left on other prompts"
 _LOSS = f"Accuracy without {_LOST} random neurons per layer minus without {_LOST} of the prompt's own, calibrated"
@@ -57,10 +57,10 @@ _NUMBERS = (
     (_CONTRIBUTION, "contribution, correct minus incorrect prompts", "failures", "calibrated_contribution"),
     (_CARRIED, _CARRIED.lower(), "training", "raw_mutual_share"),
 )
-HEADLINE_NUMBERS = tuple(HeadlineNumber(*names) for names in _NUMBERS)
+KEY_NUMBERS = tuple(KeyNumber(*names) for names in _NUMBERS)
 
 
-def headline_entries(number: HeadlineNumber, summary: Mapping[str, Any], operators: list[str]) -> list[Any]:
+def key_number_entries(number: KeyNumber, summary: Mapping[str, Any], operators: list[str]) -> list[Any]:
     """Entries of a summary for a key number: one per operator, then the overall one; None where there is none."""
     by_operator = summary.get(number.experiment, {})
     overall = (by_operator.get(AVERAGE) or by_operator.get(ALL) or {}).get(number.measure)
