@@ -1,4 +1,4 @@
-"""A real browser for tests, and a page that must not request anything from other machines or log errors."""
+"""A real browser, and a page that must neither log errors nor send requests to other machines."""
 
 from __future__ import annotations
 
@@ -36,25 +36,23 @@ def browser() -> Iterator[Browser]:
 def watched_page(browser: Browser, width: int, *, scripts: bool = True) -> Iterator[Page]:
     """A page of this width. On exit, it must have logged no errors, sent requests to this machine only, and fit its width."""
     context = browser.new_context(viewport={"width": width, "height": 800}, java_script_enabled=scripts)
-    complaints: list[str] = []
+    problems: list[str] = []
     urls: list[str] = []
     context.on("request", lambda request: urls.append(request.url))
 
     def failed(request: Request) -> None:
-        if "ERR_ABORTED" not in str(request.failure):  # the page was left before the reply came
-            complaints.append(f"failed: {request.url} {request.failure}")
+        if "ERR_ABORTED" not in str(request.failure):  # aborted because the browser left the page
+            problems.append(f"failed: {request.url} {request.failure}")
 
     context.on("requestfailed", failed)
     page = context.new_page()
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
     page.set_default_timeout(30_000)
     yield page
     content_width = page.evaluate("document.documentElement.scrollWidth") if scripts else width
     context.close()
-    assert complaints == [], complaints
+    assert problems == [], problems
     remote = [url for url in urls if urlsplit(url).scheme not in ("data", "blob", "file", "about")]
     assert {urlsplit(url).hostname for url in remote} <= {"127.0.0.1"}
     assert content_width <= width

@@ -21,16 +21,23 @@ from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.hand_built import MAX_OPERAND, copy_and_add
 
-with suppress(ImportError):  # a machine with a GPU may lack it
+with suppress(ImportError):  # may be missing on a machine that runs the GPU tests only
     import hypothesis
 
-    # A busy machine is slow, which is no failure.
+    # No deadline: a test must not fail because the machine is busy.
     hypothesis.settings.register_profile("any speed", deadline=None)
     hypothesis.settings.load_profile("any speed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
 def saved(model: Model, folder: Path) -> Path:
-    """A model as a folder in Hugging Face format."""
+    """Save a model in Hugging Face format; returns the folder."""
     model.hf_model.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     return folder
@@ -38,11 +45,13 @@ def saved(model: Model, folder: Path) -> Path:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many, in torch and in all that takes as many."""
+    """Let torch use this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -71,9 +80,12 @@ def saved_adder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adder_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every stage says of the hand-built model, as read back from its run folder."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    run_stages(copy_and_add(), Settings(("+",), MAX_OPERAND), folder, None, Silent())
+    """The result of every stage for the hand-built model, read back from its run folder."""
+    folder = made_once(
+        tmp_path_factory,
+        "adder-run",
+        lambda folder: run_stages(copy_and_add(), Settings(("+",), MAX_OPERAND), folder, None, Silent()),
+    )
     return {stage.name: RunFolder(folder).read(stage.result) for stage in all_stages() if not stage.on_request}
 
 
@@ -95,12 +107,11 @@ def smaller(operators: tuple[str, ...], max_operand: int, **settings: Any) -> Se
     return Settings(operators, max_operand, **settings, custom_sizes=SMALL_SAMPLES)
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that is made once in a test session, by whichever process comes first; the others wait for it."""
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first process to need it makes, once in a test session; the other processes wait for it."""
     base = factory.getbasetemp()
-    shared = (
-        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    )  # each process has a folder below the session's
+    # Under xdist, the base folder of each process lies in the folder of the session.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with FileLock(shared / f"{name}.lock"):
         done = shared / f"{name}.done"
         if not done.exists():
@@ -110,9 +121,22 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 @pytest.fixture(scope="session")
+def small_adder_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the hand-built model, + up to 9, with every stage that runs by default except mlp0, which is slow; no figures.
+    Several processes read it: copy it before you change anything."""
+    stages = [stage.name for stage in all_stages() if stage.name != "mlp0" and not stage.on_request]
+    settings = Settings(("+",), 9, neurons="atp")
+    return made_once(
+        tmp_path_factory,
+        "small-adder-run",
+        lambda folder: run_stages(copy_and_add(), settings, folder, stages, Silent()),
+    )
+
+
+@pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of tiny-llama with every stage, for + and − up to 40, without figures. Several processes read it: do not write to
-    it, copy it."""
+    """A run of tiny-llama with every stage, for + and − up to 40, without figures. Several processes read it: copy it before
+    you change anything."""
 
     def make(folder: Path) -> None:
         run_stages(load("tiny-llama"), smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
@@ -122,8 +146,8 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of tiny-pythia, + up to 20, with two checkpoints, of which the first is never right; of its other stages only
-    those that the curves need. Several processes read it: do not write to it, copy it."""
+    """A run of tiny-pythia, + up to 20, with two checkpoints, the first of which gets no circuit; of the other stages, only
+    those that the training curves need. Several processes read it: copy it before you change anything."""
 
     def make(folder: Path) -> None:
         model, settings = load("tiny-pythia"), smaller(("+",), 20, topk=8, neurons="atp")

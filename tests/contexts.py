@@ -1,4 +1,4 @@
-"""Running stages on their own, without a run folder."""
+"""Running single stages without a run folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from arithscope.utils.progress import Progress, Silent
 def context(
     model: Model, settings: Settings | None = None, *results: Any, progress: Progress | None = None, **changes: Any
 ) -> Context:
-    """What a stage works with, given earlier results; `changes` are changes of the settings."""
+    """The context of a stage, with earlier results; `changes` override settings."""
     return Context(model, replace(settings or Settings(), **changes), Results(*results), progress or Silent())
 
 
 def compute(ctx: Context, *stages: Callable[[Context], Any]) -> Results:
-    """The results given to a context, and those of some stages, each computed from all before it."""
+    """Run stages in order, each with the results of those before it; returns all results of the context."""
     for stage in stages:
         ctx.results.add(stage(ctx))
     return ctx.results

@@ -1,4 +1,4 @@
-"""A small random model of every supported family."""
+"""A small random model of every supported family, and prompts for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from arithscope.models.families import FAMILIES
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer, untrained_model
-from arithscope.prompts import Template
+from arithscope.prompts import Prompts, Template, operand_grid, random_source, sample
 
 NUMBERS = 40
 
@@ -36,7 +36,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": dict(n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=128, rotary_dim=4),
     "gpt2": dict(n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=128),
 }
-assert CONFIGS.keys() == FAMILIES.keys()
 
 FAMILY_AND_ATTENTION = [
     (family, attention)
@@ -59,3 +58,11 @@ def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.floa
     return Model(
         hf_model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template(prefix=prefix)
     )
+
+
+def some_prompts(n: int = 3) -> Prompts:
+    return sample(operand_grid("+-*/", 30), n, random_source(0, "ids"))
+
+
+def some_ids(model: Model, n: int = 3) -> torch.Tensor:
+    return model.encode(some_prompts(n))

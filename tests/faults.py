@@ -1,8 +1,11 @@
-"""Faults on purpose, at every point at which something on disk changes, and what is left then.
+"""Fault injection at every point where a command changes something on disk.
 
-A command is run again and again, each time in a process in which the n-th such point fails: it dies there without any
-clean-up, or is stopped, or the system refuses; until there is no n-th point. Then the command is run undisturbed. Each
-process is a fork of one that has imported everything and loaded the model, as that takes far longer than the rest.
+1. The command runs in a process in which the n-th such point fails: the process dies there without any clean-up, gets a
+   signal, or the system call returns an error.
+2. The state on disk is examined, and the same command runs again without a fault.
+3. The same for n + 1, until there is no such point.
+
+Each process is a fork of one that has imported everything and loaded the model, because that takes far longer than the rest.
 
     python -m tests.faults SPECIFICATION.json      prints a line of JSON for each case
 """
@@ -26,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 KILL = "killed"
-# When the disk is full, that lasts, but what needs no room goes on; a folder that is read-only takes nothing; an error of the
-# device comes once.
+# A full disk stays full, but calls that need no room succeed. In a read-only folder all calls fail from then on. A device
+# error occurs once.
 REFUSALS = {"disk full": errno.ENOSPC, "read-only": errno.EROFS, "input/output error": errno.EIO}
 SIGNALS = {
     "Ctrl-C": signal.SIGINT,
-    "two Ctrl-C": signal.SIGINT,
+    "two Ctrl-C": signal.SIGINT,  # the second at the next point
     "SIGTERM": signal.SIGTERM,
-}  # the second at the next point
+}
 FAULTS = (KILL, *REFUSALS, *SIGNALS)
 NEEDS_ROOM = ("open", "close", "mkdir", "safetensors")
 DIED = 9
@@ -41,20 +44,19 @@ DIED = 9
 
 @dataclass(frozen=True)
 class Case:
-    """One fault: where it struck, how the command ended and what it said; and of the command afterwards whether it came to
-    the same as an undisturbed one, without computing again what was complete when the fault struck."""
+    """One fault: where it struck, how the command ended, and whether the next run of the command recovered."""
 
     fault: str
     number: int
     point: str
     code: int
-    said: str
-    whole: bool
+    stderr: str
+    whole: bool  # every stage in place was complete
     leftovers: list[str]
     code_after: int
-    said_after: str
-    same_after: bool
-    kept: bool
+    stderr_after: str
+    same_after: bool  # the next run left the same files as a run without faults
+    kept: bool  # the next run did not compute complete stages again
 
     @property
     def reason(self) -> str:
@@ -62,14 +64,16 @@ class Case:
 
     @property
     def refused_with_a_sentence(self) -> bool:
-        lines = [line for line in self.said.splitlines() if line.startswith("arithscope: ")]
-        told = len(lines) == 1 and lines[0] == self.said.rstrip("\n").splitlines()[-1] and self.reason in lines[0]
-        return self.code == 2 and told and "Traceback" not in self.said
+        lines = [line for line in self.stderr.splitlines() if line.startswith("arithscope: ")]
+        explained = (
+            len(lines) == 1 and lines[0] == self.stderr.rstrip("\n").splitlines()[-1] and self.reason in lines[0]
+        )
+        return self.code == 2 and explained and "Traceback" not in self.stderr
 
     @property
     def stopped_with_a_sentence(self) -> bool:
-        told = self.said.endswith("Stopped; run the same command again to continue.\n")
-        return self.code == 128 + SIGNALS[self.fault] and told and "Traceback" not in self.said
+        explained = self.stderr.endswith("Stopped; run the same command again to continue.\n")
+        return self.code == 128 + SIGNALS[self.fault] and explained and "Traceback" not in self.stderr
 
     @property
     def survived(self) -> bool:
@@ -83,14 +87,14 @@ class Case:
 
 
 class Points:
-    """Counts, in this process, whatever changes below a folder, and strikes at the n-th."""
+    """Counts the changes below a folder that this process makes, and injects a fault at the n-th."""
 
     def __init__(self, root: Path, at: int, fault: str, note: Path):
         self.root, self.at, self.fault, self.note = str(root), at, fault, note
         self.count = 0
 
     def strike(self, kind: str, path: Any, half: Callable[[], None] = lambda: None) -> None:
-        """Called before a change; `half` makes half of it."""
+        """Called before each change; `half` makes half of it."""
         if not os.path.abspath(os.fsdecode(path)).startswith(self.root):
             return
         self.count += 1
@@ -115,13 +119,13 @@ class Points:
 
 
 class _File:
-    """A file being written, of which half is there if closing it fails."""
+    """A file being written; if closing it fails, half of it is on disk."""
 
     def __init__(self, file: Any, path: Any, points: Points):
         self._file, self._path, self._points = file, path, points
 
     def __getattr__(self, name: str) -> Any:
-        if name == "fileno":  # some libraries would write past this object
+        if name == "fileno":  # with it, some libraries would bypass this object
             raise AttributeError(name)
         return getattr(self._file, name)
 
@@ -146,7 +150,7 @@ real_open = builtins.open
 
 
 def install(points: Points) -> None:
-    """From now on, for as long as this process lives."""
+    """Inject the fault in this process; there is no way back."""
     import safetensors.numpy
     import safetensors.torch
 
@@ -188,7 +192,7 @@ def install(points: Points) -> None:
 
             try:
                 points.strike("safetensors", path, half)
-            except OSError as error:  # as the library tells it
+            except OSError as error:  # the library reports it like this
                 raise safetensors.SafetensorError(f"I/O error: {error.strerror} (os error {error.errno})") from None
             real(tensors, path, *args, **kwargs)
 
@@ -196,7 +200,7 @@ def install(points: Points) -> None:
 
 
 def forked(arguments: Sequence[str], errors: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """Run a command in a fork of this process. Returns its exit code; `errors` gets what it says on stderr."""
+    """Run a command in a fork of this process. Returns its exit code; stderr goes to the file `errors`."""
     from arithscope.cli.app import main
 
     pid = os.fork()
@@ -221,8 +225,10 @@ def forked(arguments: Sequence[str], errors: Path, prepare: Callable[[], None] =
 def cases(
     arguments: Sequence[str], scratch: Path, faults: Sequence[str], before: Path | None, every: int
 ) -> Iterator[Case]:
-    """Each fault at every point of a command, or every so many; OUT in its arguments stands for the folder that is watched,
-    which begins as a copy of `before`, if there is such."""
+    """Try each fault at every point of a command, or at every `every`-th.
+
+    OUT in the arguments stands for the folder in which changes are counted; it starts as a copy of `before`, if given.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     errors, note = scratch / "errors.txt", scratch / "struck.txt"
 
@@ -233,9 +239,9 @@ def cases(
             subprocess.run(["cp", "-a", str(before), str(folder)], check=True)
         return folder, [str(folder) if a == "OUT" else a for a in arguments]
 
-    folder, command = fresh("undisturbed")
+    folder, command = fresh("without faults")
     if forked(command, errors) != 0:
-        raise RuntimeError(f"the command fails undisturbed: {errors.read_text()}")
+        raise RuntimeError(f"the command fails without any fault: {errors.read_text()}")
     wanted = snapshot(folder)
     for fault in faults:
         for number in count(1, every):
@@ -245,20 +251,22 @@ def cases(
             code = forked(command, errors, lambda points=points: install(points))  # type: ignore[misc]
             if not note.exists():
                 if code != 0:
-                    raise RuntimeError(f"the command fails without a fault: {errors.read_text()}")
+                    raise RuntimeError(f"the command fails, although no fault struck: {errors.read_text()}")
                 break
-            said, complete = errors.read_text(), records(folder)
+            stderr, complete = errors.read_text(), records(folder)
             whole = all(is_complete(folder / name) for name in complete)
             left = sorted(p.name for p in folder.rglob(".*") if p.suffix in (".tmp", ".old")) if folder.exists() else []
             after = forked(command, errors)
             kept = {name: records(folder).get(name) for name in complete} == complete
             same = after == 0 and snapshot(folder) == wanted
             subprocess.run(["rm", "-rf", str(folder.parent)], check=True)
-            yield Case(fault, number, note.read_text(), code, said, whole, left, after, errors.read_text(), same, kept)
+            yield Case(
+                fault, number, note.read_text(), code, stderr, whole, left, after, errors.read_text(), same, kept
+            )
 
 
 def records(folder: Path) -> dict[str, bytes]:
-    """The records of all stages that are in place, as they are."""
+    """The stage.json of every stage in place, by folder."""
     return {str(p.parent.relative_to(folder)): p.read_bytes() for p in folder.rglob("[!.]*/stage.json")}
 
 
@@ -268,7 +276,7 @@ def is_complete(stage: Path) -> bool:
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Every file that a command leaves, by name, but for dates and seconds."""
+    """Every file below a folder, by name, without dates and durations."""
     return {str(p.relative_to(folder)): _content(p) for p in sorted(folder.rglob("*")) if not p.is_dir()}
 
 
@@ -288,7 +296,7 @@ def _without_times(value: Any) -> Any:
 
 
 def stored(folder: Path) -> Any:
-    """Every stage's checksums and summary, and the statuses of all."""
+    """Checksums, summary and key of every stage, the statuses of all, and summary.json."""
     found = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/stage.json"))}
     manifest = json.loads((folder / "manifest.json").read_text())
     status = {name: entry["status"] for name, entry in manifest["stages"].items()}
@@ -304,9 +312,9 @@ def at_every_point(
     before: Path | None = None,
     every: int = 1,
 ) -> list[Case]:
-    """All cases, from a process of its own with one thread; models are loaded once, there."""
+    """All cases, tried by a separate process with one thread, which loads the models once."""
     scratch.mkdir(parents=True, exist_ok=True)
-    asked = {
+    content = {
         "arguments": [str(a) for a in arguments],
         "scratch": str(scratch / "cases"),
         "faults": list(faults),
@@ -315,7 +323,7 @@ def at_every_point(
         "every": every,
     }
     specification = scratch / "specification.json"
-    specification.write_text(json.dumps(asked))
+    specification.write_text(json.dumps(content))
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults", str(specification)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -341,11 +349,11 @@ def main(specification: Path) -> None:
     from arithscope.models.load import load
     from arithscope.pipeline import ray_executor
 
-    asked = json.loads(specification.read_text())
-    loaded = {name: load(name) for name in asked["models"]}
+    content = json.loads(specification.read_text())
+    loaded = {name: load(name) for name in content["models"]}
     ray_executor.load = lambda name, *how: loaded.get(name) or load(name, *how)  # type: ignore[assignment]
-    before = None if asked["before"] is None else Path(asked["before"])
-    for case in cases(asked["arguments"], Path(asked["scratch"]), asked["faults"], before, asked["every"]):
+    before = None if content["before"] is None else Path(content["before"])
+    for case in cases(content["arguments"], Path(content["scratch"]), content["faults"], before, content["every"]):
         print(json.dumps(asdict(case)), flush=True)
 
 

@@ -19,7 +19,7 @@ The unembedding reads SUM. All other heads and neurons are distractors: random w
 attend and fire differently on each prompt, but what they write back is too weak to matter.
 
 LayerNorm does not get in the way: as each block holds a one-hot, a vector's mean and deviation are the same for all
-prompts (but for the distractors' traces), and the weights behind a LayerNorm undo it.
+prompts (apart from the distractors' traces), and the weights after a LayerNorm undo it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OP1_HEAD, OP2_HEAD = (1, 2), (2, 0)  # layer, head
 ADDING_LAYER = 3
 
 OPERANDS = MAX_OPERAND + 1
-PAIRS = OPERANDS**2  # neurons a · OPERANDS + b of the adding layer; those behind them are distractors
+PAIRS = OPERANDS**2  # neurons a · OPERANDS + b of the adding layer; the rest of that layer are distractors
 SUMS = 2 * MAX_OPERAND + 1
 TOKENS = SUMS + 9  # the numbers, whose token ids are the numbers themselves; then operators, `=` and special tokens
 BOS_POSITION, OP1_POSITION, OPERATOR_POSITION, OP2_POSITION, LAST_POSITION = POSITIONS = range(5)
@@ -57,7 +57,7 @@ def _consecutive(*sizes: int) -> list[slice]:
 
 TOKEN, POSITION, OP1, OP2, SUM = _consecutive(TOKENS, len(POSITIONS), OPERANDS, OPERANDS, SUMS)
 
-SINK_SCORE, TARGET_SCORE = 10.0, 20.0  # differences of 10 between attention scores: shares of nearly 1
+SINK_SCORE, TARGET_SCORE = 10.0, 20.0  # attention scores that differ by 10 put nearly all weight on one position
 FIRING = 8.0  # a pair's neuron gets +8 if both operands are there, −8 if only one is: GELU gives 8 and 0
 SUM_SIZE = 50.0  # all other one-hots have size 1: a briefly trained linear probe reads the sum, but not the operands
 ANSWER_MARGIN = 6.5  # of the answer's logit over all others: a probability of about 0.9, which can fall and rise

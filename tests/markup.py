@@ -1,4 +1,4 @@
-"""Reads the HTML that objects display in a notebook."""
+"""Reading the HTML that objects show in a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The import rule: imports point downwards only, and only the model room touches transformers."""
+"""Imports point downwards only, and only `models` imports transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_module_has_a_level() -> None:
     assert {room(p) for p in modules()} == set(LEVEL)
 
 
-def test_the_page_lists_them_from_the_ground_up() -> None:
+def test_architecture_page_lists_the_levels_in_order() -> None:
     page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = [re.findall(r"`(\w+)/?`", row) for row in re.findall(r"^\| (`.*?) \|", page, re.M)]
     assert sorted(name for row in rows for name in row) == sorted(LEVEL.keys() - {"__main__", "__init__"})
@@ -67,11 +67,11 @@ def test_imports_point_downwards() -> None:
                 assert LEVEL[parts[1]] <= LEVEL[room(path)], f"{path.relative_to(ROOT)} imports {name}"
 
 
-def test_only_the_model_room_touches_transformers() -> None:
+def test_only_models_imports_transformers() -> None:
     for path in modules():
         if room(path) != "models":
             assert not {name.split(".")[0] for name in imports(path)} & HUB, path
 
 
-def test_files_stay_small() -> None:
+def test_no_file_exceeds_400_lines() -> None:
     assert max(len(p.read_text(encoding="utf-8").splitlines()) for p in modules()) <= 400

@@ -1,4 +1,4 @@
-"""Python in README, docs and tutorial runs, links lead somewhere, generated tables are up to date, and the site builds."""
+"""Python in README, docs and tutorial runs, links work, generated tables are up to date, and the site builds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 import arithscope
-from arithscope.cli.app import main
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Context, Stage, stage, unregister
 from arithscope.pipeline.registry import all_stages
+from tests.command_line import call
 from tools import docs_tables
 
 ROOT = Path(__file__).parent.parent
@@ -51,8 +51,7 @@ def test_the_run_folder_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["run", "--max-operand", "20", "--operators", "+", "--stages", "accuracy"])
+    assert call("run", "--max-operand", "20", "--operators", "+", "--stages", "accuracy") == 0
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/run-folder.md").read_text(encoding="utf-8"), re.S)
     exec(compile(code, "run-folder.md", "exec"), {})
     assert "operator" in capsys.readouterr().out
@@ -88,7 +87,7 @@ def test_the_how_to_runs(
 
 
 class ThisPython(KernelSpecManager):
-    """Kernels of the interpreter that runs the tests, whatever is or is not installed on the machine."""
+    """Starts kernels with the interpreter that runs the tests, whatever kernels are installed."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -103,7 +102,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert not any(cell.outputs or cell.execution_count for cell in code)  # nothing stale is shown
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisPython())
     client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute(cleanup_kc=True)  # raises if a cell does; the kernel is ours to end
+    client.execute(cleanup_kc=True)  # raises if a cell does
     shown = "".join(_text(output) for cell in code for output in cell.outputs)
     for expected in ("tiny-llama", "faithfulness", "Neuron(L", "Explanation(", "calibrated", "p_answer"):
         assert expected in shown, expected
@@ -119,7 +118,7 @@ def _text(output: Any) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_existing_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
@@ -143,7 +142,7 @@ class Parity(Result):
     """Even and odd answers."""
 
     table: Any = schema.table(
-        "Accuracy by parity.", schema.OPERATOR, schema.truth("odd", "whether a | b is odd"), *schema.MEAN_COLUMNS
+        "Accuracy by parity.", schema.OPERATOR, schema.boolean("odd", "whether a | b is odd"), *schema.MEAN_COLUMNS
     )
     map: Any = schema.array("one map", "float32", "op1, op2")
     largest: int = schema.value("largest answer")
@@ -160,7 +159,7 @@ def plug_in_stage() -> Iterator[Stage]:
     unregister("parity")
 
 
-def test_a_plug_in_is_in_the_reference_tables(plug_in_stage: Stage) -> None:
+def test_reference_tables_include_plug_ins(plug_in_stage: Stage) -> None:
     [row] = [line for line in docs_tables.stages_table(all_stages()).splitlines() if "parity" in line]
     assert row == (
         "| [parity](results.md#parity) *(on request)* | Accuracy on even and odd answers. | App. Z | accuracy | "
@@ -173,7 +172,7 @@ def test_a_plug_in_is_in_the_reference_tables(plug_in_stage: Stage) -> None:
     for expected in (
         "## parity\n\n`Parity`: Even and odd answers.\n",
         "### parity: table\n\nAccuracy by parity. File: `parity/table.parquet`.\n",
-        "| `operator` | text | yes | one of `+ - * /` |\n| `odd` | truth |  | whether a \\| b is odd |\n",
+        "| `operator` | text | yes | one of `+ - * /` |\n| `odd` | boolean |  | whether a \\| b is odd |\n",
         "| `parity/map.npy` | float32 | op1, op2 | one map |",
         "| `largest` | `int` | largest answer |",
     ):

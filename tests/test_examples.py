@@ -1,4 +1,4 @@
-"""The programs of docs/extending.md: short, the same as on the page, and doing what it says."""
+"""The programs in docs/extending.md: short, identical to the page, and working as it says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import arithscope
-from arithscope.cli.app import main
 from arithscope.errors import UserError
 from arithscope.experiments.common.stage import unregister
 from arithscope.figures import registry
@@ -25,6 +24,7 @@ from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.findings import finding
 from arithscope.verify.checks import CHECKS
+from tests.command_line import call
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -37,7 +37,7 @@ def run_example(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """Forgets what an example registers."""
+    """Unregisters what an example registers."""
     with patch.dict(CHECKS), patch.dict(registry._FIGURES), patch.dict(finding._FINDINGS):
         yield
     unregister("symmetry")
@@ -45,7 +45,7 @@ def registries() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_under_30_lines(path: Path) -> None:
+def test_examples_have_fewer_than_30_lines(path: Path) -> None:
     assert sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines()) < 30
 
 
@@ -58,7 +58,7 @@ def test_the_page_shows_the_files() -> None:
 @torch.no_grad()
 def test_a_new_family(capsys: pytest.CaptureFixture[str]) -> None:
     """A neuron that is zero-ablated by replay, against a hook on the module that the row names."""
-    assert "starcoder2" not in FAMILIES  # otherwise it is no example any more
+    assert "starcoder2" not in FAMILIES  # else it would no longer be an example of a new family
     with patch.dict(FAMILIES):
         model = run_example("new_family.py")["model"]
         assert "Model('small starcoder2'" in capsys.readouterr().out
@@ -111,15 +111,11 @@ def test_a_new_figure_finding_and_check(
     share = names["run"].symmetry.table.value.iloc[0]
     for expected in ("Does the order of the operands matter?", f"{share:.1%} of the pairs get the same answer."):
         assert expected in page
-    with pytest.raises(SystemExit) as ended:
-        main(["verify", str(names["run"].path)])
+    assert call("verify", names["run"].path) == 0
     verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("symmetry"))
-    assert ended.value.code == 0
     assert "agrees" in verdict
     with patch.object(type(names["run"].symmetry.table.value), "between", lambda column, low, high: column < 0):
-        with pytest.raises(SystemExit) as ended:
-            main(["verify", str(names["run"].path)])
-        assert ended.value.code == 1
+        assert call("verify", names["run"].path) == 1
     assert "shares in [0, 1]" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""A stage added from outside, in four small pieces (result and stage, figure, finding, check), appears everywhere."""
+"""A stage from outside the package (result and stage, figure, finding, check) appears everywhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 from pathlib import Path
 
 import pytest
-from tools.docs_tables import results_reference, stages_table
 
 from arithscope.pipeline.registry import all_stages
+from tests.command_line import call, error_message
 from tests.explorer.client import send, serving
-from tests.test_cli import call, complaint
 from tests.test_examples import ROOT, registries  # noqa: F401 (a fixture)
+from tools.docs_tables import results_reference, stages_table
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def test_a_stage_from_outside_appears_everywhere(
     plugin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], saved_adder: Path
 ) -> None:
     out = tmp_path / "run"
-    asked = ("--operators", "+", "--max-operand", "9")
-    assert call("run", saved_adder, *asked, "--stages", "symmetry", "--out", out) == 0
-    assert "symmetry" in capsys.readouterr().out  # the table of headline numbers
-    assert "symmetry" in complaint(capsys, "run", saved_adder, "--stages", "nothing")
-    assert call("doctor", saved_adder, *asked) == 0
+    settings = ("--operators", "+", "--max-operand", "9")
+    assert call("run", saved_adder, *settings, "--stages", "symmetry", "--out", out) == 0
+    assert "symmetry" in capsys.readouterr().out  # the tables of the summary
+    assert "symmetry" in error_message(capsys, "run", saved_adder, "--stages", "nothing")
+    assert call("doctor", saved_adder, *settings) == 0
     assert "\n  symmetry " in capsys.readouterr().out
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "Does the order of the operands matter?" in page

@@ -31,7 +31,7 @@ def table(triples: list[tuple[int, int, int]]) -> Prompts:
 
 
 def plain_answer(a: int, operator: str, b: int) -> int | None:
-    """The oracle: Python's own exact integers."""
+    """The oracle: Python's exact integers."""
     if operator == "/":
         return a // b if b else None
     return {"+": a + b, "-": a - b, "*": a * b}[operator]
@@ -52,7 +52,7 @@ def test_division_is_integer_division() -> None:
 
 
 @given(rows, st.integers(1, 1000))
-def test_legal_by_definition(rows: list[tuple[int, int, int]], limit: int) -> None:
+def test_legal_prompts_follow_the_definition(rows: list[tuple[int, int, int]], limit: int) -> None:
     def legal(a: int, operator: str, b: int) -> bool:
         result = plain_answer(a, operator, b)
         return result is not None and all(0 <= x < limit for x in (a, b, result))
@@ -60,7 +60,7 @@ def test_legal_by_definition(rows: list[tuple[int, int, int]], limit: int) -> No
     assert table(rows).legal(limit).tolist() == [legal(a, OPERATORS[o], b) for a, o, b in rows]
 
 
-def test_the_grid_holds_everything_once_in_order() -> None:
+def test_the_grid_holds_every_pair_once_in_order() -> None:
     prompts = operand_grid("-+", 4)
     expected = [(a, o, b) for o in (0, 1) for a in range(5) for b in range(5)]
     assert list(zip(prompts.op1.tolist(), prompts.operator.tolist(), prompts.op2.tolist(), strict=True)) == expected
@@ -190,12 +190,12 @@ def test_prompts_are_read_as_they_are_written(operator: str, a: int, b: int, for
         ("-5+3=", "an operand is missing"),
         ("1+2+3=", "'2+3' is not a whole number"),
         ("1+2==", "'2=' is not a whole number"),
-        ("68-226=", "answer of '68-226=' is -158"),
-        ("300*4=", "answer of '300*4=' is 1200"),
+        ("68-226=", "'68-226=' gives -158"),
+        ("300*4=", "'300*4=' gives 1200"),
         ("6*7=", "* was not studied"),
     ],
 )
-def test_bad_prompts_get_a_sentence(text: str, message: str) -> None:
+def test_bad_prompts_are_explained_in_one_sentence(text: str, message: str) -> None:
     operators = ["+", "-", "*", "/"] if text != "6*7=" else ["+", "-"]
     with pytest.raises(UserError) as error:
         parse_prompt(text, operators, 300, 1000)
@@ -204,7 +204,7 @@ def test_bad_prompts_get_a_sentence(text: str, message: str) -> None:
 
 
 @given(st.text(st.sampled_from("0123456789+-*/= .xé\n\0"), max_size=12))
-def test_any_text_is_a_prompt_or_a_sentence(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         prompt = parse_prompt(text, OPERATORS, 300, 1000)
     except UserError:

@@ -1,4 +1,4 @@
-"""The names that `import arithscope` offers: there when asked for, known to a type checker, and free until then."""
+"""The public names: loaded on first use, known to type checkers, and free until then."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ HEAVY = {"torch", "transformers", "pandas", "matplotlib", "numpy"}
 
 
 def imported(code: str) -> set[str]:
-    """The top-level packages that are loaded after some code, in a process of its own."""
+    """The top-level packages that some code loads, run in a fresh process."""
     code += "\nimport json, sys\nprint(json.dumps([name for name in sys.modules]))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    return {name.split(".")[0] for name in json.loads(said)}
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return {name.split(".")[0] for name in json.loads(output)}
 
 
-def test_importing_costs_next_to_nothing() -> None:
+def test_importing_loads_no_heavy_package() -> None:
     assert not imported("import arithscope; dir(arithscope); arithscope.__version__") & HEAVY
     assert HEAVY - {"transformers"} <= imported("import arithscope; arithscope.Run")  # a name does load what it needs
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_can_be_loaded() -> None:
     for name in dir(arithscope):
         assert getattr(arithscope, name) is not None or name == "__spec__"
     for name, module in arithscope._WHERE.items():
         assert name in dir(arithscope)
         found = getattr(arithscope, name)
         assert found is getattr(import_module(f"arithscope.{module}"), name)
-        assert found.__module__ == f"arithscope.{module}"  # where it is made, not where it is passed on
+        assert found.__module__ == f"arithscope.{module}"  # where it is defined, not where it is re-exported
         assert found.__doc__ or name in ("LoadOptions", "UserError"), name
     with pytest.raises(AttributeError, match="module 'arithscope' has no attribute 'lunch'"):
         _ = arithscope.lunch

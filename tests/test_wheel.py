@@ -1,4 +1,4 @@
-"""What is built for others: everything is in the wheel, and it runs by itself in an environment and a folder of its own."""
+"""The wheel and the source archive: complete, and the wheel runs when installed in a separate environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ran(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def build(source: Path, out: Path, *targets: str) -> Path:
-    """The one file that is built."""
+    """Build, and return the only file that was built."""
     done = ran(sys.executable, "-m", "hatchling", "build", "-d", out, *targets, folder=source)
     assert done.returncode == 0, done.stderr
     [path] = out.iterdir()
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel, and sees all packages of this one but the editable install."""
+    """The bin folder of an environment with the wheel, which sees all packages of this one but the editable install."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", "--no-deps"]
@@ -75,26 +75,26 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert "arithscope/pretrained/tiny-pythia/checkpoints/step-00500/model.safetensors" in package
 
 
-def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+def test_the_metadata_of_the_wheel(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         [about] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        said = Parser().parsestr(archive.read(about).decode())
+        metadata = Parser().parsestr(archive.read(about).decode())
         licence = archive.read(about.replace("METADATA", "licenses/LICENSE")).decode()
-    assert (said["Name"], said["Version"]) == ("arithscope", arithscope.__version__)
+    assert (metadata["Name"], metadata["Version"]) == ("arithscope", arithscope.__version__)
     assert wheel.name == f"arithscope-{arithscope.__version__}-py3-none-any.whl"
-    assert (said["License-Expression"], licence) == ("MIT", (ROOT / "LICENSE").read_text(encoding="utf-8"))
-    assert said["Requires-Python"] == PROJECT["requires-python"]
-    assert set(said.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
-    assert said.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert (metadata["License-Expression"], licence) == ("MIT", (ROOT / "LICENSE").read_text(encoding="utf-8"))
+    assert metadata["Requires-Python"] == PROJECT["requires-python"]
+    assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_extras_that_messages_name_bring_the_packages_they_name() -> None:
+def test_messages_name_extras_that_install_the_missing_packages() -> None:
     source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "src" / "arithscope").rglob("*.py"))
-    told = re.findall(r"needs the packages? ([a-z ]+); run: pip install 'arithscope\[(\w+)\]'", source)
-    assert len(told) == source.count("pip install 'arithscope[") >= 4
-    for packages, extra in told:
-        brought = {re.split(r"\W", need)[0] for need in PROJECT["optional-dependencies"][extra]}
-        assert set(packages.split(" and ")) <= brought
+    named = re.findall(r"needs the packages? ([a-z ]+); run: pip install 'arithscope\[(\w+)\]'", source)
+    assert len(named) == source.count("pip install 'arithscope[") >= 4
+    for packages, extra in named:
+        installed = {re.split(r"\W", need)[0] for need in PROJECT["optional-dependencies"][extra]}
+        assert set(packages.split(" and ")) <= installed
 
 
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert versions == sorted(versions, key=lambda v: [int(n) for n in v.split(".")], reverse=True)
 
 
-def test_installed_elsewhere_it_is_itself(environment: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_is_what_is_imported(environment: Path, tmp_path: Path) -> None:
     assert ran(environment / "arithscope", "--version", folder=tmp_path).stdout.split()[-1] == arithscope.__version__
     where = ran(environment / "python", "-c", "import arithscope; print(arithscope.__file__)", folder=tmp_path).stdout
     assert Path(where).is_relative_to(environment.parent)
@@ -129,7 +129,7 @@ def test_installed_elsewhere_it_is_itself(environment: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_installed_elsewhere_it_runs(environment: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_runs_a_study(environment: Path, tmp_path: Path) -> None:
     small = ("--operators", "+", "--max-operand", "20", "--topk", "8", "--neurons", "atp")
     done = ran(environment / "arithscope", "run", *small, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -154,8 +154,8 @@ name: str = arithscope.open("runs/tiny-llama").name
 
 
 @pytest.mark.slow
-def test_type_checkers_read_its_types(environment: Path, tmp_path: Path) -> None:
-    """Of what a user writes, and of the examples, strictly; a wrong type is noticed."""
+def test_type_checkers_use_the_types_of_the_wheel(environment: Path, tmp_path: Path) -> None:
+    """mypy --strict passes on a user's program and on the examples, and finds wrong types."""
     pytest.importorskip("mypy")
     python = environment / "python"
     checker = (

@@ -1,4 +1,4 @@
-"""Functions that units of work call in tests, also in processes of a cluster, and a way to count units."""
+"""Functions that units of work call in tests, also in the workers of a cluster, and an executor that counts units."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name_of_model(model: Any, number: int, *, advance: Any) -> str:
 
 
 def dies(model: Any, number: int, path: str, times: int, *, advance: Any) -> int:
-    """Kills its own process, so many times; the path counts them."""
+    """Kills its own process the first `times` times; the file counts the deaths."""
     deaths = len(Path(path).read_text()) if Path(path).exists() else 0
     if number == 1 and deaths < times:
         Path(path).write_text("x" * (deaths + 1))
@@ -48,7 +48,7 @@ def fails(model: Any, number: int, *, advance: Any) -> None:
 
 
 def where_weights_are(model: Any, number: int, *, advance: Any) -> list[str]:
-    """Of each parameter what its memory is mapped from; empty for memory that is the process's own."""
+    """What the memory of each parameter is mapped from; empty for private memory of the process."""
     maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end, rest = re.match(r"(\w+)-(\w+) (.*)", line).groups()  # type: ignore[union-attr]
@@ -68,17 +68,17 @@ def logits(model: Any, op1: Any, *, advance: Any) -> Any:
 
 
 class Counting(Executor):
-    """Counts the units of stages that someone else carries out, and stops for good behind so many."""
+    """Counts the units that another executor carries out; after `stop_after` units it raises KeyboardInterrupt."""
 
-    def __init__(self, executor: Executor, stops_behind: int | None = None):
-        self.executor, self.left, self.units = executor, stops_behind, 0
+    def __init__(self, executor: Executor, stop_after: int | None = None):
+        self.executor, self.stop_after, self.units = executor, stop_after, 0
 
     def stream(self, function: Any, model: Any, units: Sequence[Any], advance: Any) -> Iterator[FinishedUnit]:
         for done in self.executor.stream(function, model, units, advance):
             if function is self_check:
                 yield done
                 continue
-            if self.units == self.left:
+            if self.units == self.stop_after:
                 raise KeyboardInterrupt
             self.units += 1
             yield done

@@ -13,7 +13,7 @@ Match = tuple[int, int, str, float, bool]  # layer, neuron, heuristic, score, ca
 
 
 def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Match]) -> Classification:
-    """The top neurons (layer, neuron) of one operator and their matches; only what later stages read is there."""
+    """The top neurons (layer, neuron) of one operator and their matches, with only what later stages read."""
     rows = [
         {
             "operator": operator,
@@ -35,7 +35,7 @@ def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Mat
 
 
 def together(*parts: Classification) -> Classification:
-    """Several operators in one."""
+    """Several operators in one classification."""
     matches, neurons = (
         pd.concat([getattr(p, name) for p in parts], ignore_index=True) for name in ("matches", "neurons")
     )

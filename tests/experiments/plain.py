@@ -1,5 +1,5 @@
-"""The experiments once more, slow and obvious: plain hooks, one prompt and one component at a time, the whole model each
-time. Nothing here uses arithscope's edits, replay, sweeps or measures."""
+"""The experiments again, slow and obvious: plain hooks, one prompt and one component at a time, a full pass each time.
+Nothing here uses arithscope's edits, replay, sweeps or measures."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from arithscope.prompts import Prompts, legal_prompts
 Change = tuple[Any, int, slice | list[int], Tensor]  # module, position, entries of its input, what they become
 
 
-def pretended(model: Model, operators: str, max_operand: int) -> Accuracy:
-    """The accuracy of a random model, but with every prompt counted as correct, so that there is something to study."""
+def all_correct(model: Model, operators: str, max_operand: int) -> Accuracy:
+    """The accuracy of a random model with every prompt counted as correct, so that there is something to study."""
     found = measure_accuracy(model, legal_prompts(operators, max_operand, model.limit))
     return Accuracy(found.prompts.assign(correct=True), found.table)
 
@@ -49,7 +49,7 @@ def activation(model: Model, prompt: Prompts, module: Any) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Model, prompt: Prompts, changes: Sequence[Change] = ()) -> Tensor:
-    """The logits behind one prompt, with changes in force, in float64."""
+    """The logits after one prompt, with the changes applied, in float64."""
 
     def hook(position: int, entries: slice | list[int], value: Tensor) -> Any:
         def change(module: Any, args: Any) -> Any:
@@ -88,7 +88,7 @@ def log_ratio(before: Tensor, after: Tensor, answer: int, other: int) -> float:
 def patched_effects(
     model: Model, prompts: Prompts, others: Prompts, module: Any, position: int, entries: slice
 ) -> tuple[list[float], list[float]]:
-    """The effect, by probability and as log-ratio, of patching some entries at a position, prompt by prompt."""
+    """The effect on probability, and as log-ratio, of patching some entries at a position, for each prompt."""
     found = []
     for i in range(len(prompts)):
         prompt, other = prompts[[i]], others[[i]]
@@ -111,8 +111,8 @@ def mean_ablation(
     kept_neurons: dict[int, set[int]],
     neurons_at: Sequence[int] | None = None,
 ) -> list[Change]:
-    """Everything but the kept heads (layer, head) and, in the layers named, the kept neurons is set to its mean: heads at
-    all positions, neurons at those given (None: all)."""
+    """Changes that mean-ablate all heads except those kept (layer, head), and in the layers of `kept_neurons` other neurons:
+    heads at all positions, neurons at those given (None: all)."""
     changes: list[Change] = []
     for layer in range(model.sizes.layers):
         for position in range(model.encoder.length):

@@ -21,7 +21,7 @@ from tests.families import small
 
 SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=1000, draws=2)
 SETTINGS = Settings(custom_sizes=SIZES)
-# One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
+# One of each kind of layer: plain, parallel, with post-norms, with learned positions; and a few-shot prefix.
 MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
 models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
@@ -29,7 +29,7 @@ models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 @models
 def test_effects_of_all_components_at_all_positions(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
-    accuracy = plain.pretended(model, "+-", 9)
+    accuracy = plain.all_correct(model, "+-", 9)
     found = localize(context(model, SETTINGS, accuracy))
     samples = split_prompts(accuracy, SIZES, 0)
     table = found.effects.set_index(["operator", "measure", "position", "layer", "head"])
@@ -55,7 +55,7 @@ def test_effects_of_all_components_at_all_positions(family: str, attention: str,
 @models
 def test_faithfulness_of_every_circuit(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
-    accuracy = plain.pretended(model, "+", 5)
+    accuracy = plain.all_correct(model, "+", 5)
     results = compute(context(model, SETTINGS, accuracy, max_operand=2), means, localize, circuit)
     everything, where, found = results[MeanActivations], results[Localization], results[Circuit]
     slow = plain.means(model, operand_grid("+-*/", 2))
@@ -77,7 +77,7 @@ def test_faithfulness_of_every_circuit(family: str, attention: str, prefix: str)
 @pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("gemma2", "eager")])
 def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     model = small(family, attention)
-    accuracy = plain.pretended(model, "+", 5)
+    accuracy = plain.all_correct(model, "+", 5)
     results = compute(context(model, SETTINGS, accuracy, max_operand=2), means, localize, circuit)
     found = mlp0(replace(context(model, SETTINGS, max_operand=9), results=results))
     split = split_prompts(accuracy, SIZES, 0)["+"]
@@ -117,7 +117,7 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
 def test_attention_patterns_and_roles() -> None:
     """Mean attention over prompts, prompt by prompt, with the library's own output of attention weights."""
     model = small("llama", "eager")
-    accuracy = plain.pretended(model, "+-", 9)
+    accuracy = plain.all_correct(model, "+-", 9)
     ctx = context(model, SETTINGS, accuracy, max_operand=3)
     chosen = compute(ctx, means, localize, circuit)[Circuit]
     found = heads(ctx)

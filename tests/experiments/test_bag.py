@@ -1,4 +1,4 @@
-"""What heuristic neurons can do alone, on a model whose neurons are known; and what a checkpoint has of the final bag."""
+"""The heuristic neurons alone, on a model whose neurons are known; and which pairs of the final bag a checkpoint has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_small_first_operands(most: int, calibrated: int) -> list[Match]:
     return [(layer, p, "op1 in [0, 30]", 0.9, p // OPERANDS <= calibrated) for layer, p in TOP if p // OPERANDS <= most]
 
 
-def test_the_adder_knows_the_sums_of_the_neurons_it_keeps(adder_results: dict[str, Any]) -> None:
+def test_accuracy_is_the_share_of_sums_whose_neuron_is_kept(adder_results: dict[str, Any]) -> None:
     classify = made_up("+", TOP, of_small_first_operands(20, 10))
     earlier = (adder_results[name] for name in ("accuracy", "means", "circuit"))
     found = bag(context(copy_and_add(), None, *earlier, classify))
@@ -42,8 +42,8 @@ def test_the_adder_knows_the_sums_of_the_neurons_it_keeps(adder_results: dict[st
     assert set(found.summary()["+"]) >= {"calibrated_faithfulness", "random_accuracy", "top_accuracy"}
 
 
-def test_mutual_neurons_and_pairs_already_present(adder_results: dict[str, Any]) -> None:
-    """Here a ≤ 20 (10 after calibration); finally a ≤ 5, and another rule for some neurons with a = 30."""
+def test_mutual_neurons_and_the_share_of_final_pairs_present(adder_results: dict[str, Any]) -> None:
+    """The checkpoint matches a ≤ 20 (10 after calibration), the final model a ≤ 5 and another rule for neurons with a = 30."""
     classify = made_up("+", TOP, of_small_first_operands(20, 10))
     others: list[Match] = [(layer, p, "op2 mod 2 = 0", 0.8, True) for layer, p in TOP[30 * OPERANDS :: 2]]
     final = made_up("+", TOP, [*of_small_first_operands(5, 5), *others])
@@ -64,8 +64,8 @@ def test_mutual_neurons_and_pairs_already_present(adder_results: dict[str, Any])
     assert found.summary()["+"]["raw_present"]["n"] == of_final
 
 
-def test_pairs_and_masks() -> None:
-    """A neuron is mutual if it shares a pair, not if it has another heuristic there."""
+def test_a_mutual_neuron_shares_a_pair() -> None:
+    """Another heuristic of the same neuron does not count."""
     here = made_up("+", [(0, 1), (0, 2), (1, 5)], [(0, 1, "op1 = op2", 0.9, True), (0, 2, "op1 mod 2 = 0", 0.9, False)])
     final = made_up("+", [(0, 1), (0, 2)], [(0, 1, "op1 = op2", 0.7, True), (0, 2, "op1 mod 2 = 1", 0.9, True)])
     assert matched_pairs(here, "+", "raw") == {(0, 1, "op1 = op2"), (0, 2, "op1 mod 2 = 0")}

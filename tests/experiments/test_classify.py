@@ -1,4 +1,4 @@
-"""Classification of neurons with known rules, and shares over all of them."""
+"""Classification of neurons with known rules, and shares of classified neurons."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_two_operands_or_one(known: tuple[ActivationMaps, Classification]) -> No
     assert found.matches[found.matches.heuristic == "op1 in [10, 40]"].two_operands.isna().all()
 
 
-def test_coverage(known: tuple[ActivationMaps, Classification]) -> None:
+def test_coverage_is_the_share_of_explained_variance(known: tuple[ActivationMaps, Classification]) -> None:
     """A rule of strength 8 in noise of deviation 1 explains 64·p·(1−p) / (64·p·(1−p) + 1) of the variance."""
     _, found = known
     prompts = legal_prompts("+", MAX_OPERAND, LIMIT)
@@ -99,17 +99,17 @@ def test_shares(known: tuple[ActivationMaps, Classification]) -> None:
     assert summary["mean"]["calibrated_share"]["value"] == pytest.approx((4 / 6 + 2 / 4) / 2)
 
 
-def test_each_kind_has_a_best(known: tuple[ActivationMaps, Classification]) -> None:
+def test_each_kind_has_a_best_heuristic(known: tuple[ActivationMaps, Classification]) -> None:
     _, found = known
     best = found.best[(found.best.operator == "+") & (found.best.neuron == 4)]
     assert len(best) == len(best.drop_duplicates(["kind", "on"])) == 10
     assert not best.calibrated.any()
 
 
-def test_in_small_units_it_is_the_same(
+def test_results_do_not_depend_on_the_size_of_units(
     known: tuple[ActivationMaps, Classification], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neuron by neuron; rates of false discovery are those of the operator all the same."""
+    """One neuron in each unit; false-discovery rates still refer to all neurons of the operator."""
     patterns, whole = known
     monkeypatch.setattr("arithscope.experiments.classify.NEURONS_IN_UNIT", 1)
     alone = classify(context(small("llama"), None, patterns, custom_sizes=SIZES))

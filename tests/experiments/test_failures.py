@@ -1,4 +1,4 @@
-"""What the bag of heuristics has for right and wrong prompts: by enumeration, and where it tells everything."""
+"""What distinguishes correct from incorrect prompts, by enumeration, and on neurons that decide the answer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from arithscope.experiments.failures import LISTED_HEURISTICS, WORST, Failures, 
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import legal_prompts
 from arithscope.settings import SampleSizes, Settings
-from arithscope.utils.progress import Silent
 from tests.contexts import context
 from tests.experiments.bags import Match, made_up, together
 from tests.families import small
 from tests.heuristics import brute
+from tests.notes import RecordedNotes
 
 LIMIT, MOST = 60, 20
 SIZES = SampleSizes(discovery=5, evaluation=5, first_mlp=1, probe=1, failures=30)
@@ -30,7 +30,7 @@ RULES = ["op1 in [0, 10]", "op2 mod 3 = 1", "result ~ .1.", "op1 = op2"]
 
 @pytest.fixture(scope="module")
 def known() -> tuple[Accuracy, ActivationMaps, Classification, Failures]:
-    """Two operators of random neurons; a prompt is answered wrongly if they push the right answer little."""
+    """Random neurons for two operators; the prompts with the smallest contribution to the answer count as incorrect."""
     random = np.random.default_rng(0)
     frames, bags, fields, logits = [], [], [], []
     for operator in "+-":
@@ -87,8 +87,8 @@ def test_features_by_enumeration(known: Any) -> None:
                 assert row[f"{criterion}_{name}"] == pytest.approx(want, abs=1e-6)
 
 
-def test_the_sample(known: Any) -> None:
-    """As many wrong as right prompts; right ones that were used for nothing else."""
+def test_the_sample_is_balanced_and_held_out(known: Any) -> None:
+    """As many incorrect as correct prompts; the correct ones are used for nothing else."""
     accuracy, _, _, found = known
     for operator, split in split_prompts(accuracy, SIZES, 0).items():
         rows = found.prompts[found.prompts.operator == operator]
@@ -100,7 +100,7 @@ def test_the_sample(known: Any) -> None:
 
 
 def test_differences_and_regression(known: Any) -> None:
-    """Raw contributions decide what is right here, and the number of neurons does not."""
+    """Here raw contributions decide whether a prompt is correct, and the number of associated neurons does not."""
     found = known[-1]
     gaps = found.differences.set_index(["operator", "criterion", "feature"])
     regression = found.regression.set_index(["operator", "criterion", "term"])
@@ -146,14 +146,9 @@ def test_the_worst_prompts(known: Any) -> None:
 def test_a_model_that_is_always_right_has_no_failures(known: Any) -> None:
     accuracy, patterns, classify, _ = known
     right = Accuracy(accuracy.prompts.assign(correct=True, predicted=accuracy.prompts.answer), accuracy.table)
-    noted: list[str] = []
-
-    class Noting(Silent):
-        def note(self, text: str) -> None:
-            noted.append(text)
-
-    found = failures(context(small("llama"), SETTINGS, right, patterns, classify, progress=Noting()))
+    progress = RecordedNotes()
+    found = failures(context(small("llama"), SETTINGS, right, patterns, classify, progress=progress))
     assert found.prompts.empty
     assert found.worst.empty
-    assert len(noted) == 2
-    assert "left out" in noted[0]
+    assert len(progress.notes) == 2
+    assert all("left out" in note for note in progress.notes)

@@ -17,6 +17,7 @@ from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import Prompts
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
+from tests.approximate import assert_close
 from tests.hand_built import ADDING_LAYER, LAYERS, MAX_OPERAND, OP1_HEAD, OP2_HEAD, OPERANDS, copy_and_add
 
 SETTINGS = Settings(("+",), MAX_OPERAND)
@@ -27,7 +28,7 @@ def results(adder_results: dict[str, Any]) -> dict[str, Any]:
     return adder_results
 
 
-def test_it_adds(results: dict[str, Any]) -> None:
+def test_the_model_adds(results: dict[str, Any]) -> None:
     assert results["accuracy"].prompts.correct.all()
 
 
@@ -52,7 +53,7 @@ def test_the_circuit_is_the_two_copying_heads(results: dict[str, Any]) -> None:
     assert summary["faithfulness"]["value"] == pytest.approx(1, abs=1e-3)
     assert summary["accuracy"]["value"] == 1
     assert summary["p_answer"]["value"] == pytest.approx(0.905, abs=0.005)
-    # One of the two alone knows one operand; neither knows nothing.
+    # Either head alone knows one operand only.
     curve = circuit.curve[circuit.curve.circuit == "found"].set_index(["measure", "size"]).value
     assert curve["accuracy", 1] < 0.2
     assert curve["faithfulness", 1] < 0.7
@@ -62,7 +63,7 @@ def test_the_circuit_is_the_two_copying_heads(results: dict[str, Any]) -> None:
     assert summary["random_faithfulness"]["value"] < 0.6
 
 
-def test_the_answer_appears_behind_the_adding_layer(results: dict[str, Any]) -> None:
+def test_the_answer_can_be_read_after_the_adding_layer(results: dict[str, Any]) -> None:
     probe = results["probe"]
     assert probe.first_answer_layer == ADDING_LAYER
     table = probe.table[probe.table.operator == "all"].set_index(["position", "layer"]).value
@@ -72,7 +73,7 @@ def test_the_answer_appears_behind_the_adding_layer(results: dict[str, Any]) -> 
         assert table[position].max() < 0.3
 
 
-def test_the_heads_roles(results: dict[str, Any]) -> None:
+def test_each_head_reads_its_operand(results: dict[str, Any]) -> None:
     heads = results["heads"]
     roles = heads.roles.set_index(["layer", "head"])
     assert roles.loc[OP1_HEAD].attends_to == roles.loc[OP1_HEAD].reads == "op1"
@@ -80,7 +81,7 @@ def test_the_heads_roles(results: dict[str, Any]) -> None:
     assert (roles.attention > 0.95).all()
     assert (roles.acts_at == "last").all()
     assert roles.shared.all()
-    # Each copies the token's own number, so cutting that position off changes nothing.
+    # Each copies the number from the token itself, so isolating that position changes nothing.
     change = heads.isolation[heads.isolation.when == "change"]
     assert np.abs(change.value).max() < 1e-3
 
@@ -115,8 +116,8 @@ def test_neurons_of_the_prompts_own_pairs_come_first(results: dict[str, Any]) ->
     assert neurons.agreement.rank_correlation.notna().all()
 
 
-def test_few_neurons_know_few_sums(results: dict[str, Any]) -> None:
-    """Evaluation prompts have pairs of their own, so that nearly all neurons are needed; none are not enough."""
+def test_nearly_all_neurons_are_needed(results: dict[str, Any]) -> None:
+    """Each evaluation prompt needs the neuron of its own pair."""
     topk = results["topk"]
     curve = topk.curve[topk.curve.circuit == "found"].set_index(["measure", "size"]).value
     assert curve["accuracy", 0] < 0.2
@@ -157,11 +158,5 @@ def test_the_same_numbers_in_small_batches(
     monkeypatch.setattr("arithscope.experiments.probe._layers_together", lambda *args: [range(2), range(2, LAYERS)])
     run_stages(copy_and_add(), SETTINGS, tmp_path / "run", None, Silent())
     for stage in chosen_stages(None):
-        ours = RunFolder(tmp_path / "run").read(stage.result).summary()
-        assert _close(ours, results[stage.name].summary())
-
-
-def _close(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
-    return a == pytest.approx(b, rel=1e-3, abs=1e-4, nan_ok=True) if isinstance(a, float) else a == b
+        found = RunFolder(tmp_path / "run").read(stage.result).summary()
+        assert_close(found, results[stage.name].summary(), stage.name, abs=1e-4)

@@ -41,8 +41,8 @@ def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]]) -
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
-def test_batches_equal_one_prompt_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many neurons of the last layers match rules that hold for some prompts; several tests share a pass."""
+def test_batched_ablation_equals_one_prompt_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many neurons of the last layers match rules that hold for some prompts; several heuristics share a pass."""
     model = load(name)
     known = measure_accuracy(model, legal_prompts("+", 25, model.limit))
     top = [(layer, n) for layer in (3, 4, 5) for n in range(512)]
@@ -67,7 +67,7 @@ def test_batches_equal_one_prompt_at_a_time(name: str, monkeypatch: pytest.Monke
             want = [still_right(model, test.prompts[[i]], neurons) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
-    assert changed > 5  # the test can fail
+    assert changed > 5  # there was something to compare
     _check_tables(found, measured)
 
 
@@ -113,14 +113,14 @@ def known_sums() -> Accuracy:
 
 
 def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
-    """Without the neurons of all pairs that satisfy a rule no such sum is known; all others are."""
+    """Without the neurons of all pairs that satisfy a rule, those sums are lost and all others are not."""
     rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]", "op1 = op2"]
     found = knocked_out(known_sums(), adder_bag(rules))
     left = found.accuracy.set_index(["criterion", "heuristic", "ablated", "group"]).sort_index()
     for criterion in CRITERIA:
         for text in rules:
             own = left.loc[(criterion, text, "own")]
-            assert own.loc["associated"].value <= 1 / 12  # with nothing to go by, some answer is right by chance
+            assert own.loc["associated"].value <= 1 / 12  # without the neurons, an answer may be right by chance
             assert own.loc["not_associated"].value == 1
             unmatched = left.loc[(criterion, text, "unmatched")]
             assert unmatched.loc["associated"].value == 1
@@ -170,8 +170,8 @@ def test_rules_with_few_neurons_or_prompts_are_not_tested() -> None:
     assert none.summary() == {}
 
 
-def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
-    """All but twenty neurons match: there are not as many unmatched ones, while random ones may be the same."""
+def test_a_control_needs_enough_unmatched_neurons() -> None:
+    """All but twenty neurons match, so there are too few unmatched ones; random ones may include matching neurons."""
     top = [(ADDING_LAYER, n) for n in range(100)]
     classify = made_up("+", top, [(*n, "op1 in [0, 10]", 0.9, True) for n in top[20:]])
     found = knocked_out(known_sums(), classify)
@@ -182,8 +182,8 @@ def test_without_as_many_other_neurons_there_is_no_difference_to_them() -> None:
     assert np.isnan(found.summary()["+"]["raw_vs_unmatched"]["value"])
 
 
-def test_operators_may_differ_in_what_they_have() -> None:
-    """One has raw matches only: its calibrated numbers are missing, and the average is over the other."""
+def test_averages_are_over_the_operators_that_have_the_number() -> None:
+    """One operator has raw matches only, so its calibrated numbers are missing."""
     model = copy_and_add()
     known = measure_accuracy(model, legal_prompts("+-", MAX_OPERAND, model.limit))  # a − 0 is right
     right = Accuracy(known.prompts.assign(correct=True), known.table)
@@ -195,8 +195,8 @@ def test_operators_may_differ_in_what_they_have() -> None:
     assert found["mean"]["calibrated_difference"]["value"] == found["+"]["calibrated_difference"]["value"]
 
 
-def test_all_sets_of_a_pass_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers with one heuristic in a pass and a few rows in a batch."""
+def test_results_do_not_depend_on_the_size_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One heuristic in a pass and a few rows in a batch."""
     rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]"]
     whole = knocked_out(known_sums(), adder_bag(rules))
     monkeypatch.setattr(module, "MASK_BYTES", 1)

@@ -25,7 +25,7 @@ from tests.families import small
 SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=1)
 SETTINGS = Settings(effect="log_ratio", custom_sizes=SIZES)
 FIRST = 1
-# One of each way of building a layer: plain, parallel, norms behind, learned positions; and a few-shot prefix.
+# One of each kind of layer: plain, parallel, with post-norms, with learned positions; and a few-shot prefix.
 MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
 models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
@@ -36,12 +36,12 @@ def first_answer_layer(layer: int) -> Probe:
 
 def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> NeuronEffects:
     model = small(family, attention, prefix=prefix)
-    earlier = plain.pretended(model, operators, 9), first_answer_layer(FIRST)
+    earlier = plain.all_correct(model, operators, 9), first_answer_layer(FIRST)
     return neurons(context(model, SETTINGS, *earlier, neurons=method))
 
 
 @models
-def test_exact_effects(family: str, attention: str, prefix: str) -> None:
+def test_exact_effects_equal_plain_patching(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
     result = found(family, "exact", "+-", attention, prefix)
     s = model.sizes
@@ -49,7 +49,7 @@ def test_exact_effects(family: str, attention: str, prefix: str) -> None:
     assert set(result.effects.method) == {"exact"}
     assert result.first_layer == FIRST
     table = result.effects.set_index(["operator", "measure", "layer", "neuron"]).sort_index()
-    accuracy = plain.pretended(model, "+-", 9)
+    accuracy = plain.all_correct(model, "+-", 9)
     largest = 0.0
     for operator, split in split_prompts(accuracy, SIZES, 0).items():
         for layer in range(FIRST, s.layers):
@@ -98,7 +98,7 @@ def test_agreement_of_the_attribution_methods() -> None:
 
 def test_an_attribution_method_alone_estimates_everything() -> None:
     model, result = small("llama", "sdpa"), found("llama", "relp")
-    split = split_prompts(plain.pretended(model, "+", 9), SIZES, 0)["+"]
+    split = split_prompts(plain.all_correct(model, "+", 9), SIZES, 0)["+"]
     layers = range(FIRST, model.sizes.layers)
     want = attributed_effects(model, split.discovery, split.counterfactuals, layers, "relp", advance=lambda n: None)
     table = result.effects.set_index(["measure", "layer", "neuron"]).value.unstack(["layer", "neuron"])
@@ -109,7 +109,7 @@ def test_an_attribution_method_alone_estimates_everything() -> None:
 
 
 def test_attribution_selects_neurons_to_patch_exactly() -> None:
-    """The best tenth of each layer as in an exact run, the others as estimated; and the former rank first."""
+    """The best tenth of each layer has the effects of an exact run, the others the estimates; the former rank first."""
     exact, estimated, result = (found("llama", method) for method in (EXACT, BEST_METHOD, ATTRIBUTION_THEN_EXACT))
     keys = ["measure", "layer", "neuron"]
     assert not result.effects.duplicated(keys).any()
@@ -139,12 +139,12 @@ def rank_of(value: float, values: list[float]) -> float:
 
 
 @pytest.mark.parametrize("method", [EXACT, "relp", ATTRIBUTION_THEN_EXACT])
-def test_halves_of_the_prompts_against_python(method: str) -> None:
-    """The effects of each neuron prompt by prompt, of the kind that the result has of it, and ranks counted one by one."""
+def test_split_half_reliability_against_python(method: str) -> None:
+    """Effects by prompt, exact or estimated as in the result, and ranks counted one by one."""
     model, result = small("llama", "sdpa"), found("llama", method, "+-")
     layers = range(FIRST, model.sizes.layers)
     everything = np.tile(np.arange(model.sizes.neurons), (len(layers), 1))
-    for operator, split in split_prompts(plain.pretended(model, "+-", 9), SIZES, 0).items():
+    for operator, split in split_prompts(plain.all_correct(model, "+-", 9), SIZES, 0).items():
         arguments = model, split.discovery, split.counterfactuals, layers
         exact = neuron_effects(*arguments, everything, model.positions.last, advance=lambda n: None)
         guessed = attributed_effects(
@@ -187,7 +187,7 @@ def test_halves_of_the_prompts_against_python(method: str) -> None:
 def test_one_prompt_has_no_halves() -> None:
     model = small("llama", "sdpa")
     sizes = replace(SIZES, discovery=1)
-    earlier = plain.pretended(model, "+", 9), first_answer_layer(FIRST)
+    earlier = plain.all_correct(model, "+", 9), first_answer_layer(FIRST)
     result = neurons(context(model, SETTINGS, *earlier, neurons="atp", custom_sizes=sizes))
     assert len(result.split_half) == len(EFFECTS)
     assert result.split_half.rank_correlation.isna().all()

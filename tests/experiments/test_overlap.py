@@ -26,7 +26,7 @@ some = st.sets(st.tuples(st.integers(2, 4), st.integers(0, 8)), max_size=12)
 
 
 @given(st.dictionaries(st.sampled_from("+-*/"), some, min_size=1))
-def test_against_sets(sets: Sets) -> None:
+def test_overlaps_equal_set_operations(sets: Sets) -> None:
     found = overlap(context(small("llama"), None, top_neurons(sets)))
     pairs = {frozenset((row.operator, row.other)): row for row in found.table.itertuples()}
     assert len(pairs) == len(found.table) == len(sets) * (len(sets) - 1) // 2

@@ -16,7 +16,7 @@ from tests.families import small
 
 
 def top_neurons(rows: list[tuple[str, int, int]]) -> TopK:
-    """As if these were the top neurons: operator, layer, neuron."""
+    """A result with these top neurons: operator, layer, neuron."""
     table = pd.DataFrame(rows, columns=["operator", "layer", "neuron"])
     table["rank"], table["value"] = table.groupby(["operator", "layer"]).cumcount(), 1.0
     nothing = pd.DataFrame()
@@ -27,7 +27,7 @@ CHOSEN = [("+", 0, 3), ("+", 0, 1), ("+", 2, 7), ("-", 1, 0), ("-", 2, 7), ("/",
 
 
 @pytest.mark.parametrize(("family", "attention", "prefix"), [("llama", "sdpa", ""), ("gpt2", "sdpa", "7+5=12=")])
-def test_against_plain_hooks(family: str, attention: str, prefix: str) -> None:
+def test_activation_maps_equal_plain_hooks(family: str, attention: str, prefix: str) -> None:
     model = small(family, attention, prefix=prefix)
     found = patterns(context(model, None, top_neurons(CHOSEN), max_operand=12))
     assert found.activations.shape == (len(CHOSEN), 13, 13)
@@ -60,7 +60,7 @@ def test_against_plain_hooks(family: str, attention: str, prefix: str) -> None:
         assert row.direct == (result > max(op1, op2) and row.alignment > 0)
 
 
-def test_the_operators_rows() -> None:
+def test_rows_of_each_operator() -> None:
     found = patterns(context(small("llama", "sdpa"), None, top_neurons(CHOSEN), max_operand=5))
     assert found.operators == ["+", "-", "/"]
     assert [found.rows(o) for o in found.operators] == [slice(0, 3), slice(3, 5), slice(5, 6)]

@@ -45,7 +45,7 @@ def knocked_out(known: Accuracy, classification: Classification) -> PromptKnocko
 
 
 def random_bag(layers: range, neurons: int) -> tuple[list[tuple[int, int]], list[Match]]:
-    """Every neuron matches one to three rules, with scores of its own."""
+    """Every neuron matches one to three rules, with random scores."""
     random = np.random.default_rng(1)
     top = [(layer, n) for layer in layers for n in range(neurons)]
     matches: list[Match] = []
@@ -56,7 +56,7 @@ def random_bag(layers: range, neurons: int) -> tuple[list[tuple[int, int]], list
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
-def test_each_row_equals_its_own_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_of_a_batch_equals_its_own_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(name)
     top, matches = random_bag(range(3, 6), 512)
     bag = association(made_up("+", top, matches), "+", RAW)
@@ -105,7 +105,7 @@ def test_the_best_scoring_associated_neurons_are_chosen() -> None:
             for s, size in enumerate(sizes):
                 mine = {top[row][1] for row in np.flatnonzero(chosen[s, i]) if top[row][0] == layer}
                 assert mine == set(order[:size])
-    # A control takes as many of each layer as there are, in the order of its own ranks.
+    # A control takes as many neurons of each layer, as far as there are enough, in the order of its own ranks.
     preference = np.random.default_rng(0).random(scores.shape)
     control = first_by_rank(bag, bag.ranks(np.where(scores == 0, preference, np.nan)), ranks, sizes)
     assert not (control & (scores > 0).T[None]).any()
@@ -116,7 +116,7 @@ def test_the_best_scoring_associated_neurons_are_chosen() -> None:
 
 
 def test_the_adder_loses_a_sum_with_its_neuron() -> None:
-    """Neuron (a, b) alone knows a + b. Told that it matches the rule of its own pair, prompts lose it first."""
+    """Neuron (a, b) alone knows a + b. It matches both operands of its pair, so it is among the first to be ablated."""
     top = [(ADDING_LAYER, pair) for pair in range(OPERANDS**2)]
     matches: list[Match] = []
     for layer, pair in top:
@@ -129,7 +129,7 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
     curve = found.curve[(found.curve.measure == "accuracy") & (found.curve.criterion == RAW)]
     curve = curve.set_index(["ablated", "size"])
     assert curve.loc[(OWN, 0)].value == 1
-    # 31 neurons share the second operand, and one of them has the pair: by 40 all of them are gone.
+    # 31 neurons share the second operand, one of which has the pair: with 40 neurons ablated, all of them are gone.
     assert curve.loc[(OWN, 40)].value <= 2 / 30
     assert curve.loc[(OWN, 40)].removed == 40
     assert curve.loc[(UNASSOCIATED, 40)].value == 1
@@ -141,14 +141,14 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
     assert found.summary()["+"]["raw_associated_25"]["value"] == curve.loc[(OWN, 25)].value
 
 
-def test_where_nothing_is_unassociated_there_is_no_difference() -> None:
+def test_without_unassociated_neurons_there_is_no_difference() -> None:
     """Every neuron matches a rule that holds for all prompts, so that no other is left for the control."""
     found = knocked_out(known_sums(), adder_bag(["result in [0, 60]"]))
     curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "ablated", "size"])
     assert (curve.xs(UNASSOCIATED, level="ablated").removed == 0).all()
     assert (curve.xs(UNASSOCIATED, level="ablated").value == 1).all()
     p = found.curve[found.curve.measure == "p_answer"].set_index(["criterion", "ablated", "size"]).value
-    assert p["raw", UNASSOCIATED, 25] == pytest.approx(p["raw", OWN, 0], abs=1e-5)  # that of the model as it is
+    assert p["raw", UNASSOCIATED, 25] == pytest.approx(p["raw", OWN, 0], abs=1e-5)  # that of the unedited model
     assert p["raw", OWN, 0] < 0.95
     gaps = found.differences[(found.differences.control == UNASSOCIATED) & (found.differences["size"] > 0)]
     assert gaps.value.isna().all()
@@ -168,12 +168,13 @@ def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     knocked_out(known, adder_bag(["op1 in [0, 10]"]))
     split = split_prompts(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
+    assert len(seen) == 2 * (1 + 2 * DRAWS)  # both criteria
     for prompts in seen:
         assert len(prompts) == 30
         assert not set(zip(prompts.op1, prompts.op2, strict=True)) & used
 
 
-def test_small_batches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     known, bag = known_sums(), adder_bag(["op1 in [0, 10]", "op2 mod 3 = 1"])
     whole = knocked_out(known, bag)
     monkeypatch.setattr("arithscope.experiments.common.samples.rows_that_fit", lambda *args, **options: 7)

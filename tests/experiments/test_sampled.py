@@ -1,4 +1,4 @@
-"""Stages on a sample of their pieces, with full forward passes: what `verify` relies on."""
+"""Stages computed on a sample, with full forward passes, agree with the stored results: what `verify` relies on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES = [stage.name for stage in all_stages() if not stage.on_request]
 
 @dataclass(frozen=True)
 class Sampled(Context):
-    """Computes a sample, compares it with the stored result, and goes on with the stored one."""
+    """Computes a sample, compares it with the stored result, and continues with the stored one."""
 
     stored: Any = None
     compared: list[int] = field(default_factory=list)  # numbers of rows or entries
@@ -77,7 +77,7 @@ def test_a_sample_agrees_with_the_whole(adder_results: dict[str, Any], name: str
 
 
 def test_tables_are_as_declared(adder_results: dict[str, Any]) -> None:
-    """`verify` finds the rows of a table by its key columns, so these must tell rows apart."""
+    """`verify` finds the rows of a table by its key columns, so these must identify rows."""
     for name, result in adder_results.items():
         for each, declared in type(result).schema().items():
             if isinstance(declared, Table) and len(table := getattr(result, each)):

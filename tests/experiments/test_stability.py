@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks.stability import tables
 from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.experiments.accuracy import in_half
-from arithscope.experiments.common.headline import HEADLINE_NUMBERS
+from arithscope.experiments.common.key_numbers import KEY_NUMBERS
 from arithscope.experiments.stability import Repeat, Stability, compare_repeats
 from arithscope.figures.studies import repeated_numbers
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.report.findings.studies import repeated
 from arithscope.settings import PRESETS
+from benchmarks.stability import tables
 from tests.figures.test_figures import drawn
 
 
@@ -44,7 +44,7 @@ def matches(*rows: tuple[int, str]) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def found() -> Stability:
-    """A run, its halves, of which the second knows next to nothing, and two seeds."""
+    """A run, its halves, of which the second has an accuracy only, and two seeds."""
     heads = {"+": {(0, 0), (0, 1)}}
     return compare_repeats(
         [
@@ -87,7 +87,7 @@ def found() -> Stability:
     )
 
 
-def test_numbers(found: Stability) -> None:
+def test_numbers_of_repetitions_are_compared(found: Stability) -> None:
     table = found.table.set_index(["experiment", "measure", "operator"])
     faithful = table.loc[("circuit", "faithfulness", "+")]
     assert (faithful.value, faithful.half_1, faithful.repeats) == (0.8, 0.7, 3)
@@ -109,7 +109,7 @@ def test_numbers(found: Stability) -> None:
     assert found.runs == ["all", "half-1", "half-2", "seed-1", "seed-2"]
 
 
-def test_choices(found: Stability) -> None:
+def test_choices_of_repetitions_are_compared(found: Stability) -> None:
     assert set(found.choices.between) == {"seeds"}  # one of the halves has chosen nothing
     choices = found.choices.set_index(["choice", "one", "other"])
     # Neurons 1, 2, 3 are in both: 2 3 4 against 40 10 30, whose ranks are 1 2 3 and 3 1 2.
@@ -144,7 +144,7 @@ def test_finding_and_figure(found: Stability) -> None:
     assert (
         "varies most is faithfulness of the circuit: .800 [.790, .810] in the run, .700 (half-1), .850" in finding.text
     )
-    assert "Of 7 comparisons of a key number with that of a repetition, 4 are clearly different" in finding.text
+    assert "Of 7 comparisons of a key number with a repetition, 4 show a clear difference" in finding.text
     assert "Between the halves" not in finding.text
     assert finding.numbers["heads in the circuit"] == {"+": "2; halves 3; seeds 2, 1"}
     assert finding.numbers["accuracy"] == {"+": ".900; halves .880, .920; seeds .900, .900"}
@@ -166,12 +166,12 @@ def test_recorded_tables(found: Stability) -> None:
     assert ["heads_iou", "+", None, round((1 / 3 + 1 + 1 / 3) / 3, 4)] in made["choices"].rows
 
 
-def test_each_row_has_a_name_of_its_own() -> None:
-    assert len({row.short for row in HEADLINE_NUMBERS}) == len(HEADLINE_NUMBERS)
+def test_names_of_key_numbers_are_unique() -> None:
+    assert len({row.short for row in KEY_NUMBERS}) == len(KEY_NUMBERS)
 
 
 @given(st.integers(1, 12), st.sampled_from(["+", "-*", "+-*/"]), st.integers(0, 3))
-def test_halves_are_disjoint_and_together_all(max_operand: int, operators: str, seed: int) -> None:
+def test_halves_are_disjoint_and_cover_all_prompts(max_operand: int, operators: str, seed: int) -> None:
     prompts = legal_prompts(operators, max_operand, 130)
     first, second = (in_half(prompts, half, seed) for half in (1, 2))
     assert (first ^ second).all()

@@ -1,4 +1,4 @@
-"""Circuits of few neurons against plain hooks; sizes to try; a size that is fixed."""
+"""Circuits of few neurons against plain hooks; the numbers of neurons tried; a fixed k."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ SETTINGS = Settings(max_operand=2, custom_sizes=SIZES)
 def everything(
     model: Model, operators: str, rank: str, fixed: dict[str, int] | None
 ) -> tuple[TopK, Circuit, dict[str, Any]]:
-    ctx = context(model, SETTINGS, plain.pretended(model, operators, 5), first_answer_layer(FIRST))
+    ctx = context(model, SETTINGS, plain.all_correct(model, operators, 5), first_answer_layer(FIRST))
     results = compute(ctx, means, localize, circuit, neurons)
-    found = topk(replace(ctx, settings=replace(SETTINGS, effect="log_ratio", rank=rank, topk=fixed)))
+    settings = replace(SETTINGS, operators=tuple(operators), effect="log_ratio", rank=rank, topk=fixed)
+    found = topk(replace(ctx, settings=settings))
     effects, heads = results[NeuronEffects], results[Circuit]
     rankings = {o: effects.ranking(o, "log_ratio", rank) for o in operators}
     return found, heads, rankings
 
 
 @models
-def test_faithfulness_of_few_neurons(family: str, attention: str, prefix: str) -> None:
-    """The circuit's heads, the first MLP whole, and of the others k neurons at the last position."""
+def test_faithfulness_equals_plain_mean_ablation(family: str, attention: str, prefix: str) -> None:
+    """The circuit's heads, early MLPs whole, and k neurons of each later MLP at the last position."""
     model = small(family, attention, prefix=prefix)
     found, heads, rankings = everything(model, "+", "mean", None)
     ranking, s = rankings["+"], model.sizes
-    prompts = split_prompts(plain.pretended(model, "+", 5), SIZES, 0)["+"].evaluation
+    prompts = split_prompts(plain.all_correct(model, "+", 5), SIZES, 0)["+"].evaluation
     slow = plain.means(model, operand_grid("+-*/", 2))
     curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
     at = [model.positions.last]
@@ -82,7 +83,7 @@ def test_a_fixed_k(rank: str) -> None:
 
 
 @given(st.integers(1, 30_000), st.data())
-def test_sizes_to_try(total: int, data: st.DataObject) -> None:
+def test_neuron_counts_grow_by_at_most_a_third(total: int, data: st.DataObject) -> None:
     fixed = data.draw(st.lists(st.integers(1, total), max_size=3))
     counts = neuron_counts(total, fixed)
     assert counts[0] == 0
@@ -92,5 +93,5 @@ def test_sizes_to_try(total: int, data: st.DataObject) -> None:
     assert len(counts) < 12 + 10 * len(str(total))
 
 
-def test_sizes_of_a_small_mlp() -> None:
+def test_neuron_counts_of_a_small_mlp() -> None:
     assert neuron_counts(128) == [0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 125, 128]

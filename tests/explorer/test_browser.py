@@ -14,7 +14,7 @@ from arithscope.heuristics.kinds import kind_name
 from arithscope.results.run import Run
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 
-WIDTHS = (1280, 390)
+WIDTHS = (1280, pytest.param(390, marks=pytest.mark.slow))  # a laptop, a phone
 
 
 @pytest.fixture(params=WIDTHS)
@@ -71,7 +71,7 @@ def point(page: Page, op1: int, op2: int, size: int, canvas: int = 0) -> None:
     page.mouse.move(x, y)
 
 
-def test_it_opens_with_an_explained_prompt(page: Page, run: Run) -> None:
+def test_the_explorer_opens_with_an_explained_prompt(page: Page, run: Run) -> None:
     expect(page.locator(".equation").first).to_contain_text("=")
     shown = page.locator("input[name=prompt]").input_value()
     explained = run.explain(shown)
@@ -81,7 +81,14 @@ def test_it_opens_with_an_explained_prompt(page: Page, run: Run) -> None:
     expect(page.locator(".key-line")).to_contain_text(re.compile(rf"(?<!in)correct \({correct:,}\)"))
 
 
-def test_a_prompt_is_typed_clicked_and_chosen_with_keys(page: Page, run: Run) -> None:
+@pytest.mark.parametrize("view", ["neurons", "heuristics", "circuit", "training", "compare"])
+def test_views_fit_a_phone(browser: Browser, address: str, view: str) -> None:  # noqa: F811
+    with watched_page(browser, 390) as page:
+        page.goto(address)
+        at(page, view)
+
+
+def test_a_prompt_can_be_typed_clicked_or_chosen_with_keys(page: Page, run: Run) -> None:
     page.locator("input[name=prompt]").fill("25+11")
     page.get_by_role("button", name="Explain").click()
     expect(page.locator(".verdict .equation")).to_contain_text(f"25 + 11 = {run.explain('25+11').answer.number}")
@@ -164,7 +171,7 @@ def test_neurons_are_filtered_sorted_and_opened(page: Page, run: Run) -> None:
     assert set(rows.locator("a").all_inner_texts()) == {f"L5N{n}" for n in own.neuron}
     page.get_by_role("button", name=re.compile("^score")).click()
     expect(page.locator("th[aria-sort=descending]")).to_contain_text("score")
-    assert settings(page) | {"run": ["tiny-llama"]} == settings(page)
+    assert settings(page)["run"] == ["tiny-llama"]
     assert settings(page)["kind"] == [name]
     before = rows.locator("a").all_inner_texts()
     page.reload()
@@ -217,7 +224,7 @@ def test_a_deep_link_restores_the_view(page: Page, run: Run) -> None:
     until(page, lambda: page.locator(".map-frame canvas").first.evaluate("(canvas) => canvas.toDataURL()") == picture)
 
 
-def test_heuristics(page: Page, run: Run) -> None:
+def test_heuristics_are_listed_and_opened(page: Page, run: Run) -> None:
     page.get_by_role("link", name="Heuristics", exact=True).click()
     page.get_by_role("group", name="Matches").get_by_role("button", name="raw").click()
     total = run.classify.matches.groupby(["operator", "heuristic"]).ngroups
@@ -237,7 +244,7 @@ def test_heuristics(page: Page, run: Run) -> None:
     expect(page.locator(".filter-note code")).to_have_text(name)
 
 
-def test_the_circuit_and_its_heads(page: Page, run: Run) -> None:
+def test_the_circuit_shows_its_heads(page: Page, run: Run) -> None:
     page.get_by_role("link", name="Circuit", exact=True).click()
     page.get_by_role("group", name="Operator").get_by_role("button", name="−").click()
     kept = run.circuit.chosen("-")

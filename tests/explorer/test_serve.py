@@ -1,4 +1,4 @@
-"""Starting and stopping the explorer, and errors at start."""
+"""Starting and stopping the explorer, and errors on start."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from arithscope.errors import UserError
 from arithscope.explorer import server as serving_module
 from arithscope.explorer.server import serve
 from arithscope.results.run import Run
-from tests.test_cli import complaint
+from tests.command_line import error_message
 
 
-def test_it_serves_until_interrupted(small_run: Path) -> None:
+def test_the_explorer_serves_until_interrupted(small_run: Path) -> None:
     """As a separate process: prints its address, answers there, and exits cleanly on Ctrl-C."""
     command = [sys.executable, "-m", "arithscope", "explore", str(small_run), "--no-browser", "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -41,7 +41,7 @@ def test_it_serves_until_interrupted(small_run: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-def test_the_browser_opens_its_address(
+def test_the_browser_opens_the_address(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, shown: str
 ) -> None:
     class Timer:
@@ -62,7 +62,7 @@ def test_the_browser_opens_its_address(
     assert address in capsys.readouterr().out
 
 
-def test_another_port_is_taken_if_the_first_is_in_use(
+def test_another_port_is_used_if_the_first_is_taken(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
@@ -73,15 +73,15 @@ def test_another_port_is_taken_if_the_first_is_in_use(
         monkeypatch.setattr(serving_module, "FIRST_PORT", port)
         serve([Run(small_run)], "127.0.0.1", None, browser=False)
         assert f":{port}/" not in capsys.readouterr().out
-        message = complaint(capsys, "explore", small_run, "--no-browser", "--port", str(port))
+        message = error_message(capsys, "explore", small_run, "--no-browser", "--port", str(port))
         assert f"cannot listen on port {port} of 127.0.0.1 (Address already in use)" in message
 
 
-def test_errors(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "There is no run at" in complaint(capsys, "explore", tmp_path / "nowhere")
-    assert "name only one run" in complaint(capsys, "explore", small_run, small_run, "--model", "tiny-llama")
-    assert "choose another --port" in complaint(capsys, "explore", small_run, "--no-browser", "--port", "99999")
-    assert "choose another --port or --host" in complaint(
+def test_bad_arguments_are_refused(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "There is no run at" in error_message(capsys, "explore", tmp_path / "nowhere")
+    assert "name only one run" in error_message(capsys, "explore", small_run, small_run, "--model", "tiny-llama")
+    assert "choose another --port" in error_message(capsys, "explore", small_run, "--no-browser", "--port", "99999")
+    assert "choose another --port or --host" in error_message(
         capsys, "explore", small_run, "--host", "no.such.host.invalid"
     )
 
@@ -91,4 +91,4 @@ def test_missing_packages_are_named(
 ) -> None:
     find_spec = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == "fastapi" else find_spec(name, *a))
-    assert "pip install 'arithscope[explore]'" in complaint(capsys, "explore", small_run)
+    assert "pip install 'arithscope[explore]'" in error_message(capsys, "explore", small_run)

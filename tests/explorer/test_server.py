@@ -61,7 +61,7 @@ def test_a_result_table_is_sorted_and_paged(address: str, run: Run) -> None:
     assert get(address, *path, offset=len(effects)).json == {"rows": [], "total": len(effects)}
 
 
-def test_unknown_results(address: str) -> None:
+def test_unknown_results_are_refused(address: str) -> None:
     assert "has no stage 'training'" in get(address, "results", "training", "accuracy").error
     assert "has no table 'nothing'; choose from: prompts, table" in get(address, "results", "accuracy", "nothing").error
     assert "has no table 'activations'" in get(address, "results", "patterns", "activations").error  # an array
@@ -69,7 +69,7 @@ def test_unknown_results(address: str) -> None:
     assert "tokens cannot be sorted" in get(address, "results", "patterns", "neurons", sort="tokens").error
 
 
-def test_results_of_a_stage_that_the_explorer_does_not_know(small_run: Path, tmp_path: Path) -> None:
+def test_results_of_a_plug_in_stage(small_run: Path, tmp_path: Path) -> None:
     @dataclass
     class Entropy:
         by_layer: pd.DataFrame

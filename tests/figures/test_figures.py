@@ -34,9 +34,10 @@ from tests.hand_built import ADDING_LAYER, OP1_HEAD, OP2_HEAD
 
 
 def drawn(figure: Figure) -> Figure:
+    """Draw a figure with title and caption; its legends must fit between them."""
     above, below = finish(figure, "A title", "A caption that is long enough to be wrapped. " * 5)
     FigureCanvasAgg(figure).draw()
-    for legend in figure.legends:  # the report shows what lies between title and caption
+    for legend in figure.legends:  # the report shows only what is between title and caption
         assert legend.get_window_extent().y1 <= above.get_window_extent().y0
         assert legend.get_window_extent().y0 >= below.get_window_extent().y1
     return figure
@@ -47,7 +48,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def big_localize(layers: int, heads: int) -> Localization:
-    """Made-up effects as of a large model, some of them negative or zero."""
+    """Made-up effects of a large model, some of them negative or zero."""
     random = np.random.default_rng(0)
     keys = [
         (o, p, layer, head)
@@ -244,13 +245,13 @@ def test_without_any_classified_neuron(adder_results: dict[str, Any]) -> None:
 
 
 def test_the_walkthrough_shows_the_score(adder_results: dict[str, Any]) -> None:
-    """With a match put in by hand: what is black in (g) is its overlap."""
+    """With a match made by hand: the black cells of (g) are its overlap."""
     patterns, classify = adder_results["patterns"], adder_results["classify"]
     row = classify.best[classify.best.heuristic.str.startswith("result in [")].iloc[:1]
     row = row.assign(size=40, calibrated=True, chance=0.1, expected=0.0, score=0.5)
     figure = drawn(matching_walkthrough(patterns, replace(classify, matches=row.assign(two_operands=1.0))))
     [found], [both] = ([a for a in figure.axes if a.get_title().startswith(f"({x})")] for x in "eg")
-    top_rows, shared = (np.nan_to_num(np.asarray(axes.images[0].get_array())) for axes in (found, both))
-    assert top_rows.sum() == 40
+    top, shared = (np.nan_to_num(np.asarray(axes.images[0].get_array())) for axes in (found, both))
+    assert top.sum() == 40
     rule = parse(row.heuristic.iloc[0])
-    assert shared.sum() == sum(top_rows[b, a] and rule.low <= a + b <= rule.high for b, a in np.argwhere(top_rows > 0))
+    assert shared.sum() == sum(rule.low <= a + b <= rule.high for b, a in np.argwhere(top > 0))

@@ -24,7 +24,7 @@ from tests.figures.test_figures import drawn, texts
 
 
 def many(operators: str, layers: int, neurons: int) -> NeuronEffects:
-    """Made-up effects, some of them negative; estimates, so that there is nothing to compare them with."""
+    """Made-up effects, some of them negative; all estimated, so that there are no exact ones to compare with."""
     keys = [(o, layer, n) for o in operators for layer in range(5, 5 + layers) for n in range(neurons)]
     table = pd.DataFrame(keys, columns=["operator", "layer", "neuron"])
     value = np.random.default_rng(0).normal(0, 1, len(table)) ** 3

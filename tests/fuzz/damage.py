@@ -1,4 +1,4 @@
-"""Ways to damage what is stored: bytes, and values inside JSON."""
+"""Ways to damage stored data: bytes, and values inside JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NESTED = ["[" * 100_000, '{"a":' * 100_000, "[" * 900 + "]" * 900, "9" * 5000, '
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where the values of a document are: keys and indices on the way to each; of long lists the first few."""
+    """The paths (keys and indices) to all values of a document; of long lists, to the first few."""
     found = [at]
     if isinstance(document, dict):
         for key, value in document.items():
@@ -43,7 +43,7 @@ def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(document: Any, at: tuple[Any, ...], how: str, value: Any, name: str) -> Any:
-    """A document with one change: a value replaced, removed, wrapped, or another one added."""
+    """A document with one value replaced, removed or wrapped, or with a value added."""
     document = copy.deepcopy(document)
     if not at:
         return {"replace": value, "remove": {}, "wrap": [document], "add": [document, value]}[how]
@@ -64,7 +64,7 @@ def changed(document: Any, at: tuple[Any, ...], how: str, value: Any, name: str)
 
 @st.composite
 def documents(draw: st.DrawFn, document: Any, most: int = 2) -> Any:
-    """A JSON document with some of its values changed, more likely one than more."""
+    """A JSON document with one or more values changed."""
     for _ in range(draw(st.integers(1, most))):
         at = draw(st.sampled_from(places(document)[1:] or [()]))
         how = draw(st.sampled_from(["alike", "alike", "replace", "replace", "remove", "add", "wrap"]))
@@ -74,7 +74,7 @@ def documents(draw: st.DrawFn, document: Any, most: int = 2) -> Any:
 
 
 def alike(document: Any, at: tuple[Any, ...]) -> st.SearchStrategy[Any]:
-    """Another value of the same type as the one at a place: it gets further than one of another type."""
+    """Another value of the same type, which gets further than one of another type."""
     here = value_at(document, at)
     if isinstance(here, bool):
         return st.just(not here)
@@ -96,10 +96,10 @@ def value_at(document: Any, at: tuple[Any, ...]) -> Any:
 
 
 @st.composite
-def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes with something cut off, turned over, put in, left out or overwritten."""
+def corrupted(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes truncated, or with some of them flipped, inserted, deleted or overwritten."""
     where = draw(st.integers(0, max(len(content) - 1, 0)))
-    how = draw(st.sampled_from(["cut", "flip", "flip", "insert", "leave out", "overwrite", "nothing left"]))
+    how = draw(st.sampled_from(["cut", "flip", "flip", "insert", "delete", "overwrite", "empty"]))
     some = draw(st.one_of(st.binary(min_size=1, max_size=9), st.sampled_from(HUGE[:6]).map(_as_bytes)))
     if how == "cut":
         return content[:where]
@@ -107,7 +107,7 @@ def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
         return content[:where] + bytes([content[where] ^ 1 << draw(st.integers(0, 7))]) + content[where + 1 :]
     if how == "insert":
         return content[:where] + some + content[where:]
-    if how == "leave out":
+    if how == "delete":
         return content[:where] + content[where + len(some) :]
     if how == "overwrite":
         return content[:where] + some + content[where + len(some) :]
@@ -115,9 +115,9 @@ def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 def files(document: Any, most: int = 2) -> st.SearchStrategy[bytes]:
-    """A JSON file: mostly with other values in it, else no longer JSON, or JSON that no one writes."""
+    """A JSON file: mostly with changed values, else invalid or unusual JSON."""
     other = documents(document, most).map(written)
-    return st.one_of(other, other, other, spoilt(written(document)), st.sampled_from(NESTED).map(str.encode))
+    return st.one_of(other, other, other, corrupted(written(document)), st.sampled_from(NESTED).map(str.encode))
 
 
 def written(document: Any) -> bytes:

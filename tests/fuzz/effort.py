@@ -1,6 +1,6 @@
-"""How many inputs each target gets, and what became of them.
+"""How many inputs each target gets, and how many it accepts.
 
-Every test here runs twice: with a sample in `make test`, with all inputs in `make test-all`. Inputs are the same each time.
+Every fuzz test runs twice: with a sample of inputs in `make test`, with all in `make test-all`. Inputs are deterministic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from arithscope.errors import UserError
 
 T = TypeVar("T")
 
-# Inputs of each target: in a sample, and in all. Those that take milliseconds get most; loading a model takes 100.
+# Inputs of each target: of the sample, and all. Targets that take milliseconds get most; loading a model takes 100.
 INPUTS = {
     "command lines": (100, 8_000),
     "prompts": (150, 30_000),
@@ -50,7 +50,7 @@ SECONDS = 30.0  # after which an input counts as a hang; most take milliseconds
 MEMORY = 2**30  # bytes that one input may take
 
 PROCESS = psutil.Process()
-_armed = -2 * SECONDS  # when the last resort was set
+_armed = -2 * SECONDS  # when faulthandler was last armed
 
 twice = pytest.mark.parametrize(
     "full", [pytest.param(False, id="sample"), pytest.param(True, id="all", marks=pytest.mark.slow)]
@@ -59,7 +59,7 @@ twice = pytest.mark.parametrize(
 
 @dataclass
 class Tally:
-    """Inputs that were tried, and how many of them were accepted; all others were refused with a sentence."""
+    """Inputs tried, and how many were accepted; all others were refused with a sentence."""
 
     tried: int = 0
     accepted: int = 0
@@ -73,14 +73,15 @@ TALLIES: dict[str, Tally] = {}  # of this process, by target
 
 
 def fuzz(target: str, inputs: SearchStrategy[T], accepts: Callable[[T], bool], full: bool) -> Tally:
-    """Give a target its inputs. `accepts` says whether one was accepted, and fails if that, or a refusal, is wrong."""
+    """Give a target its inputs. `accepts` returns whether an input was accepted, and fails if it should not have been, or if a
+    refusal is wrong."""
     tally, count = Tally(), INPUTS[target][full]
 
     @settings(max_examples=count, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(inputs)
-    def holds(asked: T) -> None:
-        with watched(), modest():
-            tally.count(accepts(asked))
+    def holds(value: T) -> None:
+        with time_limit(), memory_limit():
+            tally.count(accepts(value))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,7 +94,7 @@ def fuzz(target: str, inputs: SearchStrategy[T], accepts: Callable[[T], bool], f
 
 
 def refused(call: Callable[[], Any]) -> str | None:
-    """The sentence with which something is refused; None if it is not. Any other exception is a failure."""
+    """The message of a refusal, or None if nothing is refused. Any other exception is a failure."""
     try:
         call()
     except UserError as error:
@@ -109,11 +110,11 @@ def check_sentence(text: str) -> None:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """An input that takes too long fails; if it hangs where Python cannot stop it, the process ends and says where."""
+def time_limit() -> Iterator[None]:
+    """An input that takes too long fails. If it hangs where Python cannot interrupt it, the process exits with a traceback."""
 
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"no end after {SECONDS:.0f} seconds")
+        raise TimeoutError(f"not finished after {SECONDS:.0f} seconds")
 
     global _armed
     before = signal.signal(signal.SIGALRM, too_long)
@@ -129,8 +130,8 @@ def watched() -> Iterator[None]:
 
 
 @contextmanager
-def modest() -> Iterator[None]:
-    """An input that takes too much memory fails. What earlier ones have left behind is not counted."""
+def memory_limit() -> Iterator[None]:
+    """An input that takes too much memory fails. Memory in use before does not count."""
     before, peak = PROCESS.memory_info().rss, _peak()
     yield
     assert _peak() == peak or _peak() - before < MEMORY

@@ -1,8 +1,8 @@
-"""Command lines: whatever is typed, a command begins its work or says in one sentence why not.
+"""Command lines: whatever is typed, a command starts its work or refuses in one sentence.
 
-The work itself does not begin, unless it is quick: looking for a model (once all values that can be judged without one have
-been), joining a cluster, drawing, training and listening have stand-ins. Whether a command line should get so far is said here
-once more, value by value.
+The work itself does not start, unless it is quick: loading a model (by then all other values have been checked), joining a
+cluster, drawing, training and listening are replaced. Rules here state independently, value by value, whether a command line
+should be accepted.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from arithscope.training.recipe import read_recipe
 from arithscope.utils import files
 from tests.fuzz.effort import check_sentence, fuzz, twice
 
-Legal = Callable[[str], bool | None]  # None: as the library that reads numbers will have it (1_0, ９, 1e3)
+Legal = Callable[[str], bool | None]  # None: left to the library that parses numbers (1_0, ９, 1e3)
 
 
-class Begun(Exception):
+class Started(Exception):
     """The command was accepted."""
 
 
-def begin(*_: Any, **__: Any) -> Any:
-    raise Begun
+def start(*_: Any, **__: Any) -> Any:
+    raise Started
 
 
 ODD = [
@@ -107,10 +107,9 @@ def stages(text: str) -> bool:
 
 
 def can_be_a_path(text: str) -> bool:
-    """No more than the system takes, no one else's home, and nothing that cannot be written down."""
+    """Not too long for the system, not the home of another user, and valid Unicode."""
     try:
         text.encode()
-        text.encode("utf-8").decode()
         os.stat(text)
     except (FileNotFoundError, NotADirectoryError):
         return re.match("~[^/]", text) is None and text != ""
@@ -120,12 +119,7 @@ def can_be_a_path(text: str) -> bool:
 
 
 def template(text: str) -> bool:
-    return text in (
-        "{op1}{operator}{op2}=",
-        "{op1} {operator} {op2} =",
-        "{{{op1}{operator}{op2}",
-        "\\n{op1}{operator}{op2}",
-    )
+    return text in TEMPLATES
 
 
 def is_text(text: str) -> bool:
@@ -133,7 +127,7 @@ def is_text(text: str) -> bool:
 
 
 def device(text: str) -> bool:
-    return text in ("auto", "cpu")  # the machine may have others, which are not asked for then
+    return text in ("auto", "cpu")  # other devices of this machine are not among the values
 
 
 def layers(text: str) -> bool:
@@ -147,7 +141,7 @@ HOSTS = ["127.0.0.1", "localhost", "0.0.0.0"]
 TEMPLATES = ["{op1}{operator}{op2}=", "{op1} {operator} {op2} =", "{{{op1}{operator}{op2}", "\\n{op1}{operator}{op2}"]
 PROMPTS = ["1+2=", " 40 - 40", "0 + 40 =", "12-5"]  # of the run: + and - up to 40
 CHECKPOINTS = ["all", "step-00500", "step-03500, step-00000"]
-LAYERS, NEURONS = (4, 5), 512  # of the run: those after the layer where the answer is first to be read
+LAYERS, NEURONS = (4, 5), 512  # of the run: from the first answer layer on
 Value = tuple[list[str], Legal]
 PATH: Value = (["some/where", "there"], can_be_a_path)
 SEED: Value = (["0", "7", str(2**70), "-1"], whole(0))
@@ -170,7 +164,7 @@ NAMED_MODEL: Value = (["tiny-llama", "some/model", "folder"], anything)
 
 @dataclass(frozen=True)
 class Command:
-    """What can be typed: arguments, options and flags, with values that are likely and a rule that tells the legal ones."""
+    """Arguments, options and flags of a command, with likely values and a rule for the legal ones."""
 
     name: str
     arguments: list[Value] = field(default_factory=list)
@@ -249,7 +243,7 @@ COMMANDS = [
         {"--out": PATH, "--device": MODEL["--device"]},
     ),
 ]
-# Values that are looked for elsewhere: a model where it is loaded, an address in the network.
+# Their values are checked later: a model when it is loaded, an address by the network.
 NEVER_ODD = ("--host", "--port", "--cluster", "run", "doctor", "bench")
 
 
@@ -263,7 +257,7 @@ def _can_be_written(text: str) -> bool:
 
 @st.composite
 def lines(draw: st.DrawFn) -> tuple[list[str], bool | None]:
-    """A command line, and whether it should be accepted (None: either way). Mostly one value at the most is odd."""
+    """A command line, and whether it should be accepted (None: either way). Mostly, at most one value is odd."""
 
     def value(likely: list[str], of: str) -> str:
         return draw(st.sampled_from(likely) if of in NEVER_ODD or draw(st.integers(0, 3)) else odd)
@@ -296,42 +290,42 @@ def lines(draw: st.DrawFn) -> tuple[list[str], bool | None]:
 def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(small_run)
-    monkeypatch.setattr(load_module, "find_model", begin)
-    monkeypatch.setattr(ray_executor, "_connected", begin)
-    monkeypatch.setattr(files, "locked", begin)
-    monkeypatch.setattr(comparison, "explain_write_errors", begin)
-    monkeypatch.setattr(loop, "train", lambda recipe, *_: begin(read_recipe(recipe)))
-    monkeypatch.setattr(server_module.uvicorn, "Server", begin)
-    monkeypatch.setattr(server_module.threading, "Timer", begin)
+    monkeypatch.setattr(load_module, "find_model", start)
+    monkeypatch.setattr(ray_executor, "_connected", start)
+    monkeypatch.setattr(files, "locked", start)
+    monkeypatch.setattr(comparison, "explain_write_errors", start)
+    monkeypatch.setattr(loop, "train", lambda recipe, *_: start(read_recipe(recipe)))
+    monkeypatch.setattr(server_module.uvicorn, "Server", start)
+    monkeypatch.setattr(server_module.threading, "Timer", start)
     return tmp_path
 
 
 def outcome(line: list[str]) -> tuple[int, str]:
-    """The exit code (0 also if the work has just begun), and what was said on stderr."""
+    """The exit code (0 if the command started its work), and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
             main(line)
-        except Begun:
+        except Started:
             return 0, err.getvalue()
         except SystemExit as ended:
             return int(ended.code or 0), err.getvalue()
-    raise AssertionError("main has returned")
+    raise AssertionError("main returned")
 
 
-def accepts(asked: tuple[list[str], bool | None]) -> bool:
-    line, legal = asked
-    code, said = outcome(line)
+def accepts(command: tuple[list[str], bool | None]) -> bool:
+    line, legal = command
+    code, error = outcome(line)
     if code:
         assert code == 2
-        assert said.startswith("arithscope: ")
-        assert said.count("\n") == 1
-        check_sentence(said)
-    assert legal is None or (code == 0) == legal, said
+        assert error.startswith("arithscope: ")
+        assert error.count("\n") == 1
+        check_sentence(error)
+    assert legal is None or (code == 0) == legal, error
     return code == 0
 
 
 @twice
-def test_command_lines(in_a_folder: Path, full: bool) -> None:
+def test_command_lines_are_accepted_or_refused(in_a_folder: Path, full: bool) -> None:
     assert fuzz("command lines", lines(), accepts, full).accepted
     assert {path.name for path in in_a_folder.iterdir()} == {"RUN"}  # nothing was written

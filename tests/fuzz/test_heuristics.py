@@ -1,4 +1,4 @@
-"""Heuristics as text: what is read is what the text says, and is written as it was read."""
+"""Heuristics as text: a parsed heuristic means what the text says, and is written as it was read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def texts(draw: st.DrawFn) -> str:
 
 
 def is_heuristic(text: str) -> bool:
-    """Once more, slowly: which texts are heuristics."""
+    """An independent definition of which texts are heuristics."""
     words = text.split(" ")
     if text == "op1 = op2":
         return True
@@ -69,7 +69,7 @@ def is_heuristic(text: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Written as Python writes a number from 0 on, and one that an array can hold."""
+    """A non-negative integer as Python writes it, small enough for an array."""
     return re.fullmatch("[0-9]{1,19}", text) is not None and str(int(text)) == text and int(text) < 2**63
 
 
@@ -82,7 +82,7 @@ def accepts(text: str) -> bool:
         return False
     assert is_heuristic(text)
     assert parse(str(found)) == found
-    assert str(found) == text or text.startswith("result in {")  # of which the results may come in any order
+    assert str(found) == text or text.startswith("result in {")  # whose results may be in any order
     says = rule(text)
     for operator, prompts in PROMPTS.items():
         for a, b, holds in zip(prompts.op1.tolist(), prompts.op2.tolist(), found.holds(prompts).tolist(), strict=True):
@@ -93,5 +93,5 @@ def accepts(text: str) -> bool:
 
 
 @twice
-def test_heuristics(full: bool) -> None:
+def test_heuristics_are_parsed_or_refused(full: bool) -> None:
     assert fuzz("heuristics", texts(), accepts, full).accepted

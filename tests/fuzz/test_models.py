@@ -1,4 +1,4 @@
-"""Files of models: configuration, tokenizer, weights, GGUF. Each is loaded as a model that works, or refused."""
+"""Damaged model files (configuration, tokenizer, weights, GGUF) load as a working model or are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arithscope.models.model import Model
 from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts
 from tests.families import CONFIGS
-from tests.fuzz.damage import files, spoilt, written
+from tests.fuzz.damage import corrupted, files, written
 from tests.fuzz.effort import fuzz, refused, twice
 from tests.fuzz.gguf_file import write_llama
 
@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """By family the files of a model of one layer."""
+    """The files of a one-layer model, by family."""
     found = {}
     for family in FAMILIES:
         folder, tokenizer = tmp_path_factory.mktemp(family), number_tokenizer(NUMBERS)
@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
 
 
 def works(model: Model) -> None:
-    """All numbers can be asked about, and what the model says is a number too."""
+    """All numbers can be used in prompts, and the logits are finite."""
     assert 1 <= model.limit <= model.sizes.vocabulary
     numbers = np.arange(model.limit)
     for operator in model.encoder.operators:
@@ -54,15 +54,15 @@ def works(model: Model) -> None:
             logits = model.logits(model.encode(prompts))
         assert logits.shape == (model.limit, model.sizes.vocabulary)
         assert logits.isfinite().all()
-        model.token_numbers  # noqa: B018 (it is computed when asked for)
+        model.token_numbers  # noqa: B018 (computed on first use)
     assert model.encoder.first_mismatch(model.encoder.examples()) is None
 
 
 def accepts_in(folder: Path) -> Callable[[tuple[str, dict[str, bytes]]], bool]:
     numbers = itertools.count()
 
-    def accepts(asked: tuple[str, dict[str, bytes]]) -> bool:
-        name, content = asked
+    def accepts(model: tuple[str, dict[str, bytes]]) -> bool:
+        name, content = model
         place = folder / f"{next(numbers)}"
         place.mkdir()
         for file, data in content.items():
@@ -79,7 +79,7 @@ def accepts_in(folder: Path) -> Callable[[tuple[str, dict[str, bytes]]], bool]:
 
 @st.composite
 def with_one(draw: st.DrawFn, models: dict[str, dict[str, bytes]], *names: str) -> tuple[str, dict[str, bytes]]:
-    """The files of a model, one of them other than it was."""
+    """The files of a model, one of them damaged."""
     content = models[draw(st.sampled_from(FAMILIES))]
     name = draw(st.sampled_from(names))
     return "", {**content, name: draw(files(json.loads(content[name])))}
@@ -98,7 +98,7 @@ def test_tokenizers(models: dict[str, dict[str, bytes]], tmp_path: Path, full: b
 
 
 def split(content: bytes) -> tuple[Any, bytes]:
-    """The header of safetensors, and what is behind it."""
+    """The header of a safetensors file, and the data after it."""
     length = struct.unpack("<Q", content[:8])[0]
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
@@ -109,11 +109,11 @@ def joined(header: bytes, data: bytes, length: int | None = None) -> bytes:
 
 @st.composite
 def damaged_weights(draw: st.DrawFn, content: bytes) -> bytes:
-    """Safetensors with another header, another length of it, or other bytes anywhere."""
+    """Safetensors with another header, another header length, or corrupted bytes anywhere."""
     header, data = split(content)
     kind = draw(st.sampled_from(["header", "header", "length", "bytes"]))
     if kind == "bytes":
-        return draw(spoilt(content))
+        return draw(corrupted(content))
     if kind == "length":
         return joined(written(header), data, draw(st.sampled_from([0, 1, 2**32, 2**63, 2**64 - 1, len(content)])))
     return joined(draw(files(header)), data)
@@ -144,8 +144,8 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @twice
 def test_gguf_files(gguf: bytes, tmp_path: Path, full: bool) -> None:
-    begin = spoilt(gguf[:3000]).map(lambda start: start + gguf[3000:])
-    changed = st.one_of(begin, begin, spoilt(gguf), st.just(gguf)).map(
+    header = corrupted(gguf[:3000]).map(lambda start: start + gguf[3000:])
+    changed = st.one_of(header, header, corrupted(gguf), st.just(gguf)).map(
         lambda data: ("model.gguf", {"model.gguf": data})
     )
     assert fuzz("GGUF files", changed, accepts_in(tmp_path), full).accepted

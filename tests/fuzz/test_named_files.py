@@ -55,16 +55,14 @@ PLACES = [
 
 
 def is_map(content: bytes, weights: list[str], modules: set[str]) -> bool:
-    """Whether a file gives each weight exactly one place on a machine without GPUs."""
+    """Whether a file gives each weight exactly one device, on a machine without GPUs."""
     try:
         found = json.loads(content.decode())
     except (ValueError, RecursionError):
         return False
     if not isinstance(found, dict) or not found or not set(found) <= modules:
         return False
-    if not all(place in ("cpu", "disk") for place in found.values() if not isinstance(place, list | dict)):
-        return False
-    if any(isinstance(place, list | dict) for place in found.values()):
+    if not all(isinstance(place, str) and place in ("cpu", "disk") for place in found.values()):
         return False
     return all(sum(part == "" or weight.startswith(part + ".") for part in found) == 1 for weight in weights)
 
@@ -116,10 +114,10 @@ def test_checkpoint_names(trained: Path, full: bool) -> None:
     def accepts(wanted: str) -> bool:
         found: list[list[str]] = []
         accepted = refused(lambda: found.append(select_checkpoints(str(trained), wanted))) is None
-        asked = {name for part in wanted.split(",") if (name := part.strip())}
-        assert accepted == (wanted == "all" or (bool(asked) and asked <= known))
+        requested = {name for part in wanted.split(",") if (name := part.strip())}
+        assert accepted == (wanted == "all" or (bool(requested) and requested <= known))
         if accepted:
-            assert set(found[0]) == (known if wanted == "all" else asked)
+            assert set(found[0]) == (known if wanted == "all" else requested)
         assert (refused(lambda: checkpoint_folder(trained, wanted)) is None) == (wanted in known)
         return accepted
 

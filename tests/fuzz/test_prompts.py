@@ -1,4 +1,4 @@
-"""Prompts as people write them, and templates."""
+"""Prompts as people type them, and templates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ limits = st.tuples(
 
 
 def meant(text: str, operators: list[str], most: int, limit: int) -> tuple[int, str, int] | None:
-    """The prompt that a text is, found by splitting it at its first operator instead of matching it as a whole."""
+    """The prompt in a text, found by splitting it at its first operator instead of matching it as a whole."""
     at = next((i for i, sign in enumerate(text) if sign in OPERATORS), None)
     if at is None or text[at] not in operators:
         return None
@@ -77,8 +77,8 @@ def meant(text: str, operators: list[str], most: int, limit: int) -> tuple[int, 
     return (a, text[at], b) if 0 <= result < limit else None
 
 
-def accepts_prompt(asked: tuple[str, tuple[int, int, list[str]]]) -> bool:
-    text, (most, limit, operators) = asked
+def accepts_prompt(case: tuple[str, tuple[int, int, list[str]]]) -> bool:
+    text, (most, limit, operators) = case
     found: list[Prompts] = []
     refusal = refused(lambda: found.append(parse_prompt(text, operators, most, limit)))
     expected = meant(text, operators, most, limit)
@@ -95,7 +95,7 @@ def accepts_prompt(asked: tuple[str, tuple[int, int, list[str]]]) -> bool:
 
 
 @twice
-def test_prompts(full: bool) -> None:
+def test_prompts_are_parsed_or_refused(full: bool) -> None:
     assert fuzz("prompts", st.tuples(prompts, limits), accepts_prompt, full).accepted
 
 
@@ -143,7 +143,7 @@ templates = st.one_of(
 
 
 def slots(text: str) -> list[str] | None:
-    """The slots of a template in order, read letter by letter; None if it is none."""
+    """The slots of a template in order, read character by character; None if it is invalid."""
     found, at = [], 0
     while at < len(text):
         if text[at : at + 2] in ("{{", "}}"):
@@ -162,8 +162,8 @@ def slots(text: str) -> list[str] | None:
     return found
 
 
-def accepts_template(asked: tuple[str, str]) -> bool:
-    text, prefix = asked
+def accepts_template(case: tuple[str, str]) -> bool:
+    text, prefix = case
     made: list[Template] = []
     refusal = refused(lambda: made.append(Template(text, prefix)))
     can_be_stored = not any("\ud800" <= letter <= "\udfff" for letter in text + prefix)
@@ -177,6 +177,6 @@ def accepts_template(asked: tuple[str, str]) -> bool:
 
 
 @twice
-def test_templates(full: bool) -> None:
+def test_templates_are_accepted_or_refused(full: bool) -> None:
     prefixes = st.one_of(st.just(""), st.sampled_from(["1+2=3\n", "{op1}", "{", "\udcff", "\x00"]), st.text(max_size=5))
     assert fuzz("templates", st.tuples(templates, prefixes), accepts_template, full).accepted

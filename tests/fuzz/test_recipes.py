@@ -1,4 +1,4 @@
-"""Recipes of models to train: read or refused; those of tiny models are also trained for a step or two."""
+"""Recipes are read or refused; those of tiny models are also trained for a step or two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arithscope.training.loop import train
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
 from tests.families import CONFIGS
-from tests.fuzz.damage import NESTED, documents, spoilt
+from tests.fuzz.damage import NESTED, corrupted, documents
 from tests.fuzz.effort import fuzz, refused, twice
 
 RECIPE: dict[str, Any] = {
@@ -49,7 +49,7 @@ RECIPE: dict[str, Any] = {
 
 
 def toml(value: Any) -> str:
-    """A value as TOML; what TOML cannot say as something near."""
+    """A value as TOML, or something similar if TOML cannot express it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -68,12 +68,16 @@ def text_of(recipe: Any) -> bytes:
 
 changed = documents(RECIPE).map(text_of)
 recipes = st.one_of(
-    changed, changed, changed, spoilt(text_of(RECIPE)), st.sampled_from(NESTED).map(lambda text: f"a = {text}".encode())
+    changed,
+    changed,
+    changed,
+    corrupted(text_of(RECIPE)),
+    st.sampled_from(NESTED).map(lambda text: f"a = {text}".encode()),
 )
 
 
 def is_recipe(content: bytes) -> bool:
-    """Once more: which texts are recipes."""
+    """An independent definition of which texts are recipes."""
     try:
         raw = tomllib.loads(content.decode().replace("\r\n", "\n"))
     except (ValueError, RecursionError):
@@ -133,7 +137,7 @@ def test_recipes(tmp_path: Path, full: bool) -> None:
 
 
 def is_narrow(config: Any) -> bool:
-    """Whoever leaves the width out gets the library's, and may have to wait long."""
+    """Without a width, the default of the library makes a large, slow model."""
     return not isinstance(config, dict) or "hidden_size" in config
 
 

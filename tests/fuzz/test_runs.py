@@ -1,4 +1,4 @@
-"""Run folders whose files are not what was written, under checksums that are right nevertheless: each is read, or refused."""
+"""Run folders with changed files whose checksums are right nevertheless: each is read or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from arithscope.explorer import views
 from arithscope.explorer.runs import RunRegistry
 from arithscope.models.load import load
 from arithscope.pipeline import unit_cache
-from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages as study
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.page import page
@@ -32,11 +31,10 @@ from arithscope.results.run import Run
 from arithscope.utils.files import with_checksum
 from arithscope.utils.progress import Silent
 from tests.conftest import smaller
-from tests.fuzz.damage import documents, files, spoilt, written
+from tests.fuzz.damage import corrupted, documents, files, written
 from tests.fuzz.effort import fuzz, refused, twice
 from tests.fuzz.test_models import damaged_weights
 
-KINDS = {stage.name: stage.result for stage in all_stages()}
 STORED = ("accuracy", "circuit", "overlap", "topk")  # stages that are copied; the others are left out, for speed
 ARRAYS = {
     "half": np.arange(12, dtype=np.float16).reshape(3, 4),
@@ -47,7 +45,7 @@ ARRAYS = {
 
 @pytest.fixture(scope="module")
 def base(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with few of its stages."""
+    """A run with few stages."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     for stage in STORED:
         shutil.copytree(small_run / stage, folder / stage)
@@ -63,8 +61,8 @@ def copies(base: Path, folder: Path) -> Callable[[], Path]:
     return lambda: Path(shutil.copytree(base, folder / f"{next(numbers)}"))
 
 
-def signed(stage: Path) -> None:
-    """Write the checksums of a stage's files anew."""
+def update_checksums(stage: Path) -> None:
+    """Update the checksums of a stage's files."""
     record = json.loads((stage / "stage.json").read_text())
     record["files"] = {name: hashlib.sha256((stage / name).read_bytes()).hexdigest() for name in record["files"]}
     record = {key: value for key, value in record.items() if key != "checksum"}
@@ -72,7 +70,7 @@ def signed(stage: Path) -> None:
 
 
 def look(folder: Path) -> None:
-    """All that reads a run: its results, the report, the explorer."""
+    """Everything that reads a run: its results, the report, the explorer."""
     run = Run(folder)
     repr(run)
     run._repr_html_()
@@ -98,9 +96,9 @@ def test_manifests(base: Path, tmp_path: Path, full: bool) -> None:
     content = {name: files(json.loads((base / name).read_text())) for name in names}
     inputs = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), content[name]))
 
-    def accepts(asked: tuple[str, bytes]) -> bool:
+    def accepts(case: tuple[str, bytes]) -> bool:
         folder = copy()
-        (folder / asked[0]).write_bytes(asked[1])
+        (folder / case[0]).write_bytes(case[1])
         return looked_at(folder)
 
     assert fuzz("manifests", inputs, accepts, full).accepted
@@ -112,9 +110,9 @@ def test_stage_records(base: Path, tmp_path: Path, full: bool) -> None:
     content = {stage: files(json.loads((base / stage / "stage.json").read_text())) for stage in STORED}
     inputs = st.sampled_from(STORED).flatmap(lambda stage: st.tuples(st.just(stage), content[stage]))
 
-    def accepts(asked: tuple[str, bytes]) -> bool:
+    def accepts(case: tuple[str, bytes]) -> bool:
         folder = copy()
-        (folder / asked[0] / "stage.json").write_bytes(asked[1])
+        (folder / case[0] / "stage.json").write_bytes(case[1])
         return looked_at(folder)
 
     assert fuzz("stage records", inputs, accepts, full).accepted
@@ -122,11 +120,11 @@ def test_stage_records(base: Path, tmp_path: Path, full: bool) -> None:
 
 @st.composite
 def tables(draw: st.DrawFn, base: Path) -> tuple[str, str, bytes | pd.DataFrame]:
-    """A table with another structure or other types, or a file that is no table."""
+    """A table with other columns or types, or a file that is no table."""
     stage = draw(st.sampled_from(STORED))
     file = draw(st.sampled_from(sorted((base / stage).glob("*.parquet"))))
     if draw(st.integers(0, 3)) == 0:
-        return stage, file.name, draw(spoilt(file.read_bytes()))
+        return stage, file.name, draw(corrupted(file.read_bytes()))
     table = pd.read_parquet(file)
     column = draw(st.sampled_from(list(table.columns)))
     how = draw(st.sampled_from(["drop", "rename", "text", "float", "null", "lists", "add", "order", "same", "dates"]))
@@ -154,36 +152,35 @@ def tables(draw: st.DrawFn, base: Path) -> tuple[str, str, bytes | pd.DataFrame]
 def test_tables_of_runs(base: Path, tmp_path: Path, full: bool) -> None:
     copy = copies(base, tmp_path)
 
-    def accepts(asked: tuple[str, str, bytes | pd.DataFrame]) -> bool:
-        (stage, name, content), folder = asked, copy()
+    def accepts(case: tuple[str, str, bytes | pd.DataFrame]) -> bool:
+        (stage, name, content), folder = case, copy()
         if isinstance(content, bytes):
             (folder / stage / name).write_bytes(content)
         else:
             content.to_parquet(folder / stage / name, index=False)
-        signed(folder / stage)
+        update_checksums(folder / stage)
         return looked_at(folder)
 
     assert fuzz("tables of runs", tables(base), accepts, full).accepted
 
 
 @twice
-def test_resumed_runs(base: Path, tmp_path: Path, full: bool) -> None:
-    """Whatever a stage's folder holds, a run that is taken up again ends with the numbers of an undisturbed one."""
+def test_resumed_runs(tmp_path: Path, full: bool) -> None:
+    """Whatever a stage's folder holds, a resumed run ends with the numbers of an uninterrupted one."""
     model, settings = load("tiny-llama"), smaller(("+",), 3)
-    undisturbed = study(model, settings, tmp_path / "whole", ["accuracy"], Silent())
-    expected = undisturbed.read(Accuracy)
+    expected = study(model, settings, tmp_path / "whole", ["accuracy"], Silent()).read(Accuracy)
     copy = copies(tmp_path / "whole", tmp_path)
     whole = tmp_path / "whole"
     content = {
         "manifest.json": files(json.loads((whole / "manifest.json").read_text())),
         "accuracy/stage.json": files(json.loads((whole / "accuracy" / "stage.json").read_text())),
-        "means/heads.npy": spoilt((whole / "means" / "heads.npy").read_bytes()),
-        "accuracy/prompts.parquet": spoilt((whole / "accuracy" / "prompts.parquet").read_bytes()),
+        "means/heads.npy": corrupted((whole / "means" / "heads.npy").read_bytes()),
+        "accuracy/prompts.parquet": corrupted((whole / "accuracy" / "prompts.parquet").read_bytes()),
     }
     inputs = st.sampled_from(sorted(content)).flatmap(lambda name: st.tuples(st.just(name), content[name]))
 
-    def accepts(asked: tuple[str, bytes]) -> bool:
-        (name, data), folder = asked, copy()
+    def accepts(case: tuple[str, bytes]) -> bool:
+        (name, data), folder = case, copy()
         (folder / name).write_bytes(data)
         again: list[RunFolder] = []
         refusal = refused(lambda: again.append(study(model, settings, folder, ["accuracy"], Silent())))
@@ -206,7 +203,7 @@ def test_arrays_of_runs(tmp_path: Path, full: bool) -> None:
     def accepts(data: bytes) -> bool:
         folder = copy()
         (folder / "means" / "p_answer.npy").write_bytes(data)
-        signed(folder / "means")
+        update_checksums(folder / "means")
         found: list[MeanActivations] = []
         refusal = refused(lambda: found.append(RunFolder(folder).read(MeanActivations)))
         if data == content:
@@ -214,13 +211,13 @@ def test_arrays_of_runs(tmp_path: Path, full: bool) -> None:
         shutil.rmtree(folder)
         return refusal is None
 
-    assert fuzz("arrays of runs", st.one_of(st.just(content), spoilt(content)), accepts, full).accepted
+    assert fuzz("arrays of runs", st.one_of(st.just(content), corrupted(content)), accepts, full).accepted
 
 
 @twice
-def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
-    """A part is what was written, or nothing; also if what it says is signed."""
-    path, result = tmp_path / "part.safetensors", ({"a": [1, 2.5, None, "x"]}, np.arange(4), [np.zeros((2, 0))])
+def test_cached_units(tmp_path: Path, full: bool) -> None:
+    """A unit is read as it was written, or not at all, even if its checksum is right."""
+    path, result = tmp_path / "unit.safetensors", ({"a": [1, 2.5, None, "x"]}, np.arange(4), [np.zeros((2, 0))])
     unit_cache.write_unit(path, result, 7)
     whole = path.read_bytes()
     with safe_open(path, "np") as file:
@@ -228,18 +225,17 @@ def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
     arrays = [np.arange(4), np.zeros((2, 0))]
 
     def resigned(text: bytes) -> bytes:
-        said = text.decode("utf-8", "replace")
-        return save(
-            {str(i): a for i, a in enumerate(arrays)}, {"value": said, "checksum": unit_cache._checksum(said, arrays)}
-        )
+        value = text.decode("utf-8", "replace")
+        metadata = {"value": value, "checksum": unit_cache._checksum(value, arrays)}
+        return save({str(i): a for i, a in enumerate(arrays)}, metadata)
 
     inputs = st.one_of(
-        st.tuples(st.just(False), st.one_of(st.just(whole), spoilt(whole), damaged_weights(whole))),
+        st.tuples(st.just(False), st.one_of(st.just(whole), corrupted(whole), damaged_weights(whole))),
         st.tuples(st.just(True), st.one_of(documents(value).map(written), files(value)).map(resigned)),
     )
 
-    def accepts(asked: tuple[bool, bytes]) -> bool:
-        is_signed, data = asked
+    def accepts(case: tuple[bool, bytes]) -> bool:
+        is_signed, data = case
         path.write_bytes(data)
         found = unit_cache.read_unit(path)
         if found is not None:
@@ -250,10 +246,10 @@ def test_parts_of_stages(tmp_path: Path, full: bool) -> None:
     assert fuzz("parts of stages", inputs, accepts, full).accepted
 
 
-def test_a_stage_that_does_not_fit_is_computed_again(base: Path, tmp_path: Path) -> None:
+def test_a_stage_with_a_missing_column_is_refused(base: Path, tmp_path: Path) -> None:
     folder = copies(base, tmp_path)()
     table = pd.read_parquet(folder / "accuracy" / "table.parquet")
     table.drop(columns="value").to_parquet(folder / "accuracy" / "table.parquet", index=False)
-    signed(folder / "accuracy")
-    with pytest.raises(UserError, match="no such column value; run it again"):
+    update_checksums(folder / "accuracy")
+    with pytest.raises(UserError, match="no valid column value; run it again"):
         RunFolder(folder).read(Accuracy)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import combinations
-from math import comb
+from math import comb, log10
 
 Prompt = tuple[int, int]
 
@@ -76,15 +76,20 @@ def tail(total: int, k: int, x: int) -> Fraction:
     return Fraction(ways, comb(total, k))
 
 
+def neg_log10_tail(total: int, k: int, x: int) -> float:
+    p = tail(total, k, x)
+    return log10(p.denominator) - log10(p.numerator)
+
+
 def smallest_accounting_set(results: Sequence[int], everything: Sequence[int]) -> tuple[int, ...] | None:
-    """The smallest set that contains at least 95 % of the results, by trying all sets of up to four; of equally small ones
-    that which contains most, then that with smaller results."""
+    """The smallest set that contains at least 95 % of the results, by trying all sets of up to four. Ties go to the set that
+    contains more results, then to the one with smaller results."""
     for size in range(1, 5):
-        rows_within = []
+        candidates = []
         for chosen in combinations(sorted(set(everything)), size):
             covered = sum(r in chosen for r in results)
             if 100 * covered >= 95 * len(results):
-                rows_within.append((-covered, chosen))
-        if rows_within:
-            return min(rows_within)[1]
+                candidates.append((-covered, chosen))
+        if candidates:
+            return min(candidates)[1]
     return None

@@ -21,8 +21,8 @@ def pairs_of(sets: Catalogue) -> list[brute.Prompt]:
     return list(zip(sets.prompts.op1.tolist(), sets.prompts.op2.tolist(), strict=True))
 
 
-def activation_maps(sets: Catalogue) -> NDArray[np.float16]:
-    """Random; a few values only, so that nearly all prompts are tied; mostly zero; all the same; a rule with noise."""
+def activation_maps() -> NDArray[np.float16]:
+    """Random; with few values, so that nearly all prompts are tied; mostly zero; constant; and three rules with noise."""
     random = np.random.default_rng(0)
     size = (MAX_OPERAND + 1, MAX_OPERAND + 1)
     noise = random.standard_normal(size)

@@ -82,12 +82,12 @@ def test_a_worse_heuristic_of_a_neuron_has_a_worse_rate() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_p_below_that_of_every_neuron() -> None:
+def test_the_rate_of_a_p_below_that_of_every_neuron() -> None:
     """No neuron is below t = p itself; the smaller of 0.5 · 2/1 and 0.9 · 2/2 counts."""
     assert false_discovery_rate(np.array([0.01, 0.95]), np.array([0.9, 0.5])) == pytest.approx([0.9, 0.95])
 
 
-def test_chance_counts_and_then_bounds() -> None:
+def test_p_values_count_the_null_and_are_bounded_beyond_it() -> None:
     null = np.arange(1.0, 100.0)
     p = p_values(np.array([0.0, 50.0, 99.0, 99.5, 2000.0]), null, tries=20)
     assert p == pytest.approx([1.0, 51 / 100, 2 / 100, 20 * 10**-99.5, 0.0])
@@ -145,8 +145,8 @@ def test_expected_overlaps_come_from_the_other_rankings(operator: str) -> None:
             assert float(found.null[1, i - 1]) == pytest.approx(float(most.max()))
 
 
-def test_one_operand_or_two() -> None:
-    """A map of op1 alone that matches a range of results needs op1 only; a true range of results needs both."""
+def test_a_range_of_results_needs_both_operands() -> None:
+    """A map that depends on one operand may match a range of results, but does not need both; a true range does."""
     sets, random = catalogue("+", 60, LIMIT), np.random.default_rng(0)
     permuted = one_operand_permutations(sets, 0)
     assert permuted.shape == (2, ONE_OPERAND_DRAWS, len(sets))
@@ -176,7 +176,7 @@ def test_one_operand_or_two() -> None:
         assert not any(takes_two(one / 30 - 1, rule) for _ in range(30))
 
 
-def test_what_remains_of_a_multi_result_heuristic() -> None:
+def test_a_multi_result_heuristic_needs_both_operands() -> None:
     sets = catalogue("/", 40, LIMIT)
     rule = parse("result in {1, 3}")
     members = torch.from_numpy(rule.holds(sets.prompts))
@@ -187,10 +187,8 @@ def test_what_remains_of_a_multi_result_heuristic() -> None:
     pattern = 1.0 + members
     for weights in (1.0 + sets.answers % 3, torch.ones(len(sets))):
         left = one_operand_overlaps(pattern, weights, [rule, odd], largest, sets, permuted)
-        top_rows = top_prompts((pattern[permuted] * weights).flatten(0, 1), int(size))
-        assert left[:, 0].tolist() == pytest.approx(
-            members[top_rows].view(2, -1).sum(1).div(ONE_OPERAND_DRAWS).tolist()
-        )
+        top = top_prompts((pattern[permuted] * weights).flatten(0, 1), int(size))
+        assert left[:, 0].tolist() == pytest.approx(members[top].view(2, -1).sum(1).div(ONE_OPERAND_DRAWS).tolist())
     assert size < largest < len(sets)
     assert bool(needs_both_operands(size, size, left[:, :1])[0])
     assert (left[:, 0] < 0.9 * size).all()

@@ -83,7 +83,7 @@ def test_the_fields_of_a_catalogue(operator: str) -> None:
 
 
 @pytest.mark.parametrize(("operator", "prompts"), [("+", 1), ("/", 0)])
-def test_no_heuristic_for_one_prompt_or_none(operator: str, prompts: int) -> None:
+def test_one_prompt_or_none_has_no_heuristic(operator: str, prompts: int) -> None:
     sets = catalogue(operator, 0, 1000, both_operands=True)
     assert len(sets) == prompts
     for group in sets.groups:

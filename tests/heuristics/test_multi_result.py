@@ -36,7 +36,7 @@ def test_multi_results_against_exhaustive_search(seed: int, strength: float, cou
 
 
 def assert_is_the_best_set(ranked: Tensor) -> MultiResult | None:
-    """Returns the set."""
+    """Compare with exhaustive search; returns the set."""
     answers = SMALL.answers.numpy()
     results = answers[ranked[0].numpy()].tolist()
     best: tuple[tuple[bool, float], tuple[int, ...], int, int] | None = None
@@ -64,10 +64,10 @@ def assert_is_the_best_set(ranked: Tensor) -> MultiResult | None:
 def with_results_in_front(first: list[int]) -> Tensor:
     """A ranking of the prompts: first ones with these results, then the others with a result of 0, then the rest."""
     waiting = {r: np.flatnonzero(SMALL.answers.numpy() == r).tolist() for r in range(12)}
-    top_rows = [waiting[r].pop() for r in first]
+    front = [waiting[r].pop() for r in first]
     rest = [waiting[r].pop() for r in (*([0] * len(waiting[0])), *range(1, 12)) if waiting[r]]
     last = [i for prompts in waiting.values() for i in prompts]
-    return torch.tensor([top_rows + rest + last])
+    return torch.tensor([front + rest + last])
 
 
 @pytest.mark.parametrize("first", [[0] * 26 + [5, 3], [0] * 18 + [3]])

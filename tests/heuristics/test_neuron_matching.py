@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import log10
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,7 +30,7 @@ from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, SMALL, 
 def test_scores_do_not_depend_on_the_batch() -> None:
     """Alone or with others, a neuron has the same scores and the same permutations."""
     sets = CATALOGUES["/"]
-    rows = activation_maps(sets)
+    rows = activation_maps()
     logits = np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
     names = [f"n{i}" for i in range(7)]
     together = calibrated_matches(NeuronBatch(rows, logits), sets, 8, 0, names, lambda n: None)
@@ -49,7 +47,7 @@ def test_scores_do_not_depend_on_the_batch() -> None:
 def test_scores_and_chances() -> None:
     sets = CATALOGUES["+"]
     found = calibrated_matches(
-        NeuronBatch(activation_maps(sets), np.ones((7, 130), dtype=np.float32)),
+        NeuronBatch(activation_maps(), np.ones((7, 130), dtype=np.float32)),
         sets,
         8,
         0,
@@ -77,7 +75,7 @@ def test_the_tables_against_sets(operator: str) -> None:
     sets, prompts = CATALOGUES[operator], pairs_of(CATALOGUES[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = NeuronBatch(activation_maps(sets), logits), []
+    neurons, done = NeuronBatch(activation_maps(), logits), []
     found = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), done.append)
     assert sum(done) == 7
     activations, on_answer = neurons.on_prompts(range(7), sets)
@@ -96,7 +94,7 @@ def test_the_tables_against_sets(operator: str) -> None:
             want = brute.overlap(pair.heuristic, operator, value, tie_order, both_signs=not h.direct)
             assert (pair.overlap, pair.size) == want
             assert pair.neg_log10_p_hypergeom == pytest.approx(
-                _neg_log10_tail(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6
+                brute.neg_log10_tail(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6
             )
             if h.direct:
                 assert pair.sign == 1
@@ -128,11 +126,6 @@ def test_the_tables_against_sets(operator: str) -> None:
     own = found.best.set_index(["row", "kind", "on"]).neg_log10_p
     assert (own[most.index] >= most).all()
     assert (found.neurons.row == np.arange(7)).all()
-
-
-def _neg_log10_tail(total: int, k: int, x: int) -> float:
-    p = brute.tail(total, k, x)
-    return log10(p.denominator) - log10(p.numerator)
 
 
 def _calibrated(
@@ -177,14 +170,14 @@ def test_a_rate_of_exactly_the_level_is_calibrated() -> None:
     assert (found.best.fdr.tolist(), found.best.calibrated.tolist()) == ([0.05], [True])
 
 
-def test_how_many_heuristics_are_tried() -> None:
+def test_number_of_heuristics_tried() -> None:
     """Indirect ones with either sign; 12 results have C(12, 2) + C(12, 3) + C(12, 4) sets."""
     assert tries(SMALL) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)
     sums = CATALOGUES["+"]
     assert tries(sums) == (2 * len(sums.indirect.heuristics), len(sums.direct.heuristics))
 
 
-def test_a_table_without_a_row_has_columns_of_the_same_kinds() -> None:
+def test_an_empty_table_has_columns_of_the_same_types() -> None:
     none, zero = torch.zeros(0, dtype=torch.long), torch.zeros(1, 1)
     sets = Overlaps(zero.int(), zero.int(), zero.int(), zero, zero, zero)
     empty, one = (
@@ -210,9 +203,9 @@ def test_permutations_are_never_the_identity(monkeypatch: pytest.MonkeyPatch) ->
     assert all_shifts == [[1] * 10] * 2
 
 
-def test_one_neuron_at_a_time_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sets, logits = CATALOGUES["/"], np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = NeuronBatch(activation_maps(sets), logits), []
+    neurons, done = NeuronBatch(activation_maps(), logits), []
     want = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), lambda n: None)
     monkeypatch.setattr("arithscope.heuristics.overlaps.CPU_ELEMENTS", 1)
     found = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), done.append)

@@ -20,7 +20,7 @@ def test_every_overlap_against_sets(operator: str) -> None:
     assert sorted(prompts) == brute.legal(operator, MAX_OPERAND, LIMITS[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).integers(-2, 3, (7, 130)).astype(np.float32)
-    neurons = NeuronBatch(activation_maps(sets), logits)
+    neurons = NeuronBatch(activation_maps(), logits)
     activations, on_answer = neurons.on_prompts(range(7), sets)
     found = {
         False: torch.maximum(

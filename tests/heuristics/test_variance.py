@@ -13,7 +13,7 @@ from arithscope.prompts import OPERATORS
 
 
 def test_rounding_explains_nothing() -> None:
-    """A constant indicator, and all but the first direction of two equal ones, is rounding."""
+    """The indicator of a constant, and all but the first direction of two equal indicators, are rounding errors."""
     assert _explained(np.array([1e-12]), np.array([[1e-17]])) == 0.0
     nearly = np.array([[1e6 + 1e-5, 1e6], [1e6, 1e6 + 1e-5]])
     assert _explained(np.array([3e3, 3e3 + 0.1]), nearly) == pytest.approx(9.0, rel=1e-4)

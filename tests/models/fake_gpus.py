@@ -13,13 +13,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-MANY = 100_000  # storages, after which freed ones are forgotten
+MANY = 100_000  # storages; beyond that, freed ones are dropped
 BETWEEN_DEVICES = ("copy_", "__get__", "__set__")  # may take tensors of several devices
 
 
 class FakeGPUs(TorchFunctionMode):
-    """Inside, tensors can be moved to GPUs in name only. An operation on tensors of several devices is an error, as on real
-    ones, except for CPU scalars and CPU indices."""
+    """Tensors moved to a GPU stay in main memory and only carry its name. As on real GPUs, an operation on tensors of several
+    devices is an error, except for CPU scalars and CPU indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,13 +95,13 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 class InlineExecutor(Executor):
-    """A thread pool that runs everything in the calling thread: other threads know nothing of fake GPUs."""
+    """A thread pool that runs everything in the calling thread: other threads do not see the fake GPUs."""
 
     def __init__(self, threads: int, initializer: Callable[[], None] | None = None):
         if initializer is not None:
             initializer()
 
-    def submit(self, executor: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(executor(*args, **kwargs))
+        done.set_result(function(*args, **kwargs))
         return done

@@ -1,4 +1,4 @@
-"""Every check passes on every family, and fails on a model that is broken accordingly."""
+"""Every check passes on every family, and fails on a model with the fault it looks for."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_half_precision_is_sound_within_its_noise(family: str, attention: str) -
     assert rounding_noise(model, model) == 0.0
 
 
-def test_sound_with_room_for_one_variant_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_work_with_memory_for_one_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arithscope.models.engine.replay.rows_that_fit", lambda *args, **options: 1)
     assert failed(small("llama", "sdpa")) == {}
 
@@ -68,7 +68,7 @@ def not_finite(model: Model, patch: pytest.MonkeyPatch) -> None:
         model.unembedding.weight[5, 0] = torch.nan
 
 
-def all_alike(model: Model, patch: pytest.MonkeyPatch) -> None:
+def constant_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         model.unembedding.weight.zero_()
 
@@ -130,7 +130,7 @@ def forgetful_cache(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 BROKEN: dict[str, tuple[str, Break]] = {
     "not finite": ("logits", not_finite),
-    "all alike": ("logits", all_alike),
+    "constant logits": ("logits", constant_logits),
     "noise": ("determinism", noisy),
     "wrong kernel": ("library", wrong_fast_norm),
     "mixed prompts": ("batches", mixing_prompts),
@@ -147,7 +147,7 @@ BROKEN: dict[str, tuple[str, Break]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_models_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_models_fail_their_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check, break_it = BROKEN[name]
     model = copy.deepcopy(small("llama", "eager" if name == "forgetful cache" else "sdpa"))
     break_it(model, monkeypatch)
@@ -155,7 +155,7 @@ def test_broken_models_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", [f for f, row in FAMILIES.items() if row.post_norms])
-def test_a_wrong_row_of_families_fails(family: str) -> None:
+def test_a_wrong_architecture_row_is_noticed(family: str) -> None:
     model = replica(small(family, "eager"))
     model.architecture = replace(model.architecture, post_norms=False)
     found = failed(model)
@@ -168,17 +168,17 @@ def with_tokenizer(tokenizer: Any, template: Template | None = None) -> Model:
     return Model(copy.deepcopy(model.hf_model), tokenizer, model.identity, template)
 
 
-def test_bos() -> None:
+def test_bos_must_occur_at_most_once() -> None:
     own = small("llama", "eager").tokenizer
     assert "more than once" in failed(with_tokenizer(own, Template(prefix="<bos>")))["BOS"]
     numbers = [*map(str, range(NUMBERS)), "+", "-", "*", "/", "="]
     assert failed(with_tokenizer(word_tokenizer(r"\d+|.", numbers, bos=None))) == {}
     large = word_tokenizer(r"\d+|.", [*map(str, range(500)), "+", "-", "*", "/", "="])
-    with pytest.raises(UserError, match="has token 505, but its model knows only"):
+    with pytest.raises(UserError, match="uses token 505, but the model has only"):
         with_tokenizer(large)
 
 
-def test_prompts_that_are_tokenized_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_is_tokenized_differently_is_named() -> None:
     model = replica(small("llama", "eager"))
     prompts = legal_prompts("+", 20, model.limit)
     assert tokenization_check(model, prompts).problem == ""
@@ -195,7 +195,7 @@ def untouched(folder: Path) -> Iterator[None]:
     assert not folder.exists()
 
 
-def test_a_run_refuses_what_is_unsound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_refuses_an_unsound_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, folder = Settings(("+",), 9), tmp_path / "run"
     model = copy.deepcopy(small("llama", "eager"))
     with monkeypatch.context() as patch, untouched(folder):

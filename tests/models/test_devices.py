@@ -17,11 +17,11 @@ from arithscope.models.model import Model
 from arithscope.pipeline.runner import run_stages
 from arithscope.utils import threads
 from arithscope.utils.progress import Silent
+from tests.approximate import assert_close
 from tests.conftest import smaller
 from tests.models.fake_gpus import FakeGPUs, InlineExecutor
 from tests.models.placements import (
     EVERYTHING,
-    assert_alike,
     assert_same,
     dispatched,
     head,
@@ -48,10 +48,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPUs]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a fake GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(threads, "ThreadPoolExecutor", InlineExecutor)
-    monkeypatch.setattr(probe, "_recorded", lambda step, clear_cache, device: step)
+    monkeypatch.setattr(probe, "_recorded", lambda step, reset, device: step)
     mode, fetch = FakeGPUs(), offload._fetch_view
 
-    def fetch_inside(*view: Any) -> Tensor:  # a backward pass would do it outside
+    def fetch_inside(*view: Any) -> Tensor:  # a backward pass would fetch outside of the mode
         with mode:
             return fetch(*view)
 
@@ -61,7 +61,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPUs]:
 
 
 def spread(name: str, how: str) -> Model:
-    """What is in main memory is fetched by the GPU, unless the CPU is what the model mainly runs on."""
+    """A model whose weights in main memory are fetched by the GPU, unless it mainly runs on the CPU."""
     model = load(name, options=LoadOptions(device="cpu"))
     if how == SEVERAL_GPUS:  # the final norm is elsewhere than the last layer, and than the head
         where = places(model, lambda i: SECOND if i % 2 == 0 else GPU, GPU)
@@ -74,7 +74,7 @@ def spread(name: str, how: str) -> Model:
     return dispatched(model, where, "cpu" if how == CPU_AND_GPU else GPU)
 
 
-def test_the_fakes(fake: FakeGPUs) -> None:
+def test_fake_gpus_behave_like_real_ones(fake: FakeGPUs) -> None:
     here, there, cpu = torch.ones(3, device=GPU), torch.ones(3).to("cuda:1"), torch.arange(3)
     assert (here.device, there[1:].device, cpu.device, there.cpu().device.type) == (GPU, SECOND, cpu.device, "cpu")
     for crossing in (
@@ -99,7 +99,7 @@ def test_the_fakes(fake: FakeGPUs) -> None:
         *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (SEVERAL_GPUS, ENDS_IN_MEMORY)),
     ],
 )
-def test_the_same_numbers(name: str, how: str, fake: FakeGPUs) -> None:
+def test_a_spread_model_gives_the_same_numbers(name: str, how: str, fake: FakeGPUs) -> None:
     model = spread(name, how)
     assert model.device.type == ("cpu" if how == CPU_AND_GPU else "cuda")
     assert model.devices == {
@@ -117,8 +117,8 @@ def test_the_same_numbers(name: str, how: str, fake: FakeGPUs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU])
-def test_a_whole_study(how: str, tmp_path: Path, fake: FakeGPUs) -> None:
+def test_a_whole_study_gives_the_same_summary(how: str, tmp_path: Path, fake: FakeGPUs) -> None:
     settings = smaller(("+", "-"), 20, topk=8, neurons="atp")
     ours = run_stages(spread("tiny-llama", how), settings, tmp_path / "spread", None, Silent()).summary
     theirs = run_stages(plain("tiny-llama"), settings, tmp_path / "plain", None, Silent()).summary
-    assert_alike(ours, theirs)
+    assert_close(ours, theirs, abs=1e-3)

@@ -14,7 +14,7 @@ from tests.families import NUMBERS, small
 
 
 def matrix_flops(counter: FlopCounterMode) -> int:
-    """Products with weights, without those of activations with each other in attention."""
+    """FLOPs of products with weights; those of attention, between activations, do not count."""
     return sum(n for kind, n in counter.get_flop_counts()["Global"].items() if str(kind) in ("aten.mm", "aten.addmm"))
 
 

@@ -22,7 +22,7 @@ from arithscope.stats.intervals import bootstrap_intervals
 from arithscope.utils.progress import Silent
 from tests.hand_built import MAX_OPERAND
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 NAMES = pytest.mark.parametrize("name", ["tiny-llama", "tiny-pythia", "tiny-gptj"])
 
 

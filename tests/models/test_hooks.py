@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from arithscope.models.families import FAMILIES
 from arithscope.models.hooks import Edit, blocking_attention, capturing, edit, editing, gradients, layer_output
-from arithscope.models.model import Model, Site
-from arithscope.prompts import Prompts, operand_grid, random_source, sample
-from tests.families import CONFIGS, FAMILY_AND_ATTENTION, small
+from arithscope.models.model import Site
+from arithscope.prompts import Prompts
+from tests.families import CONFIGS, FAMILY_AND_ATTENTION, small, some_ids
 
 families = pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
-
-
-def some_ids(model: Model, n: int = 3) -> Tensor:
-    return model.encode(sample(operand_grid("+-*/", 30), n, random_source(0, "ids")))
 
 
 @families
@@ -50,7 +47,7 @@ def test_zeroing_a_component_everywhere_equals_zeroing_its_weights(family: str, 
 
 @given(st.data())
 @settings(max_examples=60)
-def test_apply_sets_exactly_what_it_should(data: st.DataObject) -> None:
+def test_apply_sets_exactly_the_masked_entries(data: st.DataObject) -> None:
     """Against a loop over every entry, for all ways of broadcasting."""
     variants, batch, positions, components, width = (data.draw(st.integers(1, 3)) for _ in range(5))
     first = data.draw(st.integers(0, 2))
@@ -94,7 +91,7 @@ def test_capture_inside_an_edit_sees_the_edited_values() -> None:
 
 @families
 @torch.no_grad()
-def test_captured_activations_fit_together(family: str, attention: str) -> None:
+def test_captured_activations_are_consistent(family: str, attention: str) -> None:
     """The last residual stream gives the logits; attention patterns are causal and sum to one."""
     model = small(family, attention)
     ids = some_ids(model)
@@ -115,7 +112,7 @@ def test_captured_activations_fit_together(family: str, attention: str) -> None:
 
 @families
 @torch.no_grad()
-def test_blocked_attention_reads_nothing_from_the_keys(family: str, attention: str) -> None:
+def test_blocked_attention_reads_nothing_from_the_sources(family: str, attention: str) -> None:
     """Two prompts that differ in op1 only: with attention to it blocked in all layers, op2's states are equal."""
     model = small(family, attention)
     p, layers = model.positions, range(model.sizes.layers)
@@ -130,14 +127,14 @@ def test_blocked_attention_reads_nothing_from_the_keys(family: str, attention: s
             model.logits(ids)
     with blocking_attention(model, [], p.op2, sources):
         assert torch.equal(model.logits(ids), before)
-    assert torch.equal(model.logits(ids), before)  # nothing is left behind
+    assert torch.equal(model.logits(ids), before)  # no hook is left
     for layer in layers:
         assert not torch.allclose(plain.residual[layer][0], plain.residual[layer][1], atol=1e-4)
         assert torch.allclose(cut.residual[layer][0], cut.residual[layer][1], atol=1e-6)
         shares = weights.attention[layer]
         assert float(shares[:, :, p.op2, sources].abs().max()) == 0
         assert torch.allclose(shares.sum(-1), torch.ones_like(shares.sum(-1)), atol=1e-5)
-        assert float(shares[:, :, p.last, sources].min()) > 0  # other positions see them as before
+        assert float(shares[:, :, p.last, sources].min()) > 0  # other positions still attend to them
     assert not torch.allclose(before, after, atol=1e-4)
 
 
@@ -250,7 +247,7 @@ def test_gradients_of_several_measures_at_replaced_embeddings(family: str, atten
     assert not model.hf_model.get_input_embeddings()._forward_hooks
 
 
-def test_an_edit_within_some_positions() -> None:
+def test_an_edit_can_be_restricted_to_some_positions() -> None:
     model = small("llama", "sdpa")
     values = torch.arange(3.0)[None, :, None]
     whole = edit(model, Site.NEURONS, 0, [4], positions=[1, 2, 4], values=values.expand(1, 3, model.sizes.neurons))
@@ -271,4 +268,5 @@ def test_values_of_the_wrong_shape_are_refused() -> None:
 
 
 def test_every_family_has_a_small_model() -> None:
+    assert CONFIGS.keys() == FAMILIES.keys()
     assert len(CONFIGS) == 11

@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from arithscope.models.families import FAMILIES
 from arithscope.models.hooks import capturing, gradients, linearized
 from arithscope.models.model import Model
-from arithscope.prompts import operand_grid, random_source, sample
-from tests.families import FAMILY_AND_ATTENTION, small
+from tests.families import FAMILY_AND_ATTENTION, small, some_ids
 
 families = pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
-
-
-def some_ids(model: Model) -> Tensor:
-    return model.encode(sample(operand_grid("+-*/", 30), 3, random_source(0, "ids")))
 
 
 def number_of_hooks(model: Model) -> int:
@@ -51,8 +46,8 @@ def test_forward_passes_stay_the_same_and_hooks_are_removed(family: str, attenti
 
 @pytest.mark.parametrize("family", [f for f, architecture in FAMILIES.items() if not architecture.post_norms])
 def test_slopes_of_the_last_layer_are_the_logit_lens(family: str) -> None:
-    """A neuron of the last layer writes its value vector, which the final norm, its scale held constant, maps as the logit
-    lens does. So its slope is not halved, not even in gated MLPs."""
+    """A neuron of the last layer writes its value vector, and the final norm with its scale held constant maps that as the
+    logit lens does. The slope is not halved, not even in gated MLPs."""
     model = small(family, "eager")
     ids, last = some_ids(model), model.sizes.layers - 1
     with linearized(model):

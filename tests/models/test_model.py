@@ -1,4 +1,4 @@
-"""What a Model reads off its family's modules and weights."""
+"""What a Model reads from the modules and weights of its family."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_value_vectors_are_what_a_neuron_adds(family: str) -> None:
     with_bias = x @ vectors + down(torch.zeros(1, model.sizes.neurons))
     assert torch.allclose(down(x), with_bias, atol=1e-5)
     probed = copy.copy(model)
-    probed._sites = {Site.NEURONS: [torch.nn.Sequential(down)] * 2}  # a module whose weights cannot be read
+    probed._sites = {Site.NEURONS: [torch.nn.Sequential(down)] * 2}  # a module whose weights are not read directly
     assert torch.allclose(probed.value_vectors(1), vectors, atol=1e-5)
 
 

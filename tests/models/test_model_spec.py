@@ -1,4 +1,4 @@
-"""Models that are taken apart and rebuilt, as by the processes of a cluster."""
+"""Models rebuilt from a spec and shared weights, as in the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.families import FAMILY_AND_ATTENTION, small
 
 @pytest.mark.parametrize(("family", "attention"), FAMILY_AND_ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rebuilt_model(family: str, attention: str, dtype: torch.dtype) -> None:
-    """Bitwise equal logits, from the same bytes, with the same tied weights."""
+def test_a_rebuilt_model_equals_the_original(family: str, attention: str, dtype: torch.dtype) -> None:
+    """Bitwise equal logits, from the same memory, with the same tied weights."""
     model, op1 = small(family, attention, dtype), np.arange(30)
     weights = weights_of(model)
     for array, *_ in weights.stored:
@@ -28,6 +28,6 @@ def test_a_rebuilt_model(family: str, attention: str, dtype: torch.dtype) -> Non
     assert not any(p.requires_grad for p in again.hf_model.parameters())
 
 
-def test_weights_that_cannot_be_sent() -> None:
+def test_offloaded_weights_cannot_be_shared() -> None:
     with pytest.raises(UserError, match="quantised or offloaded"):
         weights_of(model_spec(small("llama")).empty())

@@ -50,7 +50,7 @@ def test_spaces_and_prefix() -> None:
     assert joined.positions.last == joined.length - 1
 
 
-def test_no_bos() -> None:
+def test_a_tokenizer_without_bos() -> None:
     encoder = PromptEncoder(made.with_leading_spaces(30, 30, bos=None), Template())
     assert encoder.positions == Positions(0, 1, 2, 3)
     assert encoder.is_plain

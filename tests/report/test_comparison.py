@@ -12,29 +12,25 @@ import pytest
 from rich.console import Console
 
 from arithscope.errors import UserError
-from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.report.comparison import FIGURES, comparison_tables, write_comparison
 from arithscope.results.comparison import CURVES, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
+from tests.command_line import call, error_message
 from tests.families import small
-from tests.hand_built import copy_and_add
-from tests.test_cli import call, complaint
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A run with every stage except a slow one, and a run of another model with few stages."""
-    folder = tmp_path_factory.mktemp("runs")
-    stages = [stage.name for stage in all_stages() if stage.name != "mlp0" and not stage.on_request]
-    run_stages(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder / "adder", stages, Silent())
-    run_stages(small("llama", "sdpa"), Settings(("+", "-"), 9), folder / "llama", ["accuracy"], Silent())
-    return [folder / "adder", folder / "llama"]
+def runs(small_adder_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run with every stage except a slow one, and a run of another model with few stages; do not write to their folders."""
+    other = tmp_path_factory.mktemp("runs") / "llama"
+    run_stages(small("llama", "sdpa"), Settings(("+", "-"), 9), other, ["accuracy"], Silent())
+    return [small_adder_run, other]
 
 
-def test_every_number_is_there(runs: list[Path]) -> None:
+def test_the_table_has_every_number_of_the_summaries(runs: list[Path]) -> None:
     found = compare(runs)
     assert found.runs == ["copy and add", "small llama"]
     rows = found.table.set_index(["run", "experiment", "operator", "measure"])
@@ -56,7 +52,7 @@ def test_every_number_is_there(runs: list[Path]) -> None:
         assert counted == (found.table.run == name).sum() > 0
 
 
-def test_curves_lie_between_nothing_and_everything(runs: list[Path]) -> None:
+def test_curves_are_on_common_axes(runs: list[Path]) -> None:
     found = compare(runs)
     assert set(found.curves.curve) == set(CURVES) - {"final pairs present over training"}
     for curve, rows in found.curves.groupby("curve"):
@@ -68,7 +64,7 @@ def test_curves_lie_between_nothing_and_everything(runs: list[Path]) -> None:
     assert shown.value.tolist() == want
 
 
-def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_comparison_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "both"
     assert call("compare", *runs, "--out", out) == 0
     output = capsys.readouterr().out
@@ -80,7 +76,7 @@ def test_the_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
     assert min(p.stat().st_size for p in out.iterdir()) > 50
     assert json.loads((out / "comparison.json").read_text())["runs"]["small llama"] == str(runs[1])
     assert len(pd.read_parquet(out / "table.parquet")) > 100
-    assert call("compare", *runs, "--out", out) == 0  # in the place of the former
+    assert call("compare", *runs, "--out", out) == 0  # replaces the former comparison
 
 
 def test_bars_show_the_numbers(runs: list[Path]) -> None:
@@ -113,15 +109,15 @@ def test_runs_of_one_model_are_named_after_their_folders(runs: list[Path], tmp_p
     assert distinct_names([Run(path) for path in (runs[1], tmp_path / "other")]) == ["llama", "other"]
 
 
-def test_bad_comparisons(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "two run folders" in complaint(capsys, "compare", runs[0], "--out", tmp_path / "x")
-    assert "no run at" in complaint(capsys, "compare", runs[0], tmp_path, "--out", tmp_path / "x")
+def test_bad_comparisons_are_refused(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "two run folders" in error_message(capsys, "compare", runs[0], "--out", tmp_path / "x")
+    assert "no run at" in error_message(capsys, "compare", runs[0], tmp_path, "--out", tmp_path / "x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    assert "holds no comparison" in complaint(capsys, "compare", *runs, "--out", tmp_path / "full")
+    assert "holds no comparison" in error_message(capsys, "compare", *runs, "--out", tmp_path / "full")
     assert (tmp_path / "full" / "file").read_text() == "mine"
     (tmp_path / "a-file").write_text("")
-    assert "Cannot write" in complaint(capsys, "compare", *runs, "--out", tmp_path / "a-file" / "x")
+    assert "Cannot write" in error_message(capsys, "compare", *runs, "--out", tmp_path / "a-file" / "x")
     assert not (tmp_path / "x").exists()
 
 

@@ -1,3 +1,5 @@
+"""Figure files: drawn when their stages are there, and again only when something changed."""
+
 from __future__ import annotations
 
 import json
@@ -29,7 +31,7 @@ def index(folder: Path) -> dict[str, dict[str, str]]:
     return json.loads((folder / "figures" / "index.json").read_text())
 
 
-def test_only_figures_whose_stages_are_there(tmp_path: Path) -> None:
+def test_only_figures_whose_stages_are_done_are_drawn(tmp_path: Path) -> None:
     study(tmp_path)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"accuracy.png", "accuracy.svg", "index.json"}
     assert index(tmp_path)["accuracy"]["caption"] == all_figures()[0].caption
@@ -37,7 +39,7 @@ def test_only_figures_whose_stages_are_there(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_figure_is_drawn_again_only_if_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_is_drawn_again_only_if_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
     original = figure_files.draw_figure
 
@@ -76,7 +78,7 @@ def test_the_index_does_not_depend_on_the_order_of_drawing(tmp_path: Path) -> No
     assert one == other
 
 
-def test_every_figure_needs_known_stages_and_has_a_name_of_its_own() -> None:
+def test_every_figure_needs_known_stages_and_has_a_unique_name() -> None:
     known = {stage.result for stage in all_stages()}
     assert len(all_figures()) == len({spec.name for spec in all_figures()}) == 29
     for spec in all_figures():

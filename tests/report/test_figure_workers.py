@@ -1,4 +1,4 @@
-"""Figures drawn by workers equal those drawn in place, and are complete whatever happens to the workers."""
+"""Figures drawn by workers equal those drawn in place, and are complete even if workers die or hang."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[BaseProcess]:
-    """The workers that had been started when pools were closed."""
+    """The workers that were running when a pool was closed."""
     started: list[BaseProcess] = []
     close = figure_files._FigurePool.close
 
@@ -55,13 +55,14 @@ def drawn(folder: Path) -> tuple[dict[str, object], dict[str, bytes]]:
     return json.loads((folder / "figures" / "index.json").read_text()), pictures
 
 
-@pytest.fixture
-def in_place(tmp_path: Path) -> tuple[dict[str, object], dict[str, bytes]]:
-    study(tmp_path / "in place", lambda folder: draw_figures(folder, Silent()))
-    return drawn(tmp_path / "in place")
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], dict[str, bytes]]:
+    folder = tmp_path_factory.mktemp("in place")
+    study(folder, lambda finished: draw_figures(finished, Silent()))
+    return drawn(folder)
 
 
-def test_the_same_figures(tmp_path: Path, workers: list[BaseProcess], in_place: object) -> None:
+def test_workers_draw_the_same_figures(tmp_path: Path, workers: list[BaseProcess], in_place: object) -> None:
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place
@@ -80,14 +81,16 @@ def sleep() -> None:
     time.sleep(1000)
 
 
-def test_workers_that_die_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: object) -> None:
+def test_figures_of_workers_that_die_are_drawn_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: object
+) -> None:
     monkeypatch.setattr(figure_files, "_start_worker", die)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
     assert drawn(tmp_path / "beside") == in_place
 
 
-def test_workers_that_do_not_finish_are_not_waited_for(
+def test_figures_of_workers_that_hang_are_drawn_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: list[BaseProcess], in_place: object
 ) -> None:
     monkeypatch.setattr(figure_files, "_start_worker", sleep)
@@ -99,7 +102,7 @@ def test_workers_that_do_not_finish_are_not_waited_for(
     assert not any(worker.is_alive() for worker in workers)
 
 
-def test_one_core_has_no_workers(tmp_path: Path, workers: list[BaseProcess], in_place: object) -> None:
+def test_there_are_no_workers_on_one_core(tmp_path: Path, workers: list[BaseProcess], in_place: object) -> None:
     torch.set_num_threads(1)
     with drawing(Silent()) as draw:
         study(tmp_path / "beside", draw)
@@ -118,7 +121,7 @@ def test_a_run_that_fails_leaves_no_workers(tmp_path: Path, workers: list[BasePr
 
 @pytest.fixture
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module with a figure of its own."""
+    """A module that registers a figure."""
     monkeypatch.setattr("arithscope.figures.registry._FIGURES", {spec.name: spec for spec in all_figures()})
     (tmp_path / "some_plug_in.py").write_text(
         "import os\n"
@@ -182,7 +185,8 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_of_a_killed_run_end_and_ctrl_c_is_for_the_run(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_workers_ignore_ctrl_c_and_end_with_a_killed_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

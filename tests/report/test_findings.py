@@ -36,7 +36,7 @@ from arithscope.report.formatting import (
 from arithscope.stats.intervals import Mean
 
 NAN = float("nan")
-NOWHERE = pd.DataFrame()
+EMPTY = pd.DataFrame()
 
 
 def mean(value: float, low: float, high: float, n: int = 50) -> Mean:
@@ -60,7 +60,7 @@ def row(value: float, low: float, high: float, **named: Any) -> dict[str, Any]:
         (NAN, "–"),
     ],
 )
-def test_numbers(x: float | None, expected: str) -> None:
+def test_number_format(x: float | None, expected: str) -> None:
     assert number(x) == expected
 
 
@@ -93,7 +93,7 @@ def test_verdicts() -> None:
 def test_missing_means_are_left_out() -> None:
     table = summary_table({"+": {"x": mean(0.5, 0.4, 0.6)}, "-": {"x": mean(NAN, NAN, NAN, 0)}})
     assert list(means_of(table, "x")) == ["+", "mean"]
-    assert means_of(NOWHERE, "x") == {}
+    assert means_of(EMPTY, "x") == {}
 
 
 def right_and_wrong(plus: Mean, times: Mean) -> Accuracy:
@@ -130,17 +130,17 @@ def isolated(*changes: tuple[float, float, float]) -> Heads:
         row(*change, operator="+", layer=layer, head=0, when="change", measure="faithfulness")
         for layer, change in enumerate(changes)
     ]
-    return Heads(NOWHERE, np.zeros((0, 5, 5), np.float32), pd.DataFrame(rows), [])
+    return Heads(EMPTY, np.zeros((0, 5, 5), np.float32), pd.DataFrame(rows), [])
 
 
 def test_isolation_names_a_head_only_if_its_change_is_clear() -> None:
     text = circuit.head_roles(isolated((0.0, 0.0, 0.0), (-0.2, -0.3, -0.1))).text
     assert "for 1 of 2 heads" in text
-    assert "most for L1H0 for +, where it changes by −.200 [−.300, −.100] (n = 50)" in text
+    assert "most for L1H0 (+), where it changes by −.200 [−.300, −.100] (n = 50)" in text
     assert circuit.head_roles(isolated((0.0, 0.0, 0.0), (-0.2, -0.5, 0.1))).text.endswith("0 of 2 heads (by operator).")
 
 
-def test_neurons_counts_what_is_clear() -> None:
+def test_only_clear_effects_of_neurons_are_counted() -> None:
     entries = [(5.0, -1.0, 9.0), (0.2, 0.1, 0.3), (-0.2, -0.3, -0.1), (0.0, -0.1, 0.1)]
     table = pd.DataFrame(
         [
@@ -163,9 +163,9 @@ def test_neurons_counts_what_is_clear() -> None:
 def test_overlap() -> None:
     pairs = [("+", "-", 0.5), ("+", "*", 0.2), ("-", "*", 0.3)]
     table = pd.DataFrame([{"operator": a, "other": b, "iou": x, "shared": 1, "union": 2} for a, b, x in pairs])
-    text = neurons.neuron_overlap(Overlap(table, NOWHERE, ["+", "-", "*"])).text
+    text = neurons.neuron_overlap(Overlap(table, EMPTY, ["+", "-", "*"])).text
     assert text.endswith("operators: .333. Largest: + and − (.500); smallest: + and × (.200).")
-    assert "only one operator" in neurons.neuron_overlap(Overlap(table[:0], NOWHERE, ["+"])).text
+    assert "only one operator" in neurons.neuron_overlap(Overlap(table[:0], EMPTY, ["+"])).text
 
 
 def knocked_out(gap: Mean, control: Mean) -> Knockout:
@@ -176,12 +176,12 @@ def knocked_out(gap: Mean, control: Mean) -> Knockout:
         "calibrated_vs_unmatched": control,
     }
     signs = [{"operator": "+", "criterion": "calibrated", "difference": "prompts", "above": 11, "below": 1, "p": 0.006}]
-    return Knockout(NOWHERE, NOWHERE, summary_table({"+": measures}), pd.DataFrame(signs))
+    return Knockout(EMPTY, EMPTY, summary_table({"+": measures}), pd.DataFrame(signs))
 
 
 def test_knockouts() -> None:
     found = causal.knockout_by_heuristic(knocked_out(mean(0.2, 0.1, 0.3), mean(0.1, -0.1, 0.3)))
-    assert "left at .700 [.600, .800] (n = 12) on prompts that satisfy the heuristic and at .900" in found.text
+    assert "after ablation is .700 [.600, .800] (n = 12) on prompts that satisfy the heuristic and .900" in found.text
     assert "For + prompts that satisfy it clearly lose more." in found.text
     assert "For + ablating as many other top neurons costs them neither clearly more nor clearly less." in found.text
     assert "By raw matches, no heuristic has enough neurons" in found.text
@@ -190,7 +190,7 @@ def test_knockouts() -> None:
     assert "lose more" not in other
     assert "For + there is no clear difference." in other
     assert "For + ablating as many other top neurons clearly costs them more." in other
-    nothing = Knockout(NOWHERE, NOWHERE, summary_table({}), NOWHERE)
+    nothing = Knockout(EMPTY, EMPTY, summary_table({}), EMPTY)
     assert causal.knockout_by_heuristic(nothing).text == "No heuristic has enough neurons to be tested."
 
 
@@ -201,11 +201,11 @@ def test_knockouts_by_prompt() -> None:
         "raw_associated_25": mean(0.9, 0.8, 1.0),
         "raw_vs_random_25": mean(0.0, -0.05, 0.05),
     }
-    text = causal.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, summary_table({"/": measures}))).text
+    text = causal.prompt_knockout(PromptKnockout(EMPTY, EMPTY, summary_table({"/": measures}))).text
     assert "leaves an accuracy of .500 [.400, .600] (n = 50)" in text
     assert "For ÷ random neurons clearly matter more." in text
     assert text.endswith("For ÷ there is no clear difference.")
-    assert "no neurons to ablate" in causal.prompt_knockout(PromptKnockout(NOWHERE, NOWHERE, NOWHERE)).text
+    assert "no neurons to ablate" in causal.prompt_knockout(PromptKnockout(EMPTY, EMPTY, EMPTY)).text
 
 
 def test_the_bag_alone() -> None:
@@ -215,7 +215,7 @@ def test_the_bag_alone() -> None:
         for name, value in found.items()
         for measure in ("faithfulness", "accuracy")
     ]
-    finding = causal.bag_alone(Bag(pd.DataFrame(rows), NOWHERE))
+    finding = causal.bag_alone(Bag(pd.DataFrame(rows), EMPTY))
     assert "faithfulness is .600 [.550, .620] (n = 50)" in finding.text
     assert finding.text.endswith("For + there is no clear difference.")
     assert finding.numbers["heuristic neurons, of top neurons"] == {"+": "10 of 10"}
@@ -246,7 +246,7 @@ def failed(neurons: Mean, push: Mean, area: Mean) -> Failures:
             },
         ]
     )
-    return Failures(NOWHERE, NOWHERE, NOWHERE, worst, table)
+    return Failures(EMPTY, EMPTY, EMPTY, worst, table)
 
 
 def test_failures() -> None:
@@ -260,7 +260,7 @@ def test_failures() -> None:
     worst = causal.worst_prompts(result).text
     assert worst.startswith("In 1 of 2 errors")
     assert worst.endswith("that of 9×9=: 81, where 72 was predicted.")
-    nothing = Failures(NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE)
+    nothing = Failures(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     assert "No operator has both" in causal.failure_contributions(nothing).text
     assert "no incorrect prompts" in causal.worst_prompts(nothing).text
 
@@ -269,7 +269,7 @@ def test_training() -> None:
     accuracy = pd.DataFrame([row(x, x, x, operator="+", checkpoint=c) for c, x in (("step 0", 0.1), ("final", 0.9))])
     present = pd.DataFrame([row(0.6, 0.5, 0.7, operator="+", checkpoint="step 0", criterion="raw")])
     share = summary_table({"+": {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1)}})
-    found = studies.training_curves(Training(accuracy, present, NOWHERE, NOWHERE, share, ["step 0", "final"], ["key"]))
+    found = studies.training_curves(Training(accuracy, present, EMPTY, EMPTY, share, ["step 0", "final"], ["key"]))
     assert "checkpoints compared: 1." in found.text
     assert "carry .800 [.700, .900] (n = 1) of the faithfulness" in found.text
     assert "No earlier checkpoint has calibrated matches" in found.text

@@ -1,4 +1,4 @@
-"""report.html is well-formed, self-contained, small enough and escaped, and shows the numbers of the run."""
+"""report.html is well-formed, self-contained, escaped and small enough, and shows the numbers of the run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.common.headline import HEADLINE_NUMBERS
+from arithscope.experiments.common.key_numbers import KEY_NUMBERS
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.circuit import accuracy_table
 from arithscope.figures.registry import all_figures, figure
-from arithscope.pipeline.registry import all_stages, stage_of
+from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
@@ -35,9 +35,8 @@ from arithscope.settings import Settings
 from arithscope.utils.files import checksum, locked, with_checksum
 from arithscope.utils.progress import Silent
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
+from tests.command_line import call, error_message
 from tests.families import small
-from tests.hand_built import copy_and_add
-from tests.test_cli import call, complaint
 
 HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
 MOST = 15_000_000
@@ -92,13 +91,11 @@ class Document(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(small_adder_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the hand-built model with every stage except slow ones, its figures and its report."""
-    folder = tmp_path_factory.mktemp("runs") / "adder"
-    stages = [stage.name for stage in all_stages() if stage.name not in LEFT_OUT]
-    finished = run_stages(copy_and_add(), Settings(("+",), 9, neurons="atp"), folder, stages, Silent())
-    draw_figures(finished, Silent())
-    write_report(finished)
+    folder = shutil.copytree(small_adder_run, tmp_path_factory.mktemp("runs") / "adder")
+    draw_figures(RunFolder(folder), Silent())
+    write_report(RunFolder(folder))
     return folder
 
 
@@ -130,7 +127,7 @@ def test_a_whole_page(made: Path) -> None:
     assert document.tags["figcaption"] == document.tags["figure"] == document.tags["h3"]
 
 
-def test_it_needs_nothing_but_itself(made: Path) -> None:
+def test_the_page_is_self_contained(made: Path) -> None:
     document = Document(made / "report.html")
     assert not {"script", "link", "iframe", "object", "form"} & document.tags.keys()
     assert all(str(image["src"]).startswith("data:image/") for image in document.images)
@@ -141,7 +138,7 @@ def test_it_needs_nothing_but_itself(made: Path) -> None:
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in document.text
 
 
-def test_every_figure_is_there_with_what_it_shows(made: Path) -> None:
+def test_every_figure_has_its_image_caption_and_finding(made: Path) -> None:
     document = Document(made / "report.html")
     assert sorted(str(image["alt"]) for image in document.images) == sorted(spec.title for spec in DRAWN)
     by_alt = {image["alt"]: image for image in document.images}
@@ -178,11 +175,11 @@ def test_a_figure_from_outside_the_package(partial: Path, monkeypatch: pytest.Mo
     assert document.text.count("This model: ") == 1  # the others have no finding
 
 
-def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
+def test_key_numbers_are_those_of_the_summary(made: Path) -> None:
     summary = json.loads((made / "summary.json").read_text())
     by_name = {cells[0].strip(): cells[1:] for cells in Document(made / "report.html").rows if cells}
     compared = 0
-    for row in HEADLINE_NUMBERS:
+    for row in KEY_NUMBERS:
         entries = summary.get(row.experiment, {})
         for column, operator in enumerate(("+", AVERAGE)):
             entry = entries.get(operator, {}).get(row.measure)
@@ -193,7 +190,7 @@ def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
         if row.name in by_name:
             assert by_name[row.name][-1].strip() == PAPER.get((row.experiment, row.measure), "–")
     assert compared > 20
-    named = {(row.experiment, row.measure): row.name for row in HEADLINE_NUMBERS}
+    named = {(row.experiment, row.measure): row.name for row in KEY_NUMBERS}
     assert by_name[named["circuit", "heads"]][0].strip() == str(summary["circuit"]["+"]["heads"])
     assert (
         by_name[named["probe", "first_answer_layer"]][1].strip()
@@ -201,8 +198,8 @@ def test_the_headline_has_the_numbers_of_the_summary(made: Path) -> None:
     )
 
 
-def test_the_papers_numbers_belong_to_rows() -> None:
-    assert PAPER.keys() <= {(row.experiment, row.measure) for row in HEADLINE_NUMBERS}
+def test_the_numbers_of_the_paper_belong_to_rows() -> None:
+    assert PAPER.keys() <= {(row.experiment, row.measure) for row in KEY_NUMBERS}
 
 
 def test_the_appendix_names_every_file(made: Path) -> None:
@@ -233,7 +230,7 @@ def test_a_run_without_any_number(tmp_path: Path) -> None:
     assert "This run has no numbers to show yet." in report(tmp_path / "run").text
 
 
-def test_what_is_out_of_date_is_left_out(partial: Path) -> None:
+def test_stale_results_and_figures_are_left_out(partial: Path) -> None:
     settings = Settings(("+", "-"), 5)
     draw_figures(RunFolder(partial), Silent())
     run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent())
@@ -247,7 +244,7 @@ def test_what_is_out_of_date_is_left_out(partial: Path) -> None:
     assert len(report(partial).images) == 1
 
 
-def test_nothing_comes_through_unescaped(partial: Path) -> None:
+def test_the_page_is_escaped(partial: Path) -> None:
     manifest = json.loads((partial / "manifest.json").read_text())
     manifest["model"] |= {
         "name": HOSTILE,
@@ -271,7 +268,7 @@ def test_nothing_comes_through_unescaped(partial: Path) -> None:
     assert "&lt;script&gt;" in document.text
 
 
-def test_a_table() -> None:
+def test_table_markup() -> None:
     rows = [["a < b", Cell("1", ("[0, 2]", "n = 3")), Cell("file", href="a&b"), Cell("ff", code=True)]]
     macros: Any = TEMPLATES.get_template("macros.html").module
     text = str(macros.data_table(Table('"&', ["", "<", "", ""], rows)))
@@ -295,7 +292,7 @@ def test_a_table() -> None:
         ("a\nb", '"a\\nb"'),
     ],
 )
-def test_settings(value: object, text: str) -> None:
+def test_setting_text(value: object, text: str) -> None:
     assert setting_text(value) == text
     assert setting_text({"a_b": value}) == f"a b {text}"
 
@@ -315,7 +312,7 @@ def drawn_as_they_are(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_large_figures_are_made_to_fit(made: Path, tmp_path: Path) -> None:
+def test_large_figures_are_shrunk_to_fit(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     for name in ("accuracy", "localization"):
         noise(folder / "figures" / f"{name}.png", 2000)  # 12 MB each, and 16 MB as text
@@ -338,12 +335,12 @@ def test_the_largest_picture_shrinks_first(tmp_path: Path) -> None:
     fitted = within(pictures, 50_000)
     assert sum(len(p.uri) for p in fitted.values()) < 50_100
     assert fitted["small"] == pictures["small"]
-    assert (fitted["large"].width, fitted["large"].top) == (128, 0.1)  # shown as large as before
+    assert (fitted["large"].width, fitted["large"].top) == (128, 0.1)  # shown at the same size
     assert within(pictures, 10**9) == pictures
     assert within(pictures, 0)["large"].embedded_bytes < 2000  # as small as it gets
 
 
-def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     (folder / "report.html").unlink()
     (folder / "figures" / "accuracy.svg").unlink()  # is drawn again
@@ -353,9 +350,9 @@ def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(Document(folder / "report.html").images) == len(DRAWN)
     assert (folder / "report.html").read_bytes() == (made / "report.html").read_bytes()
     with locked(folder):
-        assert "Another process is writing" in complaint(capsys, "report", folder)
-    assert "no run at" in complaint(capsys, "report", tmp_path)
-    assert "no run at" in complaint(capsys, "report", tmp_path / "nowhere")
+        assert "Another process is writing" in error_message(capsys, "report", folder)
+    assert "no run at" in error_message(capsys, "report", tmp_path)
+    assert "no run at" in error_message(capsys, "report", tmp_path / "nowhere")
     record = json.loads((folder / "topk" / "stage.json").read_text().replace('"mlp_size"', '"size"'))
     (folder / "topk" / "stage.json").write_text(
         json.dumps(with_checksum({k: v for k, v in record.items() if k != "checksum"}))
@@ -365,12 +362,14 @@ def test_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "another version of arithscope" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_full_disk(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_module, "write_text", full)
-    assert f"Cannot write to {made} (No space left on device)" in complaint(capsys, "report", made)
+    assert f"Cannot write to {made} (No space left on device)" in error_message(capsys, "report", made)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -31,7 +31,7 @@ def answered(n: int = 500, p: float = 0.7) -> dict[str, Any]:
     return {"accuracy": mean(0.9, n=1000), "p_answer_correct": mean(p, n=n)}
 
 
-def test_nothing_to_warn_of() -> None:
+def test_a_good_run_has_no_warnings() -> None:
     good = {"faithfulness": mean(0.95, 0.9, 1.0), "accuracy": mean(0.9, 0.85, 0.95)}
     summary = {
         "accuracy": {"+": answered(), "mean": answered(1)},
@@ -83,7 +83,7 @@ def test_an_unstable_ranking() -> None:
     ("experiment", "prefix", "section"),
     [("circuit", "", "circuit"), ("topk", "", "neurons"), ("bag", "raw_", "proof"), ("bag", "calibrated_", "proof")],
 )
-def test_faithfulness_that_disagrees(
+def test_faithfulness_and_accuracy_that_disagree(
     faithfulness: Any, accuracy: Any, warned: bool, experiment: str, prefix: str, section: str
 ) -> None:
     entries = {f"{prefix}faithfulness": faithfulness, f"{prefix}accuracy": accuracy}

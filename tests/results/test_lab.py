@@ -1,4 +1,4 @@
-"""Experiments in memory: the numbers of a study into a folder, samples within one's own prompts, and nothing twice."""
+"""Experiments in memory: the numbers of a run, samples from given prompts, and no stage computed twice."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.results.test_run import assert_same
 
 FEW = SampleSizes(discovery=5, evaluation=6, first_mlp=2, probe=60, draws=2, permutations=2, prompt_knockout=4)
-ASKED: dict[str, Any] = {"operators": "+", "max_operand": 5, "neurons": "atp", "topk": 10}
+ARGUMENTS: dict[str, Any] = {"operators": "+", "max_operand": 5, "neurons": "atp", "topk": 10}
 
 
 def rows(prompts: Prompts) -> set[tuple[int, str, int]]:
     return {(a, OPERATORS[o], b) for a, o, b in zip(prompts.op1, prompts.operator, prompts.op2, strict=True)}
 
 
-def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
-    """Of every stage of the adder but the slowest two, which are like the others."""
+def test_a_lab_gives_the_numbers_of_a_run(tmp_path: Path) -> None:
+    """Every stage but the two slowest, which work like the others."""
     stages = [stage.name for stage in all_stages() if not stage.on_request and stage.name not in ("mlp0", "knockout")]
-    runner.run_stages(copy_and_add(), smaller(**ASKED), tmp_path / "run", stages, Silent())
-    run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ASKED)
+    runner.run_stages(copy_and_add(), smaller(**ARGUMENTS), tmp_path / "run", stages, Silent())
+    run, lab = arithscope.open(tmp_path / "run"), Lab(copy_and_add(), sizes=SMALL_SAMPLES, **ARGUMENTS)
     for name in reversed(stages):  # each with all that it needs
         assert_same(lab.result(name), run.result(name))
     assert_same(lab.explain("5+4="), explain_prompt(copy_and_add(), run.classify, run.prompt("5+4="), "calibrated", 0))
@@ -52,7 +52,7 @@ def test_the_numbers_are_those_of_a_study(tmp_path: Path) -> None:
     assert found.activation_map.tokens[0] == sum(divmod(own, OPERANDS))
 
 
-def test_samples_lie_within_ones_own_prompts() -> None:
+def test_samples_are_drawn_from_the_given_prompts() -> None:
     everything = arithscope.legal_prompts("+", 30, 61)
     chosen = everything[(everything.op1 % 2 == 0) & (everything.op2 > 20)]
     lab = Lab(copy_and_add(), chosen, FEW, neurons="atp")
@@ -67,7 +67,7 @@ def test_samples_lie_within_ones_own_prompts() -> None:
     assert set(curve[(curve.circuit == "found") & (curve.measure == "accuracy")].n) == {FEW.evaluation}
     assert set(lab.neurons.effects.n) == {FEW.discovery}
     assert lab.probe.training_prompts == 0.8 * FEW.probe
-    assert lab.means.max_operand == 30  # what is ablated with is the mean over the whole square, as in a run
+    assert lab.means.max_operand == 30  # means are taken over the whole grid, as in a run
 
 
 def test_prompts_of_several_operators_and_larger_settings() -> None:
@@ -79,14 +79,14 @@ def test_prompts_of_several_operators_and_larger_settings() -> None:
     assert Lab(small("llama", "sdpa"), single).max_operand == 1  # the least that can be studied
 
 
-def test_a_prompt_counts_once() -> None:
-    """There twice, it could be in discovery and in evaluation."""
+def test_duplicate_prompts_count_once() -> None:
+    """Else a prompt could be in both discovery and evaluation."""
     prompts = arithscope.legal_prompts("+", 9, 61)
     twice = prompts[np.concatenate([np.arange(100), np.arange(50)])]
     assert_same(Lab(copy_and_add(), twice).accuracy, Lab(copy_and_add(), prompts).accuracy)
 
 
-def test_nothing_is_computed_twice_or_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_computed_once_and_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
 
     def counted(stage: Stage, *arguments: Any) -> Any:
@@ -94,30 +94,30 @@ def test_nothing_is_computed_twice_or_without_need(monkeypatch: pytest.MonkeyPat
         return compute_stage(stage, *arguments)
 
     monkeypatch.setattr(run_module, "compute_stage", counted)
-    lab = Lab(copy_and_add(), sizes=FEW, **ASKED)
+    lab = Lab(copy_and_add(), sizes=FEW, **ARGUMENTS)
     assert lab.circuit is lab.circuit
     assert computed == ["means", "accuracy", "localize", "circuit"]
     _ = lab.localize
     assert computed == ["means", "accuracy", "localize", "circuit"]
     computed.clear()
     known = {name: lab.result(name) for name in ("means", "accuracy", "circuit")}
-    other = Lab(copy_and_add(), sizes=FEW, known=known, **ASKED)
+    other = Lab(copy_and_add(), sizes=FEW, known=known, **ARGUMENTS)
     assert other.circuit is lab.circuit
     assert_same(other.heads, lab.heads)
     assert computed == ["heads", "heads"]
 
 
-def test_other_sizes_other_samples() -> None:
-    some, more = (Lab(copy_and_add(), sizes=replace(FEW, discovery=n), **ASKED) for n in (5, 8))
+def test_sizes_set_the_samples() -> None:
+    some, more = (Lab(copy_and_add(), sizes=replace(FEW, discovery=n), **ARGUMENTS) for n in (5, 8))
     assert (len(some.localize.prompts), len(more.localize.prompts)) == (5, 8)
-    assert (some.settings.sizes.discovery, Lab(copy_and_add(), **ASKED).settings.sizes.discovery) == (5, 32)
+    assert (some.settings.sizes.discovery, Lab(copy_and_add(), **ARGUMENTS).settings.sizes.discovery) == (5, 32)
 
 
 KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame())
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"prompts": Prompts(*np.zeros((3, 0)))}, "no prompts to study"),
         ({"prompts": Prompts(*np.array([[1], [1], [2]]))}, "1-2= is not a legal prompt"),
@@ -133,12 +133,12 @@ KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame())
         ({"operators": "%", "max_operand": 5}, "not an operator"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_studied(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_bad_arguments_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Lab(small("llama", "sdpa"), **given)
 
 
-def test_stages_that_are_not_there() -> None:
+def test_unknown_stages_are_refused() -> None:
     lab = Lab(small("llama", "sdpa"), max_operand=5)
     with pytest.raises(UserError, match="no stage 'lunch'; choose from means, accuracy"):
         lab.result("lunch")
@@ -146,7 +146,7 @@ def test_stages_that_are_not_there() -> None:
         _ = lab.training
 
 
-def test_what_a_lab_says_of_itself() -> None:
+def test_the_repr_of_a_lab() -> None:
     lab = Lab(load("tiny-llama"), operators="+-", max_operand=5)
     assert "operators + -, computed: nothing yet" in repr(lab)
     _ = lab.accuracy

@@ -1,4 +1,5 @@
-"""One neuron of a run: ranks against `Neurons.ranking`, patterns against a slow double loop, and what a run may lack."""
+"""One neuron of a run: ranks against `NeuronEffects.ranking`, attribution maps against a double loop, and runs without some
+stages."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def effects(values: np.ndarray, exact: np.ndarray) -> NeuronEffects:
 
 @pytest.mark.parametrize("share_exact", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("values", [2, 1000])
-def test_ranks_are_those_of_the_ranking(values: int, share_exact: float) -> None:
+def test_ranks_equal_the_ranking(values: int, share_exact: float) -> None:
     """With two values there are many ties; with some effects estimated, the exact ones come first."""
     random = np.random.default_rng(values)
     shape = (2, len(EFFECTS), len(LAYERS), SIZE)
@@ -56,7 +57,9 @@ def test_ranks_are_those_of_the_ranking(values: int, share_exact: float) -> None
                 assert own["rank"].tolist() == [orders[m].index(neuron) + 1 for m in EFFECTS]
 
 
-def activation_map(operator: str, max_operand: int, limit: int, seed: int = 0) -> tuple[NeuronEffects, ActivationMaps]:
+def some_activation_maps(
+    operator: str, max_operand: int, limit: int, seed: int = 0
+) -> tuple[NeuronEffects, ActivationMaps]:
     random = np.random.default_rng(seed)
     known = effects(random.random((2, len(EFFECTS), len(LAYERS), SIZE)), np.ones((len(LAYERS), SIZE), bool))
     table = pd.DataFrame(
@@ -69,36 +72,36 @@ def activation_map(operator: str, max_operand: int, limit: int, seed: int = 0) -
 
 
 @pytest.mark.parametrize("operator", "+-")
-def test_push_is_activation_times_logit_of_the_answer(operator: str) -> None:
-    known, patterns = activation_map(operator, 9, 12)
+def test_attribution_is_activation_times_logit_of_the_answer(operator: str) -> None:
+    known, patterns = some_activation_maps(operator, 9, 12)
     for place, (layer, neuron) in enumerate([(2, 5), (3, 1), (3, 7)]):
-        pattern = NeuronFinder(known, patterns, None).find(operator, layer, neuron).activation_map
-        assert pattern is not None
+        own_map = NeuronFinder(known, patterns, None).find(operator, layer, neuron).activation_map
+        assert own_map is not None
         legal = 0
         for a in range(10):
             for b in range(10):
                 right = answer(operator, a, b)
                 if 0 <= right < 12:
                     want = float(patterns.activations[place, a, b]) * float(patterns.logits[place, right])
-                    assert pattern.attribution[a, b] == pytest.approx(want, rel=1e-6)
+                    assert own_map.attribution[a, b] == pytest.approx(want, rel=1e-6)
                     legal += 1
                 else:
-                    assert math.isnan(pattern.attribution[a, b])
+                    assert math.isnan(own_map.attribution[a, b])
         assert 0 < legal < 100
-        np.testing.assert_array_equal(pattern.activations, patterns.activations[place].astype(np.float32))
-        np.testing.assert_array_equal(pattern.logits, patterns.logits[place])
-        assert (pattern.rank, pattern.direct, pattern.tokens) == ((1, 1, 2)[place], place != 1, [place + 1])
+        np.testing.assert_array_equal(own_map.activations, patterns.activations[place].astype(np.float32))
+        np.testing.assert_array_equal(own_map.logits, patterns.logits[place])
+        assert (own_map.rank, own_map.direct, own_map.tokens) == ((1, 1, 2)[place], place != 1, [place + 1])
 
 
-def test_push_where_divisions_by_zero_are_no_prompts() -> None:
-    _, patterns = activation_map("/", 5, 6)
-    push = patterns.attribution_map(0)
-    assert np.isnan(push[:, 0]).all()
-    assert not np.isnan(push[:, 1:]).any()
-    assert push[5, 2] == pytest.approx(float(patterns.activations[0, 5, 2]) * float(patterns.logits[0, 2]))
+def test_the_attribution_map_leaves_out_divisions_by_zero() -> None:
+    _, patterns = some_activation_maps("/", 5, 6)
+    attribution = patterns.attribution_map(0)
+    assert np.isnan(attribution[:, 0]).all()
+    assert not np.isnan(attribution[:, 1:]).any()
+    assert attribution[5, 2] == pytest.approx(float(patterns.activations[0, 5, 2]) * float(patterns.logits[0, 2]))
 
 
-def test_all_that_the_stages_say_of_a_neuron(small_run: Path) -> None:
+def test_a_neuron_has_the_rows_of_every_stage(small_run: Path) -> None:
     run = arithscope.open(small_run)
     tables = {name: pd.read_parquet(small_run / f"{name}.parquet") for name in (
         "neurons/effects", "patterns/neurons", "classify/matches", "classify/best", "classify/neurons"
@@ -127,16 +130,16 @@ def test_all_that_the_stages_say_of_a_neuron(small_run: Path) -> None:
         assert len(parsed(found).findall(".//tbody/tr")) == min(8, len(found.heuristics))
 
 
-def test_numbers_of_a_dataframe_will_do(small_run: Path) -> None:
+def test_numpy_integers_are_accepted(small_run: Path) -> None:
     run = arithscope.open(small_run)
     top = run.topk.top
-    layer, neuron = top.layer.to_numpy()[-1], top.neuron.to_numpy()[-1]  # numpy's own integers, of 32 bits
+    layer, neuron = top.layer.to_numpy()[-1], top.neuron.to_numpy()[-1]  # 32-bit integers of numpy
     found = run.neuron(layer, neuron, top.operator.iloc[-1])
     assert found.name == f"L{layer}N{neuron}"
     assert found.activation_map is not None
 
 
-def test_a_neuron_that_is_not_among_the_top_ones(small_run: Path) -> None:
+def test_a_neuron_outside_the_top_k(small_run: Path) -> None:
     run = arithscope.open(small_run)
     layer = run.neurons.first_layer
     top = set(run.topk.top[(run.topk.top.operator == "+") & (run.topk.top.layer == layer)].neuron)
@@ -146,12 +149,12 @@ def test_a_neuron_that_is_not_among_the_top_ones(small_run: Path) -> None:
     assert (found.effects["rank"] > len(top)).any()
     assert "no activation map" in repr(found)
     assert found.name in words(found)
-    with pytest.raises(UserError, match=r"no activation map for \+ to plot"):
+    with pytest.raises(UserError, match=r"no activation map for \+; only top neurons have one"):
         found.plot()
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ((0, 0, "+"), r"no neuron L0N0; it has layers \d to 5, with neurons 0 to 511 each\.$"),
         ((6, 0, "+"), "no neuron L6N0"),
@@ -161,15 +164,15 @@ def test_a_neuron_that_is_not_among_the_top_ones(small_run: Path) -> None:
         ((5, 3, "plus"), "no neurons for the operator 'plus'"),
     ],
 )
-def test_neurons_that_are_not_there(small_run: Path, place: tuple[int, int, str], said: str) -> None:
+def test_unknown_neurons_are_refused(small_run: Path, place: tuple[int, int, str], message: str) -> None:
     run = arithscope.open(small_run)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run.neuron(*place)
     assert run.map_row(*place) is None
 
 
-def test_without_a_classification_there_are_patterns_alone(small_run: Path, tmp_path: Path) -> None:
-    run = arithscope.open(lacking(small_run, tmp_path, "classify"))
+def test_a_neuron_without_classification(small_run: Path, tmp_path: Path) -> None:
+    run = arithscope.open(without_stages(small_run, tmp_path, "classify"))
     row = run.patterns.neurons.iloc[0]
     found = run.neuron(row.layer, row.neuron, row.operator)
     assert (len(found.heuristics), len(found.best), found.coverage) == (0, 0, {})
@@ -179,8 +182,8 @@ def test_without_a_classification_there_are_patterns_alone(small_run: Path, tmp_
     assert run.map_row(row.layer, row.neuron, row.operator) == 0
 
 
-def test_without_patterns_there_are_effects_alone(small_run: Path, tmp_path: Path) -> None:
-    run = arithscope.open(lacking(small_run, tmp_path, "patterns", "classify"))
+def test_a_neuron_without_activation_maps(small_run: Path, tmp_path: Path) -> None:
+    run = arithscope.open(without_stages(small_run, tmp_path, "patterns", "classify"))
     row = run.topk.top.iloc[0]
     found = run.neuron(row.layer, row.neuron, row.operator)
     assert found.activation_map is None
@@ -190,7 +193,7 @@ def test_without_patterns_there_are_effects_alone(small_run: Path, tmp_path: Pat
         found.plot()
 
 
-def lacking(run: Path, folder: Path, *stages: str) -> Path:
+def without_stages(run: Path, folder: Path, *stages: str) -> Path:
     """A copy of a run in which some stages have not been computed."""
     copy = Path(shutil.copytree(run, folder / "run"))
     manifest = json.loads((copy / "manifest.json").read_text())
@@ -201,13 +204,13 @@ def lacking(run: Path, folder: Path, *stages: str) -> Path:
     return copy
 
 
-def test_hostile_names_are_shown_as_they_are() -> None:
-    known, patterns = activation_map("+", 9, 12)
+def test_html_is_escaped() -> None:
+    known, patterns = some_activation_maps("+", 9, 12)
     classify = made_up("+", [(2, 5)], [(2, 5, "op1 in [0, 5]", 0.9, True)])
-    said = "<script>alert('&')</script>"
-    matches = classify.matches.assign(heuristic=said, expected=0.5, fdr=0.01)
+    message = "<script>alert('&')</script>"
+    matches = classify.matches.assign(heuristic=message, expected=0.5, fdr=0.01)
     neurons = classify.neurons.assign(coverage_raw=0.5, coverage_calibrated=0.25)
     found = NeuronFinder(known, patterns, type(classify)(matches, matches, neurons, matches, matches)).find("+", 2, 5)
-    assert said in words(found)
+    assert message in words(found)
     assert "script" not in tags(found)
     assert found.coverage == {"raw": 0.5, "calibrated": 0.25}

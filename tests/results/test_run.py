@@ -1,4 +1,4 @@
-"""A finished run, as a library: what it gives is what is in its folder, and what it cannot give it says in a sentence."""
+"""A finished run from Python: its results are those of the folder, and what is missing is explained in one sentence."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.markup import parsed, words
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Results, field by field."""
+    """Compare results field by field."""
     assert type(one) is type(other)
     for field in fields(one):
         a, b = getattr(one, field.name), getattr(other, field.name)
         if isinstance(a, pd.DataFrame) and a.empty:
-            assert b.empty  # what an empty table's columns are read as is not told in the file
+            assert b.empty  # the file does not keep the column types of an empty table
         elif isinstance(a, pd.DataFrame):
             pd.testing.assert_frame_equal(a.reset_index(drop=True), b.reset_index(drop=True))
         elif isinstance(a, np.ndarray):
@@ -37,7 +37,7 @@ def assert_same(one: Any, other: Any) -> None:
             assert a == b, field.name
 
 
-def test_results_are_those_of_the_folder(small_run: Path) -> None:
+def test_results_equal_those_of_the_folder(small_run: Path) -> None:
     run, folder = arithscope.open(small_run), RunFolder(small_run)
     for stage in all_stages():
         if not stage.on_request:
@@ -45,14 +45,14 @@ def test_results_are_those_of_the_folder(small_run: Path) -> None:
             assert getattr(run, stage.name) is run.result(stage.name)  # read once
 
 
-def test_a_run_of_a_training(small_training_run: Path) -> None:
+def test_a_run_with_checkpoints(small_training_run: Path) -> None:
     run = arithscope.open(str(small_training_run))
     assert "training" in run.stages
     assert run.training.checkpoints == ["step-00000", "step-01000", "final"]
     first = arithscope.open(small_training_run / "checkpoints" / "step-00000")
     assert first.name == "tiny-pythia@step-00000"
-    # Untrained, it says the same few numbers to everything, and is right where one of them is the answer: without two
-    # different answers there is no counterfactual, so nothing is looked for, and the others are followed all the same.
+    # Untrained, it always predicts the same few numbers and is right where one of them is the answer. All correct prompts have
+    # the same answer, so there is no counterfactual, and later stages are left out.
     right = first.accuracy.prompts[first.accuracy.prompts.correct]
     assert len(right) >= 2
     assert right.answer.nunique() == 1
@@ -84,7 +84,7 @@ def test_stages_and_summary(small_run: Path, small_training_run: Path) -> None:
         assert counted == len(run.summary) > 20
 
 
-def test_what_a_run_says_of_itself(small_run: Path) -> None:
+def test_the_repr_and_html_of_a_run(small_run: Path) -> None:
     run = arithscope.open(small_run)
     assert (run.name, run.operators, run.max_operand, run.limit, run.seed) == ("tiny-llama", ["+", "-"], 40, 1000, 0)
     assert (run.path, run.configuration["topk"]) == (small_run, 16)
@@ -95,7 +95,7 @@ def test_what_a_run_says_of_itself(small_run: Path) -> None:
     assert all(float(seconds or "nan") >= 0 for _, seconds in cells[1:])
 
 
-def test_hostile_names_are_shown_as_they_are(small_run: Path, tmp_path: Path) -> None:
+def test_html_is_escaped(small_run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(small_run, tmp_path / "<b>&"))
     changed(copy, lambda manifest: manifest["model"].update(name="<script>alert('&')</script>"))
     assert "<script>alert('&')</script>" in words(arithscope.open(copy))
@@ -103,14 +103,14 @@ def test_hostile_names_are_shown_as_they_are(small_run: Path, tmp_path: Path) ->
 
 
 def changed(path: Path, change: Any) -> None:
-    """Write something else into a manifest."""
+    """Change the manifest of a run."""
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_stale_results_are_refused(small_run: Path, tmp_path: Path) -> None:
-    """Computed from other settings than those the manifest tells, they would be taken for what they are not."""
+    """They were computed with other settings than those in the manifest."""
     copy = Path(shutil.copytree(small_run, tmp_path / "run"))
     changed(copy, lambda manifest: manifest["stages"].update(circuit={"status": "stale"}))
     run = arithscope.open(copy)
@@ -118,14 +118,14 @@ def test_stale_results_are_refused(small_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no complete stage 'circuit' \(it is stale\); run it again"):
         _ = run.circuit
     changed(copy, lambda manifest: manifest["stages"].update(circuit={"status": "done"}))
-    assert_same(run.circuit, arithscope.open(small_run).circuit)  # done in the meantime: the folder is looked at again
+    assert_same(run.circuit, arithscope.open(small_run).circuit)  # done in the meantime: the folder is read again
 
 
-def test_stages_that_are_not_there(small_run: Path, small_training_run: Path, tmp_path: Path) -> None:
+def test_missing_stages_are_refused(small_run: Path, small_training_run: Path, tmp_path: Path) -> None:
     run = arithscope.open(small_run)
     with pytest.raises(UserError, match=r"no stage 'lunch'; choose from means, accuracy, .*, stability, training\.$"):
         run.result("lunch")
-    with pytest.raises(UserError, match=r"no complete stage 'training' \(it is not there\)"):
+    with pytest.raises(UserError, match=r"no complete stage 'training' \(it is missing\)"):
         _ = run.training
     with pytest.raises(UserError, match=r"no complete stage 'mlp0' \(it is pending\)"):
         _ = arithscope.open(small_training_run).mlp0
@@ -141,7 +141,7 @@ def test_damaged_results_are_refused(small_run: Path, tmp_path: Path) -> None:
         _ = arithscope.open(copy).topk
 
 
-def test_the_model_is_the_runs_own(small_run: Path, saved_adder: Path) -> None:
+def test_the_model_must_be_that_of_the_run(small_run: Path, saved_adder: Path) -> None:
     run = arithscope.open(small_run)
     assert run.model.identity.weight_hash == run.manifest["model"]["weight_hash"]
     assert run.model is run.model  # loaded once
@@ -152,7 +152,7 @@ def test_the_model_is_the_runs_own(small_run: Path, saved_adder: Path) -> None:
     assert other.model.identity.name == "tiny-llama"
 
 
-def test_the_model_reads_prompts_as_it_did_then(small_run: Path, tmp_path: Path) -> None:
+def test_the_model_is_loaded_with_the_template_of_the_run(small_run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(small_run, tmp_path / "run"))
     changed(copy, lambda manifest: manifest["configuration"].update(prefix="1+2="))
     model = arithscope.open(copy).model
@@ -167,7 +167,7 @@ def test_a_folder_in_the_home_folder(small_run: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("criterion", ["raw", "calibrated"])
-def test_explain_is_the_experiments(small_run: Path, criterion: str) -> None:
+def test_explain_equals_explain_prompt(small_run: Path, criterion: str) -> None:
     run = arithscope.open(small_run)
     found = run.explain("26 + 8", criterion)
     want = explain_prompt(run.model, run.classify, parse_prompt("26+8=", "+-", 40, 1000), criterion, 0)
@@ -180,7 +180,7 @@ def test_explain_is_the_experiments(small_run: Path, criterion: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         (("41+1=",), "beyond 40, the largest operand here"),
         (("2*3=",), "The operator . was not studied"),
@@ -189,10 +189,10 @@ def test_explain_is_the_experiments(small_run: Path, criterion: str) -> None:
         (("2+2=", "fine"), r"no criterion 'fine'; choose raw or calibrated\.$"),
     ],
 )
-def test_prompts_that_cannot_be_explained(small_run: Path, asked: tuple[str, ...], said: str) -> None:
+def test_bad_prompts_are_refused(small_run: Path, arguments: tuple[str, ...], message: str) -> None:
     run = arithscope.open(small_run)
-    with pytest.raises(UserError, match=said):
-        run.explain(*asked)
+    with pytest.raises(UserError, match=message):
+        run.explain(*arguments)
     assert "model" not in vars(run)  # refused before a model is loaded
 
 
@@ -203,13 +203,13 @@ def test_an_operator_without_neurons(small_run: Path, tmp_path: Path) -> None:
         arithscope.open(copy).explain("6/3=")
 
 
-def test_studying_into_a_folder(tmp_path: Path) -> None:
-    asked = {"operators": "+", "max_operand": 12}
-    run = arithscope.run("tiny-llama", tmp_path / "mine", ["accuracy"], **asked)
+def test_run_studies_a_model_into_a_folder(tmp_path: Path) -> None:
+    settings = {"operators": "+", "max_operand": 12}
+    run = arithscope.run("tiny-llama", tmp_path / "mine", ["accuracy"], **settings)
     assert run.stages == ["means", "accuracy"]
     assert len(run.accuracy.prompts) == 13**2
     before = (tmp_path / "mine" / "means" / "stage.json").stat().st_mtime_ns
-    again = arithscope.run(run.model, str(tmp_path / "mine"), ["localize"], **asked)
+    again = arithscope.run(run.model, str(tmp_path / "mine"), ["localize"], **settings)
     assert again.stages == ["means", "accuracy", "localize"]
     assert (tmp_path / "mine" / "means" / "stage.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="is not an operator"):

@@ -49,7 +49,7 @@ def test_logistic_with_a_separating_feature() -> None:
 
 @pytest.mark.parametrize("rare", [True, False])
 def test_logistic_intervals_against_a_general_optimiser(rare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fits every resample anew. The rarer outcome occurs once, so many resamples lack it and are left out."""
+    """Fits every resample again. The rarer outcome occurs once, so many resamples lack it and are left out."""
     monkeypatch.setattr("arithscope.stats.classifiers.RESAMPLES", 40)
     x = np.random.default_rng(2).normal(size=(9, 1)).round(1)
     x[8] = x[7]  # a tie
@@ -76,8 +76,8 @@ def test_standardised_by_hand() -> None:
     assert standardised(x) == pytest.approx(np.array([[-1.0, 0.0, -1.0], [1.0, 0.0, 1.0]]))
 
 
-def test_intervals_of_coefficients_cover() -> None:
-    """Without any effect the interval of a coefficient contains 0 about as often as it says."""
+def test_intervals_of_coefficients_cover_zero_without_an_effect() -> None:
+    """About as often as they promise."""
     random = np.random.default_rng(0)
     inside = 0
     for _ in range(60):

@@ -40,7 +40,7 @@ def test_effect_by_hand() -> None:
 
 
 @given(seeds)
-def test_effect_range_and_invariance(seed: int) -> None:
+def test_effect_is_at_least_minus_one_and_ignores_constants(seed: int) -> None:
     before, after = random_logits(seed, 4, 6), random_logits(seed + 1, 4, 6)
     r, r2 = torch.tensor([0, 1, 2, 3]), torch.tensor([5, 4, 0, 1])
     value = effect(before, after, r, r2)
@@ -49,7 +49,7 @@ def test_effect_range_and_invariance(seed: int) -> None:
     assert float(effect(before, before, r, r2).abs().max()) == 0
 
 
-def test_effect_stays_finite_where_probabilities_underflow() -> None:
+def test_effect_stays_finite_when_probabilities_underflow() -> None:
     before = torch.tensor([[0.0, -120.0, 0.0]])  # P(r′) is 1e-52: zero in single precision
     after = torch.tensor([[0.0, -119.0, 0.0]])
     value = effect(before, after, torch.tensor([0]), torch.tensor([1]))
@@ -75,7 +75,7 @@ def test_log_ratio_effect_is_its_formula_and_antisymmetric(seed: int) -> None:
 
 
 def test_logit_effect_by_hand() -> None:
-    """Centred logits (4, −2, −2) → (2.5, 1, −3.5): r′ rises by 3 of size 2, r falls by 1.5 to a size of 2.5: ½ (1.5 + 0.6)."""
+    """Centred logits (4, −2, −2) → (2.5, 1, −3.5): r′ rises by 3 ÷ 2, r falls by 1.5 ÷ 2.5: ½ (1.5 + 0.6)."""
     before, after = torch.tensor([[4.0, -2.0, -2.0]]), torch.tensor([[2.5, 1.0, -3.5]])
     answer, other = torch.tensor([0]), torch.tensor([1])
     for shift in (0.0, 5.0):

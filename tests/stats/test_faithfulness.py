@@ -12,7 +12,7 @@ from tests.stats.test_effects import random_logits, seeds
 
 
 @given(seeds)
-def test_normalized_logit(seed: int) -> None:
+def test_normalized_logit_is_its_formula(seed: int) -> None:
     logits, answer = random_logits(seed, 3, 4, 7), torch.tensor([0, 6, 2, 3])
     found = normalized_logit(logits, answer)
     for v in range(3):

@@ -41,7 +41,7 @@ def test_the_interval_is_that_of_the_resampled_means() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 19])
-def test_every_value_is_drawn_as_often_as_any_other(at: int) -> None:
+def test_every_value_is_drawn_equally_often(at: int) -> None:
     x = np.arange(20) / 1000
     x[at] = 20.0  # so that the mean of a resample is about the number of times it was drawn
     times = resampled_means(x, np.random.default_rng(0)).round()
@@ -67,13 +67,13 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert 0.88 <= np.mean(covered) <= 0.99
 
 
-def test_nothing_to_average() -> None:
+def test_the_mean_of_nothing_is_nan() -> None:
     mean = bootstrap_mean([], random=np.random.default_rng(0))
     assert mean.n == 0
     assert np.isnan([mean.value, mean.low, mean.high]).all()
 
 
-def test_rows_are_resampled_as_one_by_one() -> None:
+def test_intervals_of_many_rows_equal_those_of_single_rows() -> None:
     values = np.random.default_rng(0).exponential(1.0, (3, 80))
     together = bootstrap_means(values, np.random.default_rng(1))
     for row, mean in zip(values, together, strict=True):
@@ -141,7 +141,7 @@ def test_difference_of_independent_means() -> None:
     assert (uneven.low, uneven.high) == pytest.approx((0.5, 2.0))
 
 
-def test_the_interval_of_a_difference_covers() -> None:
+def test_intervals_of_differences_cover_the_truth() -> None:
     random, covered = np.random.default_rng(0), 0
     for _ in range(80):
         a, b = random.normal(1.0, 1.0, 60), random.normal(0.5, 2.0, 80)

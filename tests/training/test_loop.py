@@ -1,4 +1,4 @@
-"""Training a tiny model on the CPU: seeded, resumable after a kill, and a model like any other afterwards."""
+"""Training a tiny model on the CPU: reproducible, resumable, and loadable like any other model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from arithscope.cli.app import main
 from arithscope.errors import UserError
 from arithscope.models.load import load
 from arithscope.models.tokenization import PromptEncoder
@@ -20,6 +19,7 @@ from arithscope.prompts import Template, legal_prompts
 from arithscope.training.loop import Batches, split_pairs, train
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
+from tests.command_line import call, error_message
 
 RECIPE = """
 name = "toy"
@@ -91,7 +91,7 @@ def same(a: Path, b: Path) -> bool:
     return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
 
 
-def test_a_stopped_training_ends_as_an_undisturbed_one(recipe: Path, tmp_path: Path) -> None:
+def test_a_stopped_training_ends_with_the_same_weights(recipe: Path, tmp_path: Path) -> None:
     straight = train(recipe, tmp_path / "straight", CPU, Silent())
     for stop in (7, 33, 59):
         with pytest.raises(KeyboardInterrupt):
@@ -110,7 +110,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(recipe: Path, tmp_path: P
     assert not any(name.endswith(".tmp") for name in files)
 
 
-def test_checkpoints_are_models(recipe: Path, tmp_path: Path) -> None:
+def test_checkpoints_can_be_loaded(recipe: Path, tmp_path: Path) -> None:
     folder = train(recipe, tmp_path / "out", CPU, Silent())
     steps = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert steps == ["step-00000", "step-00020", "step-00040"]
@@ -122,7 +122,7 @@ def test_checkpoints_are_models(recipe: Path, tmp_path: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
 
 
-def test_the_card_says_what_the_stored_model_does(recipe: Path, tmp_path: Path) -> None:
+def test_the_card_states_the_accuracy_of_the_stored_model(recipe: Path, tmp_path: Path) -> None:
     folder = train(recipe, tmp_path / "out", CPU, Silent())
     model = load(str(folder))
     for operator in "+/":
@@ -133,17 +133,12 @@ def test_the_card_says_what_the_stored_model_does(recipe: Path, tmp_path: Path) 
         assert expected in (folder / "README.md").read_text()
 
 
-def test_on_the_command_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["train", str(recipe), "--out", str(tmp_path / "out"), "--device", "cpu"])
-    assert not ended.value.code
+def test_the_train_command(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("train", recipe, "--out", tmp_path / "out", "--device", "cpu") == 0
     output = capsys.readouterr()
     assert "Measured on all legal prompts" in output.out
     assert "training toy: done" in output.err
-    with pytest.raises(SystemExit) as ended:
-        main(["train", str(tmp_path / "nothing.toml")])
-    assert ended.value.code == 2
-    assert "There is no recipe" in capsys.readouterr().err
+    assert "There is no recipe" in error_message(capsys, "train", tmp_path / "nothing.toml")
 
 
 def test_another_seed_trains_another_model(recipe: Path, tmp_path: Path) -> None:
@@ -158,7 +153,7 @@ def test_another_seed_trains_another_model(recipe: Path, tmp_path: Path) -> None
         train(recipe, tmp_path / "c", CPU, Silent())
 
 
-def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None:
+def test_batches_have_seen_pairs_only_and_the_given_noise(recipe: Path) -> None:
     read = read_recipe(recipe)
     encoder = PromptEncoder(number_tokenizer(20), Template())
     batches = Batches(read, encoder, CPU)
@@ -189,7 +184,7 @@ def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None
         ("steps = 60", 'steps = "many"', "must be of type int"),
         ("steps = 60", "steps = 0", "steps must lie between"),
         ("learning_rate = 3e-3", "learning_rate = nan", "must be positive"),
-        ('name = "toy"', 'name = "../toy"', "name must be a word"),
+        ('name = "toy"', 'name = "../toy"', "name must be at most 100 letters"),
         ("seed = 5", f"seed = {10**30}", "seed must lie"),
         ("seed = 5", f"seed = {'9' * 5000}", "cannot be read as TOML"),
         ("seed = 5", f"seed = {'[' * 9000}", "cannot be read as TOML"),
@@ -201,16 +196,16 @@ def test_batches_hold_seen_pairs_only_and_the_stated_noise(recipe: Path) -> None
         ("[model.config]", "[model.config", "cannot be read as TOML"),
     ],
 )
-def test_bad_recipes(recipe: Path, old: str, new: str, message: str) -> None:
+def test_bad_recipes_are_refused(recipe: Path, old: str, new: str, message: str) -> None:
     recipe.write_text(RECIPE.replace(old, new))
     with pytest.raises(UserError, match=message):
         read_recipe(recipe)
 
 
-def test_models_that_cannot_be_built(recipe: Path, tmp_path: Path) -> None:
+def test_models_that_cannot_be_built_are_refused(recipe: Path, tmp_path: Path) -> None:
     for old, new, message in (
         ("num_attention_heads = 2", "num_attention_heads = 0", "'gpt_neox' cannot be built"),
-        ("hidden_size = 32", "hidden_size = 30000", "asks for a model of"),
+        ("hidden_size = 32", "hidden_size = 30000", "parameters and buffer entries, but at most"),
         ("num_hidden_layers = 1", "num_hidden_layers = 1000000000", "asks for 1000000000 layers"),
         ('seen = { "+" = 0.5, "/" = 0.75 }', 'seen = { "+" = 0 }', "nothing to train on"),
     ):

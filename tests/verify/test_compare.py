@@ -1,4 +1,4 @@
-"""The comparing itself: what is allowed, what is told, and that nothing slips through."""
+"""Comparing stored with recomputed numbers: what is allowed, and how differences are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ numbers = st.floats(-1e6, 1e6)
 
 
 @given(stored=st.lists(numbers, min_size=1), data=st.data())
-def test_a_number_further_away_than_allowed_is_told(stored: list[float], data: st.DataObject) -> None:
+def test_numbers_outside_the_tolerance_are_reported(stored: list[float], data: st.DataObject) -> None:
     a = np.array(stored)
     allowed = 0.1 * np.abs(a) + 0.01
     share = np.array(data.draw(st.lists(st.floats(-0.99, 0.99), min_size=len(a), max_size=len(a))))
@@ -46,7 +46,7 @@ def test_a_number_further_away_than_allowed_is_told(stored: list[float], data: s
         ([1.0], [1.0, 1.0], False),
     ],
 )
-def test_what_is_no_number(stored: list[float], now: list[float], agree: bool) -> None:
+def test_nan_infinity_and_missing_numbers(stored: list[float], now: list[float], agree: bool) -> None:
     tally = Tally(SOME)
     tally.close("x", stored, now, SOME)
     assert (not tally.differences) == agree
@@ -55,7 +55,7 @@ def test_what_is_no_number(stored: list[float], now: list[float], agree: bool) -
 TABLE = pd.DataFrame({"operator": ["+", "-", "+"], "layer": [0, 0, 1], "value": [1.0, 2.0, 3.0], "right": [1, 0, 1]})
 
 
-def test_rows_are_found_by_what_they_are_of() -> None:
+def test_rows_are_found_by_their_keys() -> None:
     tally = Tally(SOME)
     now = TABLE.iloc[[2, 0]].reset_index(drop=True)
     tally.rows("x", TABLE, now, ["operator", "layer"], EXACT)
@@ -73,7 +73,7 @@ def test_rows_are_found_by_what_they_are_of() -> None:
 
 
 def test_whole_tables() -> None:
-    for changed, said in (
+    for changed, message in (
         (TABLE, None),
         (TABLE.iloc[::-1], "layer of row 0 (stored 0, now 1"),
         (TABLE.iloc[:2], "the number of rows of x (stored 3, now 2)"),
@@ -82,7 +82,7 @@ def test_whole_tables() -> None:
     ):
         tally = Tally(SOME)
         tally.table("x", TABLE, changed)
-        assert (tally.differences == []) if said is None else (said in tally.differences[0])
+        assert (tally.differences == []) if message is None else (message in tally.differences[0])
 
 
 def test_lists_in_tables_and_plain_values() -> None:

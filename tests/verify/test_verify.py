@@ -1,4 +1,4 @@
-"""A run verifies; one whose numbers were changed, however carefully, does not, and is told where."""
+"""A run agrees with its recomputation; one whose numbers were changed does not, and `verify` reports where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from arithscope.cli.app import main
 from arithscope.models.load import load
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
@@ -20,10 +19,11 @@ from arithscope.pipeline.store import RunFolder, RunWriter
 from arithscope.results.run import Run
 from arithscope.utils.progress import Silent
 from arithscope.verify.verify import Verdict, Verification
+from tests.command_line import call
 from tests.conftest import smaller
 
 BY_NAME = {stage.name: stage for stage in all_stages()}
-# What is changed of each stage: tables with a column, and arrays.
+# What is changed in each stage: columns of tables, and arrays.
 CHANGED: dict[str, list[str]] = {
     "means": ["heads", "neurons", "p_answer"],
     "accuracy": ["prompts.p_answer", "table.value"],
@@ -61,7 +61,7 @@ def reported(stage: str) -> list[str]:
 
 
 def moved(x: Any, field: str) -> Any:
-    """Other numbers of about the same size; in a table that is made from another one they are moved the other way."""
+    """Other numbers of about the same size; those of a derived table are changed in the other direction."""
     return (x * 0.9 - 0.02 if field in ("table", "roles") else x * 1.07 + 0.05).astype(x.dtype)
 
 
@@ -75,7 +75,7 @@ def with_changes(result: Any, changes: Sequence[str]) -> Any:
 
 
 def rewrite(folder: Path, stage: str, change: Callable[[Any], Any]) -> None:
-    """A stage with other numbers in it, and everything signed as if they had been computed."""
+    """Change the numbers of a stage, with checksums, summary and manifest as if they had been computed."""
     there = RunFolder(folder)
     keys = {name: there.key(name) or "" for name in there.manifest["stages"] if (folder / name).exists()}
     changed = change(there.read(BY_NAME[stage].result))
@@ -97,11 +97,11 @@ def everything(checked: Verification) -> list[Verdict]:
     return [*checked.check_files(), *checked.check_model(), *checked.check_stages(Silent())]
 
 
-def test_changes_of_every_stage_are_tried() -> None:
+def test_every_stage_has_changes_to_try() -> None:
     assert {stage.name for stage in all_stages()} == set(CHANGED)
 
 
-def test_a_run_verifies(small_run: Path, model: Any) -> None:
+def test_an_unchanged_run_agrees(small_run: Path, model: Any) -> None:
     checked = verification(small_run, model)
     verdicts = everything(checked)
     assert [v.about for v in verdicts] == ["files", "summary", "model", "keys", *checked.run.stages]
@@ -109,8 +109,8 @@ def test_a_run_verifies(small_run: Path, model: Any) -> None:
     assert all(v.numbers > 20 for v in verdicts[4:])
 
 
-def check_changed(stage: str, checked: Verification, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every change is told, though all files are as they were written."""
+def assert_changes_are_reported(stage: str, checked: Verification, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change is reported, though all files have the right checksums."""
     monkeypatch.setattr("arithscope.verify.verify.SHOWN", 1000)
     assert [v.text for v in checked.check_files() if not v.agrees] == []
     verdict = checked.check_stage(BY_NAME[stage])
@@ -120,17 +120,17 @@ def check_changed(stage: str, checked: Verification, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("stage", [stage.name for stage in all_stages() if not stage.on_request])
-def test_other_numbers_are_noticed(
+def test_changed_numbers_are_noticed(
     stage: str, small_run: Path, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with checksums, summary and manifest that fit them."""
+    """Even though checksums, summary and manifest fit them."""
     folder = shutil.copytree(small_run, tmp_path / "run")
     rewrite(folder, stage, lambda result: with_changes(result, CHANGED[stage]))
-    check_changed(stage, verification(folder, model), monkeypatch)
+    assert_changes_are_reported(stage, verification(folder, model), monkeypatch)
 
 
-def test_choices_are_noticed(small_run: Path, model: Any, tmp_path: Path) -> None:
-    """What follows from stored numbers alone must follow from them."""
+def test_changed_choices_are_noticed(small_run: Path, model: Any, tmp_path: Path) -> None:
+    """Choices must follow from the stored numbers."""
     folder = shutil.copytree(small_run, tmp_path / "run")
     rewrite(folder, "probe", lambda probe: replace(probe, first_answer_layer=probe.first_answer_layer - 1))
     rewrite(folder, "overlap", lambda overlap: replace(overlap, operators=["+"]))
@@ -138,11 +138,11 @@ def test_choices_are_noticed(small_run: Path, model: Any, tmp_path: Path) -> Non
     assert "DIFFERS: first_answer_layer (stored " in checked.check_stage(BY_NAME["probe"]).text
     assert "operators (stored ['+'], now ['+', '-'])" in checked.check_stage(BY_NAME["overlap"]).text
     rewrite(folder, "accuracy", lambda accuracy: replace(accuracy, prompts=accuracy.prompts.iloc[:-1]))
-    said = verification(folder, model).check_stage(BY_NAME["accuracy"]).text
-    assert "the number of rows of prompts (stored " in said
+    output = verification(folder, model).check_stage(BY_NAME["accuracy"]).text
+    assert "the number of rows of prompts (stored " in output
 
 
-def test_tables_that_do_not_fit_together(small_run: Path, model: Any, tmp_path: Path) -> None:
+def test_incomplete_tables_are_noticed(small_run: Path, model: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(small_run, tmp_path / "run")
     rewrite(folder, "topk", lambda topk: replace(topk, curve=topk.curve.iloc[:1]))
     verdict = verification(folder, model).check_stage(BY_NAME["topk"])
@@ -152,18 +152,20 @@ def test_tables_that_do_not_fit_together(small_run: Path, model: Any, tmp_path: 
     assert not verification(folder, model).check_stage(BY_NAME["topk"]).agrees
 
 
-def test_a_training(small_training_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_the_training_stage_are_noticed(
+    small_training_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, final = shutil.copytree(small_training_run, tmp_path / "run"), load("tiny-pythia")
     assert verification(folder, final).check_stage(BY_NAME["training"]).agrees
     rewrite(folder, "training", lambda result: with_changes(result, CHANGED["training"]))
-    check_changed("training", verification(folder, final), monkeypatch)
+    assert_changes_are_reported("training", verification(folder, final), monkeypatch)
     shutil.rmtree(folder / "checkpoints")
     assert "cannot be checked. There is no run at" in verification(folder, final).check_stage(BY_NAME["training"]).text
 
 
 @pytest.mark.slow
 def test_checkpoints_verify(small_training_run: Path) -> None:
-    """Each is a run of its own, with what it was given from the final one's folder."""
+    """Each is a run that uses some results of the final model's run."""
     for name in ("step-00000", "step-01000"):
         checked = verification(small_training_run / "checkpoints" / name, load(f"tiny-pythia@{name}"))
         assert {v.about: v.text for v in everything(checked) if not v.agrees} == {}
@@ -172,9 +174,9 @@ def test_checkpoints_verify(small_training_run: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("neurons", ["exact", "atp+exact"])
 def test_the_hand_built_model_verifies(neurons: str, saved_adder: Path, tmp_path: Path) -> None:
-    """By all samples, and with both ways of measuring neurons."""
-    asked = smaller(("+",), 12, neurons=neurons)
-    run_stages(load(str(saved_adder)), asked, tmp_path / "run", None, Silent())
+    """With several samples, and with both ways of measuring neurons."""
+    settings = smaller(("+",), 12, neurons=neurons)
+    run_stages(load(str(saved_adder)), settings, tmp_path / "run", None, Silent())
     for seed in ("0", "1", "2"):
         assert call("verify", tmp_path / "run", "--seed", seed) == 0
 
@@ -187,45 +189,45 @@ def two_stages(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def call(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(a) for a in arguments])
-    return int(ended.value.code or 0)
-
-
-def test_the_command(two_stages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verify_command(two_stages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("verify", two_stages) == 0
-    said = capsys.readouterr()
-    first = [line.split()[:2] for line in said.out.splitlines()[:-1]]
+    output = capsys.readouterr()
+    first = [line.split()[:2] for line in output.out.splitlines()[:-1]]
     assert first == [[name, "agrees:"] for name in ("files", "summary", "model", "keys", "means", "accuracy")]
-    assert said.out.splitlines()[-1].startswith("The run agrees: ")
-    assert "verify: 2 to do" in said.err
+    assert output.out.splitlines()[-1].startswith("The run agrees: ")
+    assert "verify: 2 to do" in output.err
 
 
-def test_the_command_says_what_differs(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verify_command_reports_differences(
+    two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(two_stages, tmp_path / "run")
     rewrite(folder, "accuracy", lambda result: with_changes(result, ["table.value"]))
     assert call("verify", folder) == 1
-    said = capsys.readouterr()
-    assert re.search(r"accuracy +DIFFERS: table, value of row \d+ \(stored 0\.\d+, now 0\.\d+, and 5 more\)", said.out)
-    assert "means            agrees" in said.out
-    assert said.err.splitlines()[-1].endswith("recomputed from its manifest: see accuracy.")
+    output = capsys.readouterr()
+    assert re.search(
+        r"accuracy +DIFFERS: table, value of row \d+ \(stored 0\.\d+, now 0\.\d+, and 5 more\)", output.out
+    )
+    assert "means            agrees" in output.out
+    assert output.err.splitlines()[-1].endswith("recomputed from its manifest; see accuracy.")
 
 
-def test_damage_is_noticed(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_files_are_noticed(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shutil.copytree(two_stages, tmp_path / "run")
     table = folder / "accuracy" / "table.parquet"
     table.write_bytes(table.read_bytes()[:-1])
     assert call("verify", folder) == 1
-    said = capsys.readouterr().out
-    assert "files            DIFFERS: accuracy/table.parquet is not as it was written" in said
-    assert "accuracy         DIFFERS: it cannot be checked" in said
+    output = capsys.readouterr().out
+    assert "files            DIFFERS: accuracy/table.parquet has changed since it was written" in output
+    assert "accuracy         DIFFERS: it cannot be checked" in output
     shutil.rmtree(folder / "accuracy")
     assert call("verify", folder) == 1
-    assert "files            DIFFERS: the stage accuracy is done, but not there" in capsys.readouterr().out
+    assert "files            DIFFERS: the stage accuracy is done, but its folder is missing" in capsys.readouterr().out
 
 
-def test_summary_and_manifest_must_fit(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_summary_or_manifest_is_noticed(
+    two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(two_stages, tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     summary["accuracy"]["+"]["accuracy"]["value"] = 0.5
@@ -234,42 +236,42 @@ def test_summary_and_manifest_must_fit(two_stages: Path, tmp_path: Path, capsys:
     manifest["configuration"]["seed"] = 1
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert call("verify", folder) == 1
-    said = capsys.readouterr().out
-    assert "summary          DIFFERS: summary.json" in said
-    assert "keys             DIFFERS: accuracy was computed from something else" in said
-    assert "accuracy         DIFFERS: table, low" in said  # its intervals are of another seed
+    output = capsys.readouterr().out
+    assert "summary          DIFFERS: summary.json" in output
+    assert "keys             DIFFERS: accuracy was computed from something else" in output
+    assert "accuracy         DIFFERS: table, low" in output  # its intervals are of another seed
 
 
 def test_a_run_of_another_version(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its keys cannot be the same; its numbers are what they are."""
+    """Its keys differ, but its numbers can be verified."""
     folder = shutil.copytree(two_stages, tmp_path / "run")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["version"] = "0.3.0"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert call("verify", folder) == 0
-    assert "the run is of version 0.3.0, and this is " in capsys.readouterr().out
+    assert "keys depend on the version; the run is of 0.3.0, and this is " in capsys.readouterr().out
 
 
-def test_mistakes_of_the_user(
+def test_bad_arguments_are_refused(
     two_stages: Path, saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, said in (
+    for arguments, output in (
         ([two_stages, "--model", saved_model], "is not the model of the run"),
         ([two_stages, "--seed", "-1"], "--seed -1 is negative"),
         ([tmp_path], "There is no run"),
     ):
         assert call("verify", *arguments) == 2
-        assert said in capsys.readouterr().err
+        assert output in capsys.readouterr().err
     folder = shutil.copytree(two_stages, tmp_path / "run")
     manifest = json.loads((folder / "manifest.json").read_text())
-    for sizes, said in (
+    for sizes, output in (
         ("many", "says about samples"),
         ({"discovery": 5, "evaluation": 5, "lunch": 1}, "cannot be read"),
     ):
         manifest["configuration"]["sizes"] = sizes
         (folder / "manifest.json").write_text(json.dumps(manifest))
         assert call("verify", folder) == 2
-        assert said in capsys.readouterr().err
+        assert output in capsys.readouterr().err
     manifest["stages"] = {}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert call("verify", folder) == 2
