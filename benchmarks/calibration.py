@@ -1,9 +1,10 @@
-"""How far matches can be trusted: noise that is classified, and planted rules that are found.
+"""How far matches can be trusted: the share of noise that is classified, and of planted rules that are found.
 
-    noise     500 patterns of noise, alone and with the value vectors of tiny-llama: shares classified, raw and calibrated
-    recall    planted heuristics of every kind beside as much noise: share found after calibration, by signal-to-noise ratio
+    noise     500 maps of noise, alone and with the value vectors of tiny-llama: shares classified, raw and calibrated
+    recall    planted heuristics of every kind beside as many maps of noise: share found after calibration, by
+              signal-to-noise ratio
 
-The patterns are those of the tests (tests/heuristics/planted.py), on the full square.
+The activation maps are those of the tests (tests/heuristics/planted.py), on the full operand grid.
 
     python -m benchmarks.calibration [--max-operand 300] [--each 20] [--record NAME]
 """
@@ -15,12 +16,12 @@ from statistics import mean
 from typing import Any
 
 import torch
-from benchmarks.record import Table, record, record_option
-from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
 from arithscope.figures.style import SIGNS
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.prompts import OPERATORS
+from benchmarks.record import Table, record, record_option
+from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
 
 PERMUTATIONS = 32
 RATIOS = (1, 2, 3, 4, 5, 6)
@@ -57,7 +58,7 @@ def noise_table(most: int) -> Table:
 
 
 def recall_tables(most: int, each: int) -> dict[str, Table]:
-    """By operator; and by kind, as the mean over operators and over the numbers that heuristics look at."""
+    """Recall by operator; and by kind, averaged over operators and over the numbers that heuristics are about."""
     print("recall " + " ".join(f"{f'SNR {ratio}':>6}" for ratio in RATIOS))
     by_operator: list[list[Any]] = []
     by_kind: dict[str, list[Any]] = {}

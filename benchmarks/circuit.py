@@ -1,10 +1,10 @@
-"""How much faster the circuit stages are than the obvious way: three pieces of work, each computed twice in one process.
+"""How much faster the circuit stages are than the obvious way: three tasks, each computed in both ways in one process.
 
     localize    every head and MLP patched at every position     plain: a full pass over all prompts for each
     circuit     nested and random sets of heads, mean-ablated    plain: a full pass over all prompts for each set
     probe       linear probes of all layers at one position      plain: one layer after the other
 
-Both ways give the same numbers, which is checked before anything is timed; medians of several runs in turn.
+Both ways must give the same numbers before they are timed; times are medians of several runs, in turn.
 
     python -m benchmarks.circuit [--model tiny-llama] [--prompts 100] [--device cpu] [--record NAME]
 """
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from benchmarks.record import Table, record, record_option
 from torch import Tensor
 
 from arithscope.experiments.common.ablation import ablated_scores, mean_ablation, nested_sets, score_reducer
@@ -31,6 +30,7 @@ from arithscope.models.hooks import Edit, capturing, edit, editing
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample
+from benchmarks.record import Table, record, record_option
 
 REPEATS = 3
 CIRCUITS, PROBE_PROMPTS, TRAINING = 100, 400, 320

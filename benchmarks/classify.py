@@ -1,8 +1,8 @@
-"""How fast neurons are classified, against the obvious way, and with how much memory.
+"""How fast neurons are classified, compared with the obvious way, and how much memory that takes.
 
 throughput    neurons of each operator against every heuristic, by counting and by a loop over pairs that sorts and
-              intersects for each; both give the same scores, which is checked
-all           so many neurons × four operators, without calibration and with it
+              intersects for each; both must give the same scores
+all           all neurons × four operators, without and with calibration
 
 python -m benchmarks.classify [--neurons 3200] [--device cpu] [--only throughput,all] [--record NAME]
 """
@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
 from arithscope.figures.style import SIGNS
@@ -26,9 +25,10 @@ from arithscope.heuristics.neuron_matching import NeuronBatch, calibrated_matche
 from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.models.load import load
 from arithscope.prompts import OPERATORS
+from benchmarks.record import Table, record, record_option
 
 MAX_OPERAND, LIMIT = 300, 1000
-MANY = 32  # neurons of each operator that are counted together; the loop over pairs gets one
+MANY = 32  # neurons of each operator that are counted together; the loop over pairs takes one
 PERMUTATIONS = 32
 
 
@@ -37,7 +37,7 @@ def silent(units: int) -> None:
 
 
 def some_neurons(n: int, seed: int = 0) -> NeuronBatch:
-    """Noise with a wave in it, and the value vectors of tiny-llama, over and over."""
+    """Activation maps of noise with waves in it, and the value vectors of tiny-llama, repeated."""
     random = np.random.default_rng(seed)
     model = load("tiny-llama")
     with torch.no_grad():
@@ -53,7 +53,7 @@ def some_neurons(n: int, seed: int = 0) -> NeuronBatch:
 
 
 def pair_by_pair(neurons: NeuronBatch, sets: Catalogue) -> list[NDArray[np.float64]]:
-    """Scores of every heuristic of both classes: for each pair sort the prompts, take the top k, intersect."""
+    """Scores of every heuristic of both classes: for each pair, sort the prompts, take the top k and intersect."""
     activations, on_answer = (x.cpu().numpy() for x in neurons.on_prompts(range(len(neurons)), sets))
     found = []
     for side, direct in ((sets.indirect, False), (sets.direct, True)):
@@ -112,12 +112,12 @@ def everything(n: int, device: str) -> Table:
         print(f"{operator}: {n} neurons, {plain:.1f} s; with {PERMUTATIONS} permutations each {full:.1f} s", flush=True)
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     print(f"all: {total['classify']:.1f} s, with calibration {total['with calibration']:.1f} s; "
-          f"{more:.2f} GiB beyond the patterns' {neurons.activations.nbytes / 2**30:.2f} GiB")  # fmt: skip
+          f"{more:.2f} GiB on top of {neurons.activations.nbytes / 2**30:.2f} GiB of activation maps")  # fmt: skip
     on_device = None if device == "cpu" else torch.cuda.max_memory_allocated() / 2**30
     if on_device is not None:
         print(f"on the device at most {on_device:.2f} GiB")
     return Table(
-        ["neurons", "seconds", "seconds, with calibration", "GiB beyond the patterns", "GiB on the GPU"],
+        ["neurons", "seconds", "seconds, with calibration", "GiB beyond the maps", "GiB on the GPU"],
         [[n, total["classify"], total["with calibration"], more, on_device]],
     )
 

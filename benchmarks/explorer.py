@@ -1,8 +1,8 @@
-"""How quickly the explorer answers for a neuron's page when a run holds as many neurons as one of Llama-3-8B.
+"""How quickly the explorer answers for a neuron's page when a run has as many neurons as one of Llama-3-8B.
 
-The run is made up: 4 operators × 16 layers × 200 top neurons with patterns over the full operand square, effects of all
-14,336 neurons of these layers, and the patterns and matches of a real run's neurons, over and over. What is measured is the
-server, the disk and the tables, which do not care what the numbers are.
+The run is made up: 4 operators × 16 layers × 200 top neurons with activation maps over the full operand grid, effects of all
+14,336 neurons of these layers, and the maps and matches of a real run's neurons, repeated. This measures the server, the disk
+and the tables, whose speed does not depend on the numbers.
 
     python -m benchmarks.explorer runs/tiny-llama [--record NAME]
 """
@@ -19,9 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from benchmarks.record import Table, record, record_option
 from numpy.lib.format import open_memmap
-from tests.explorer.client import serving
 
 import arithscope
 from arithscope.experiments.classify import Classification
@@ -30,13 +28,15 @@ from arithscope.experiments.patterns import ActivationMaps
 from arithscope.pipeline.store import open_for_writing
 from arithscope.results.run import Run
 from arithscope.stats.effects import EFFECTS
+from benchmarks.record import Table, record, record_option
+from tests.explorer.client import serving
 
 OPERATORS, LAYERS, TOP, WIDTH = ("+", "-", "*", "/"), range(16, 32), 200, 14336
-PAGE, PATTERN, TABLE = "a neuron's page", "its pattern", "a page of the table, filtered and sorted"
+PAGE, MAP, TABLE = "a neuron's page", "its activation map", "a page of the table, filtered and sorted"
 
 
 def large_run(source: Run, folder: Path) -> None:
-    """A run folder of that size."""
+    """Write a run folder of that size, made from a real run."""
     random = np.random.default_rng(0)
     who = pd.DataFrame(
         [
@@ -47,15 +47,15 @@ def large_run(source: Run, folder: Path) -> None:
         ],
         columns=["operator", "layer", "neuron", "rank"],
     )
-    of = {o: np.arange(*source.patterns.rows(o).indices(len(source.patterns.neurons))[:2]) for o in OPERATORS}
-    taken = np.concatenate(
-        [np.resize(of[o], len(LAYERS) * TOP) for o in OPERATORS]
-    )  # of the source, for each row of `who`
+    n_source = len(source.patterns.neurons)
+    by_operator = {o: np.arange(n_source)[source.patterns.rows(o)] for o in OPERATORS}
+    # The row of the source's activation maps for each row of `who`.
+    taken = np.concatenate([np.resize(by_operator[o], len(LAYERS) * TOP) for o in OPERATORS])
     own = source.patterns.neurons.iloc[taken].reset_index(drop=True)
     patterns = own.assign(**{name: who[name] for name in who.columns})
     place = ["operator", "layer", "neuron"]
     pairs = who[place].assign(source=taken)
-    known = source.patterns.neurons[place].assign(source=np.arange(len(source.patterns.neurons)))
+    known = source.patterns.neurons[place].assign(source=np.arange(n_source))
 
     def spread(table: pd.DataFrame) -> pd.DataFrame:
         named = table.merge(known, on=place).drop(columns=place)
@@ -88,7 +88,7 @@ def large_run(source: Run, folder: Path) -> None:
 
 
 def anonymous_memory() -> float:
-    """GB that this process holds and that are not pages of files."""
+    """GB of memory of this process, without the pages of mapped files."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1e6
 
@@ -123,27 +123,27 @@ def main() -> None:
 def measure(path: Path, pages: int) -> dict[str, Table]:
     stored = np.load(path / "patterns" / "activations.npy", mmap_mode="r")
     top = pd.read_parquet(path / "patterns" / "neurons.parquet")
-    print(f"{len(stored):,} neurons with patterns, {stored.nbytes / 1e9:.1f} GB")
+    print(f"{len(stored):,} neurons with activation maps, {stored.nbytes / 1e9:.1f} GB")
     before = anonymous_memory()
     with serving([path]) as address:
         api = f"{address}api/runs"
         first, _ = timed(api)
         run = json.load(urllib.request.urlopen(api))["runs"][0]["name"]
         chosen = top.sample(pages, random_state=1)
-        kinds: dict[str, list[float]] = {PAGE: [], PATTERN: [], TABLE: []}
+        kinds: dict[str, list[float]] = {PAGE: [], MAP: [], TABLE: []}
         timed(f"{api}/{run}/neurons/{top.layer[0]}/{top.neuron[0]}?operator=%2B")
         for row in chosen.itertuples():
             sign = {"+": "%2B", "-": "-", "*": "*", "/": "/"}[str(row.operator)]
             at = f"{api}/{run}/neurons/{row.layer}/{row.neuron}"
             kinds[PAGE].append(timed(f"{at}?operator={sign}")[0])
-            kinds[PATTERN].append(timed(f"{at}/pattern?operator={sign}")[0])
+            kinds[MAP].append(timed(f"{at}/activation_map?operator={sign}")[0])
             kinds[TABLE].append(timed(f"{api}/{run}/neurons?operator={sign}&layer={row.layer}&sort=score")[0])
         memory = anonymous_memory() - before
-    print(f"opening the run {first / 1e3:.1f} s; memory beside mapped files {memory:.2f} GB")
+    print(f"opening the run {first / 1e3:.1f} s; memory without mapped files {memory:.2f} GB")
     rows = [[n, float(np.median(x)), float(np.quantile(x, 0.95)), max(x)] for n, x in kinds.items()]
     for name, *found in rows:
         print(f"{name:10} " + " ".join(f"{x:6.0f}" for x in found) + " ms (median, 95 %, slowest)")
-    size = ["neurons with patterns", "GB of patterns", "seconds to open", "GB of memory beside mapped files"]
+    size = ["neurons with maps", "GB of activation maps", "seconds to open", "GB of memory without mapped files"]
     return {
         "size": Table(size, [[len(stored), stored.nbytes / 1e9, first / 1e3, memory]]),
         "requests": Table(["request", "median ms", "95 % ms", "slowest ms"], rows),

@@ -1,8 +1,8 @@
-"""Every fault of the tests, at every point and in full, counted: what survived it, and what was refused with a sentence.
+"""Every fault that the tests inject, at every point: how many cases end with the same result, and how many in one sentence.
 
     python -m benchmarks.faults [--every 1] [--record NAME]
 
-`--every 5` tries every fifth point only.
+`--every 5` tries only every fifth point.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from benchmarks.record import Table, record, record_option
-from tests.conftest import saved, smaller
-from tests.families import small
-from tests.faults import FAULTS, KILL, REFUSALS, SIGNALS, Case, at_every_point, records, snapshot
-from tests.hand_built import copy_and_add
-from tests.test_damaged import DAMAGES
-from tests.test_shortage import assert_same, memory_for
-from tests.training.test_loop import RECIPE
 
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils import out_of_memory as memory
 from arithscope.utils.progress import Silent
+from benchmarks.record import Table, record, record_option
+from tests.approximate import assert_close
+from tests.conftest import saved, smaller
+from tests.families import small
+from tests.faults import FAULTS, KILL, REFUSALS, SIGNALS, Case, at_every_point, records, snapshot
+from tests.hand_built import copy_and_add
+from tests.pipeline.test_damaged_files import DAMAGES
+from tests.training.test_loop import RECIPE
+from tests.utils.test_out_of_memory import memory_for
 
 COLUMNS = ["fault", "where", "cases", "same result afterwards", "explained in a sentence", "failed"]
 Row = list[str | int]
 
 
 def at_points(scratch: Path, every: int) -> Iterator[Row]:
-    """Whatever changes something on disk, in four commands."""
+    """Faults at every change on disk, in four commands."""
     model = saved(small("llama", "sdpa"), scratch / "model")
     recipe = scratch / "toy.toml"
     recipe.write_text(RECIPE.replace("steps = 60", "steps = 4").replace("checkpoints = 3", "checkpoints = 2"))
     runs = [scratch / "a", scratch / "b"]
     for folder in runs:
         run_stages(small("llama", "sdpa"), Settings(("+",), 3), folder, ["accuracy"], Silent())
-    asked = ["--max-operand", "2", "--operators", "+", "--stages", "means", "--out", "OUT"]
+    options = ["--max-operand", "2", "--operators", "+", "--stages", "means", "--out", "OUT"]
     commands: dict[str, tuple[list[str | Path], Sequence[str], Path | None]] = {
-        "run": (["run", model, *asked], FAULTS, None),
+        "run": (["run", model, *options], FAULTS, None),
         "report": (["report", "OUT"], (KILL, "disk full"), runs[0]),
         "compare": (["compare", *runs, "--out", "OUT"], (KILL, "disk full"), None),
         "train": (["train", recipe, "--device", "cpu", "--out", "OUT"], (KILL, "disk full"), None),
@@ -68,9 +69,9 @@ def _counted(fault: str, where: str, found: Sequence[Case]) -> Row:
 
 
 def damaged(scratch: Path) -> Iterator[Row]:
-    """Every file of two stages, in six ways; the run again makes that stage anew and no other."""
-    model, asked, whole = small("llama", "sdpa"), Settings(("+",), 3), scratch / "whole"
-    run_stages(model, asked, whole, ["accuracy"], Silent())
+    """Each file of two stages, damaged in six ways; the same run computes that stage again and no other."""
+    model, settings, whole = small("llama", "sdpa"), Settings(("+",), 3), scratch / "whole"
+    run_stages(model, settings, whole, ["accuracy"], Silent())
     files = sorted(p.relative_to(whole) for p in whole.glob("*/*") if p.is_file())
     for name, damage in DAMAGES.items():
         same = 0
@@ -78,7 +79,7 @@ def damaged(scratch: Path) -> Iterator[Row]:
             folder = Path(shutil.copytree(whole, scratch / "damaged"))
             before = records(folder)
             damage(folder / file)
-            run_stages(model, asked, folder, ["accuracy"], Silent())
+            run_stages(model, settings, folder, ["accuracy"], Silent())
             others = {stage: text for stage, text in records(folder).items() if stage != file.parts[0]}
             same += snapshot(folder) == snapshot(whole) and others.items() <= before.items()
             shutil.rmtree(folder)
@@ -86,22 +87,22 @@ def damaged(scratch: Path) -> Iterator[Row]:
 
 
 def out_of_memory(scratch: Path) -> Iterator[Row]:
-    """Each stage that runs the model, with memory for a third of the rows that a pass would have had."""
-    model, asked = copy_and_add(), smaller(("+",), 6, topk=8, neurons="atp")
+    """Each stage that runs the model, with memory for a third of the rows of its largest pass."""
+    model, settings = copy_and_add(), smaller(("+",), 6, topk=8, neurons="atp")
     tried = same = 0
     for stage in (s for s in all_stages() if not s.on_request):
         memory._chunks = memory._Chunks()
         rows: list[int] = []
         with memory_for(np.inf, model, rows):
-            much = run_stages(model, asked, scratch / "much", [stage.name], Silent())
+            much = run_stages(model, settings, scratch / "much", [stage.name], Silent())
         most = max(rows, default=0)
         with memory_for(max(2, most // 3), model, []):
-            little = run_stages(model, asked, scratch / "little", [stage.name], Silent())
+            little = run_stages(model, settings, scratch / "little", [stage.name], Silent())
         if most > 2:
             tried += 1
             found, wanted = (vars(folder.read(stage.result)) for folder in (little, much))
             try:
-                assert_same(found, wanted, stage.name)
+                assert_close(found, wanted, stage.name)
                 same += 1
             except AssertionError as error:
                 print(error, flush=True)

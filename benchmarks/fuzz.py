@@ -1,9 +1,9 @@
-"""Everything that a user can hand to arithscope, generated: how many inputs were tried, and what became of them.
+"""Fuzzing of everything that a user can pass to arithscope: how many inputs were tried, accepted and refused.
 
     python -m benchmarks.fuzz --record fuzz
 
 Runs the tests in tests/fuzz, and those of the explorer's requests, with all of their inputs. They fail at the first traceback,
-hang or wrong accept; what is recorded is of a run without any.
+hang or wrongly accepted input; numbers are recorded only if none fails.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from benchmarks.record import ROOT, Table, record, record_option
 from tests.fuzz.effort import TALLIES
 

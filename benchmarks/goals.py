@@ -1,4 +1,4 @@
-"""What was aimed at, against what was measured: one table, from the result files.
+"""Aims beside what was measured: one table, made from the result files.
 
 python -m benchmarks.goals
 """
@@ -16,8 +16,7 @@ NAME = "goals"
 
 @dataclass(frozen=True)
 class Goal:
-    """A number in a table of a result file: the row with this name, in this column. It should be at most `most`, or at least
-    `least`."""
+    """A number in a table of a result file, by its row and column. It should be at most `most`, or at least `least`."""
 
     what: str
     result: str

@@ -1,11 +1,11 @@
 """How cost grows with layers, width, prompts and neurons: random models of the Llama family, one size changed at a time.
 
     effects    exact effects of all neurons of the upper half of the layers
-    sweep      a pass over a block of the operand square
+    sweep      a pass over a block of the operand grid
     localize   every head and MLP patched at every position
 
-Beside each time stand the operations that the formulas of docs/performance.md give. With --record a figure is drawn too, into
-docs/images; --draw makes it anew from a result file.
+Next to each time are the operations that the formulas in docs/performance.md give. With --record a figure is drawn too, into
+docs/images; --draw draws it again from a result file.
 
     python -m benchmarks.growth [--device cuda] [--record growth-cpu]
     python -m benchmarks.growth --draw growth-gpu
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.record import ROOT, Table, record, record_option, result_path
 from matplotlib.figure import Figure
 
 from arithscope.experiments.localize import component_effects
@@ -37,6 +36,7 @@ from arithscope.models.memory import first_replayed_layer, flops_per_position
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer, untrained_model
 from arithscope.prompts import Prompts, counterfactuals, legal_prompts, random_source, sample
+from benchmarks.record import ROOT, Table, record, record_option, result_path
 
 REPEATS = 3
 SECOND_OPERANDS = 300  # of each first operand in a sweep
@@ -55,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """A shape, and the sizes that each of its sides takes while the others stay."""
+    """A shape, and the sizes that each of its dimensions takes while the others stay as they are."""
 
     base: Shape
     sides: dict[str, tuple[int, ...]]
@@ -94,7 +94,7 @@ def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Mode
         intermediate_size=shape.neurons,
         max_position_embeddings=64,
     )
-    with device:  # where the weights are drawn, too: a large model takes minutes on a CPU
+    with device:  # weights are drawn there: for a large model that takes minutes on a CPU
         hf_model = untrained_model("llama", config, tokenizer)
     return Model(hf_model.to(dtype), tokenizer, Identity("random weights", "", "random", "numbers"))
 
@@ -138,7 +138,8 @@ class PatchingTask:
             )
 
     def operations(self, stage: str) -> int:
-        """By the formulas of docs/performance.md: a pass has rows, each with a tail of positions, and one unembedding a row."""
+        """Operations by the formulas in docs/performance.md: a pass has rows, each with a tail of positions and one
+        unembedding."""
         s, length = self.model.sizes, self.model.encoder.length
         unembedding = flops_per_position(self.model, s.layers)
 
@@ -166,7 +167,7 @@ def patching_task(model: Model, prompts: int) -> PatchingTask:
 
 
 def seconds(function: Callable[[], None]) -> float:
-    """Of the median run; every stage ends with its numbers on the CPU, so that the device has finished."""
+    """Seconds of the median run. Every stage ends with its numbers on the CPU, so the device has finished."""
     function()
     times = []
     for _ in range(REPEATS):
@@ -189,7 +190,7 @@ def measure(plan: Plan, device: torch.device, dtype: torch.dtype) -> dict[str, T
 
 
 def exponents(rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """From each side's last but one size to its last: the power with which time and operations grow."""
+    """The powers with which time and operations grow, from the second largest size of each dimension to the largest."""
     found = []
     for side in dict.fromkeys(row[0] for row in rows):
         *_, before, after = (row for row in rows if row[0] == side)
@@ -201,7 +202,7 @@ def exponents(rows: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
 
 @styled
 def growth_figure(rows: list[list[Any]], machine: str) -> Figure:
-    """A panel a side: measured times, and what operations alone predict from the largest size on downwards."""
+    """A panel for each dimension: measured times, and what operations alone predict from the time at the largest size."""
     sides = list(dict.fromkeys(row[0] for row in rows))
     figure, [panels] = new_figure(3.2 * len(sides), 3.6, 1, len(sides), sharey=True)
     for panel, side in zip(panels, sides, strict=True):

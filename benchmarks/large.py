@@ -1,16 +1,15 @@
-"""Studies of models of real size on one GPU: a model's exact shape with random weights, so that nothing has to be fetched.
+"""Studies of models of real size on one GPU: a model's exact shape with random weights, so that nothing is downloaded.
 
-The real stages run, by `runner.run`, into a run folder. Each is timed, with its peak of memory, and compared with its floor:
-the operations that it cannot do without, at the speed of plain products on the same GPU. A random model is never right, so
-every prompt is counted as correct; it has no circuit and no answer layer, so the circuit is the first 20 heads, answers come
-from the middle layer on, and 200 neurons are kept of each MLP, as in the paper. Times do not depend on who is right.
+The real stages run, by `runner.run_stages`, into a run folder. Each is timed, with its peak memory, and compared with its
+floor: the operations that it cannot do without, at the speed of plain products on the same GPU. A random model is never right,
+so every prompt counts as correct; it has no circuit and no answer layer, so the circuit is the first 20 heads, the first answer
+layer is the middle one, and 200 neurons of each MLP are kept, as in the paper. Times do not depend on the answers.
 
     python -m benchmarks.large llama-3-8b [--preset paper] [--operators +] [--stages neurons] [--hold 24] [--record NAME]
 
-With fewer operators than four, a column says what the stage would take with all: four times as much for one, but for `means`,
-which always takes all, and the probes, whose time grows with their prompts: it is extrapolated from two numbers of them.
-`--probe` takes that many prompts for the probes, `--hold` leaves only so many GB of the GPU's memory, `--layers` makes the
-model less deep.
+With fewer than four operators, a column says what the stage would take with all four: four times as long as with one, except
+for `means`, `accuracy` and `probe`, which do not depend on the number of operators. `--probe` sets the number of prompts for
+the probes, `--hold` the GB of GPU memory to use, `--layers` the number of layers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.record import Table, record, record_option
 from rich.console import Console
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -49,6 +47,7 @@ from arithscope.pipeline.store import RunWriter
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.settings import EXACT, PRESETS, Settings
 from arithscope.utils.progress import console_progress
+from benchmarks.record import Table, record, record_option
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": dict(
@@ -85,7 +84,7 @@ def random_model(shape: str, layers: int | None, device: str) -> Model:
 
 
 def stages_for_random_weights(model: Model) -> list[Stage]:
-    """The stages, but for what a random model cannot give."""
+    """The stages, with results that a random model cannot give replaced."""
     layers = model.sizes.layers
     changes: dict[str, Callable[[Any], Any]] = {
         "accuracy": lambda found: replace(found, prompts=found.prompts.assign(correct=True)),
@@ -132,7 +131,7 @@ def product_speed(device: str) -> float:
 
 
 def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
-    """The least seconds of the larger stages: products of activations with weights."""
+    """The shortest possible times of the larger stages, in seconds: products of activations with weights."""
     s, sizes, operators = model.sizes, settings.sizes, len(settings.operators)
     head = flops_per_position(model, s.layers)  # the unembedding alone
     layer = (flops_per_position(model) - head) / s.layers
@@ -188,7 +187,7 @@ def with_all_operators(settings: Settings, stage: str, seconds: float) -> float:
 def study_table(
     model: Model, settings: Settings, stages: Sequence[str] | None, speed: float, taken: int
 ) -> tuple[Table, list[float]]:
-    """Run the stages into a folder that is thrown away; a row for each, and the seconds with all operators."""
+    """Run the stages into a temporary folder; returns a row for each, and its seconds with all operators."""
     rows: list[list[Any]] = []
     every: list[float] = []
     least = floors(model, settings, speed)
@@ -215,7 +214,7 @@ def study_table(
 
 @contextmanager
 def held(gigabytes: float | None) -> Iterator[int]:
-    """Leave only so much of the GPU's memory; says how much was taken away."""
+    """Leave only this much of the GPU's memory; yields the bytes taken away."""
     if gigabytes is None:
         yield 0
         return
@@ -238,20 +237,20 @@ def one_at_a_time(task: Task, neurons: int) -> Tensor:
 
 
 def single_neuron_table(model: Model, depth: int, every: float | None) -> Table:
-    """Replay, and one neuron at a time. `depth` is the shape's true number of layers; `every` is what the exact effects of all
-    neurons of its later half took, for all operators."""
+    """Replay beside one neuron at a time. `depth` is the shape's true number of layers; `every` the seconds that exact effects
+    of all neurons of its later half took, for all operators."""
     s = model.sizes
     low, high = s.layers // 2, max(s.layers // 2 + 1, s.layers - 4)
     some = min(1000, s.neurons)
     tasks = {layer: Task(model, PROMPTS, layer) for layer in (low, high)}
-    for task in tasks.values():  # once unmeasured, for what is prepared then
+    for task in tasks.values():  # warm-up
         replayed(task, some)
     replay = {layer: seconds_of(partial(replayed, task, some), 3) for layer, task in tasks.items()}
     one_at_a_time(tasks[low], 2)
     alone = seconds_of(lambda: one_at_a_time(tasks[low], SAMPLE)) / SAMPLE
     flops = (high - low) * (flops_per_position(model, 0) - flops_per_position(model, 1)) * some * PROMPTS
-    a_layer = (replay[low] - replay[high]) / (high - low)  # more for each layer above
-    top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, with the unembedding alone above it
+    a_layer = (replay[low] - replay[high]) / (high - low)  # seconds for each layer above
+    top = replay[high] - (s.layers - 1 - high) * a_layer  # of the last layer, above which there is only the unembedding
     later, patches = depth - depth // 2, s.neurons / some * len(OPERATORS)
     extrapolated = patches * (later * top + later * (later - 1) / 2 * a_layer)
     one_by_one = later * s.neurons * len(OPERATORS) * alone
@@ -279,7 +278,7 @@ def main() -> None:
     parser.add_argument("--preset", default="paper", choices=list(PRESETS))
     parser.add_argument("--operators", default="+-*/")
     parser.add_argument("--max-operand", type=int, default=300)
-    parser.add_argument("--stages", help="only these and what they need, with commas between")
+    parser.add_argument("--stages", help="only these and those they need, separated by commas")
     parser.add_argument("--neurons", default="exact", help="as in `arithscope run`")
     parser.add_argument("--probe", type=int, help="prompts for probes")
     parser.add_argument("--layers", type=int)

@@ -1,16 +1,16 @@
 """Whether the wheel works with other versions of Python and of the packages it needs.
 
-For each environment that is named, the wheel is installed into a virtual environment, a part of the tests is run with it, and
-a small study from another folder. An environment is an interpreter and which versions:
+For each environment named, the wheel is installed into a virtual environment, and some of the tests and a small study are run
+with it. An environment is an interpreter and a choice of versions:
 
     tested   those of constraints.txt
-    oldest   of each package the oldest that pyproject.toml allows
-    newest   whatever pip takes by itself
+    oldest   the oldest of each package that pyproject.toml allows
+    newest   whatever pip installs by default
 
     python -m benchmarks.matrix python3.11:tested python3.11:oldest python3.13:newest [--record NAME]
 
-Environments are kept in build/matrix. They take gigabytes, so they may be tried one at a time and removed: with --record, rows
-of this version of arithscope that are there already are kept, unless the same environment is tried again.
+Environments are kept in build/matrix. They take gigabytes, so they may be tried one at a time and removed: --record keeps
+recorded rows of this version of arithscope, unless the same environment is tried again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.record import ROOT, Table, machine, record, record_option, result_path
-
 from arithscope import __version__
 from arithscope.errors import UserError
+from benchmarks.record import ROOT, Table, machine, record, record_option, result_path
 
 TESTS = [
-    *(f"tests/models/test_{name}.py" for name in ("load", "tokenization", "hooks", "replay", "offload")),
-    "tests/test_store.py",
-    "tests/test_study.py",
+    *(f"tests/models/test_{name}.py" for name in ("load", "tokenization", "hooks", "offload")),
+    "tests/models/engine/test_replay.py",
+    "tests/pipeline/test_store.py",
+    "tests/pipeline/test_runner.py",
     "tests/test_examples.py",
 ]
 KEPT = ROOT / "build" / "matrix"
@@ -51,7 +51,7 @@ def oldest() -> list[str]:
 
 
 def ran(*words: str | Path, folder: Path = ROOT, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command, without the paths of this process; what it says is shown only if it must not fail."""
+    """Run a command without this process's PYTHONPATH. With `check`, a failure raises with the command's output."""
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([str(w) for w in words], cwd=folder, env=plain, capture_output=True, text=True)
     if check and done.returncode:
@@ -60,7 +60,7 @@ def ran(*words: str | Path, folder: Path = ROOT, check: bool = True) -> subproce
 
 
 def made(interpreter: str, versions: str, wheel: Path, folder: Path) -> Path:
-    """The interpreter of an environment with the wheel in it."""
+    """Make an environment with the wheel in it; returns its interpreter."""
     python = folder / "bin" / "python"
     if not python.exists():
         ran(interpreter, "-m", "venv", folder)
@@ -78,7 +78,7 @@ def made(interpreter: str, versions: str, wheel: Path, folder: Path) -> Path:
 
 
 def tried(python: Path) -> dict[str, Any]:
-    """What an environment has, how its tests end, and whether a small study runs."""
+    """The versions in an environment, the results of its tests, and whether a small study runs."""
     has = f"import json, platform; from importlib.metadata import version as v; found = [*map(v, {SHOWN})]; "
     has += "print(json.dumps([platform.python_version(), *found]))"
     with tempfile.TemporaryDirectory() as name:
@@ -86,14 +86,14 @@ def tried(python: Path) -> dict[str, Any]:
         found = json.loads(ran(python, "-c", has, folder=elsewhere).stdout)
         where = ran(python, "-c", "import arithscope; print(arithscope.__file__)").stdout
         if not Path(where).is_relative_to(python.parent.parent):
-            raise UserError(f"Not the wheel would be tested, but {where}")
+            raise UserError(f"The tests would import {where.strip()} instead of the wheel.")
         report = elsewhere / "tests.xml"
         tests = ran(
             python, "-m", "pytest", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}", *TESTS, check=False
         )
         print(tests.stdout[-4000:])
         if not report.is_file():
-            raise UserError(f"The tests could not be begun: {tests.stderr[-4000:]}")
+            raise UserError(f"The tests could not be started: {tests.stderr[-4000:]}")
         [suite] = ElementTree.parse(report).getroot().iter("testsuite")
         count = {word: int(suite.attrib[word]) for word in ("tests", "failures", "errors", "skipped")}
         failed = count["failures"] + count["errors"]
@@ -107,7 +107,7 @@ def tried(python: Path) -> dict[str, Any]:
 
 
 def earlier(name: str, again: set[str]) -> list[list[Any]]:
-    """The rows of a result file that are still true: of this version, and of environments that are not tried again."""
+    """The rows of a result file that still hold: of this version, and of environments that are not tried again."""
     path = result_path(name)
     if not path.is_file():
         return []
@@ -124,8 +124,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         ran(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch)
         [wheel] = Path(scratch).glob("*.whl")
-        for asked in arguments.environments:
-            interpreter, versions = asked.rsplit(":", 1)
+        for environment in arguments.environments:
+            interpreter, versions = environment.rsplit(":", 1)
             name = f"{Path(interpreter).name} {versions}"
             row = tried(made(interpreter, versions, wheel, KEPT / name.replace(" ", "-")))
             rows[name] = [{"arithscope": __version__, "environment": name, **row}[column] for column in COLUMNS]

@@ -1,7 +1,7 @@
-"""How closely effects in bfloat16 rank neurons as those in float32 do, on models that have learnt arithmetic.
+"""How well neurons ranked by effects in bfloat16 agree with the ranking in float32, on models that have learnt arithmetic.
 
-The same prompts, counterfactuals and neurons (those of the later half of the layers) in both precisions. Beside it, for scale,
-two halves of the prompts in float32: how much a ranking depends on the prompts it was measured on.
+Prompts, counterfactuals and neurons (those of the later half of the layers) are the same in both precisions. For comparison,
+the agreement of two halves of the prompts in float32: how much a ranking depends on the prompts it was measured on.
 
     python -m benchmarks.precision [--device cuda] [--prompts 50] [--record NAME]
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from benchmarks.record import Table, record, record_option
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import measure_accuracy
@@ -21,14 +20,15 @@ from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names
 from arithscope.prompts import OPERATORS, Prompts, counterfactuals, legal_prompts, random_source, sample
 from arithscope.stats.effects import EFFECTS
+from benchmarks.record import Table, record, record_option
 
 BEST = 5  # per cent of each layer's neurons
 
 
 def samples(model: Model, prompts: int) -> dict[str, tuple[Prompts, Prompts]]:
-    """By operator some correct prompts and their counterfactuals."""
-    asked = sample(legal_prompts(OPERATORS, 300, model.limit), 8000, random_source(0, "precision"))
-    found = measure_accuracy(model, asked)
+    """Some correct prompts of each operator, and their counterfactuals."""
+    tried = sample(legal_prompts(OPERATORS, 300, model.limit), 8000, random_source(0, "precision"))
+    found = measure_accuracy(model, tried)
     chosen = {o: sample(found.correct(o), prompts, random_source(0, "precision", o)) for o in OPERATORS}
     pool = found.correct()
     return {o: (p, counterfactuals(p, pool, random_source(0, "others", o))) for o, p in chosen.items()}

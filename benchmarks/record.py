@@ -1,7 +1,7 @@
 """Result files: what a benchmark measured, with its command, the machine, the date and the versions of everything.
 
-A benchmark that is given `--record NAME` writes benchmarks/results/NAME.json, from which `benchmarks/tables.py` fills tables in
-documents. It needs no more than the package itself does.
+With `--record NAME` a benchmark writes benchmarks/results/NAME.json, from which `benchmarks/tables.py` fills tables in
+documents. This needs no package beyond those that arithscope needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows as they were measured: plain numbers, texts, or None where there is nothing."""
+    """Columns, and rows as measured: plain numbers, texts, or None for no value."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -44,8 +44,14 @@ class Table:
 
 
 def record(name: str, tables: Mapping[str, Table], notes: Sequence[str] = (), measured_on: str | None = None) -> Path:
-    """Write what was measured, on this machine and with these versions unless another machine is named, to results/NAME.json;
-    tables by a key that documents name them by."""
+    """Write what was measured to results/NAME.json.
+
+    Args:
+        name: Name of the result file.
+        tables: Tables by the key under which documents show them.
+        notes: What a reader must know about the measurement.
+        measured_on: The machine, if it is not this one; versions are then not recorded.
+    """
     result = {
         "name": name,
         "command": command(),
@@ -68,17 +74,17 @@ def record_option(parser: argparse.ArgumentParser) -> None:
 
 def result_path(name: str) -> Path:
     if not re.fullmatch(r"[a-z0-9-]+", name):
-        raise UserError(f"{name!r} is no name for a result file; use small letters, digits and hyphens.")
+        raise UserError(f"{name!r} is no name for a result file; use lowercase letters, digits and hyphens.")
     return RESULTS / f"{name}.json"
 
 
 def command() -> str:
-    """What was typed, whichever interpreter it was typed for; the repository's own files relative to it."""
+    """The command line that started this process, with `python` as the interpreter and paths relative to the repository."""
     return shlex.join(["python", *(word.removeprefix(f"{ROOT}{os.sep}") for word in sys.orig_argv[1:])])
 
 
 def machine() -> str:
-    """The GPUs if this process has used one, else the processor; nothing that names one machine among its like."""
+    """The GPUs if this process has used one, else the processor; nothing that identifies a single machine."""
     if torch.cuda.is_initialized():
         n = torch.cuda.device_count()
         return f"{'one' if n == 1 else n} {torch.cuda.get_device_name()}"
@@ -87,7 +93,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """As the processor calls itself, where Linux tells; else its kind."""
+    """The processor's model name if Linux reports it, and its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.M)
     return f"{named[1].strip()} ({platform.machine()})" if named else platform.machine()
@@ -103,5 +109,5 @@ def versions() -> dict[str, str]:
 
 
 def _folded(text: str) -> str:
-    """Indented JSON with every list of plain values, a row say, on a line of its own."""
+    """Indented JSON with every list of plain values, such as a row, on a single line."""
     return re.sub(r"\[\n\s+([^\[\]]*?)\n\s+\]", lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)

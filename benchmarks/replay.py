@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.record import Table, record, record_option
 from rich.console import Console
 
 from arithscope.cli.bench import (
@@ -24,6 +23,7 @@ from arithscope.cli.bench import (
 )
 from arithscope.models.load import LoadOptions, load
 from arithscope.utils.progress import Silent
+from benchmarks.record import Table, record, record_option
 
 
 def tables(result: Result) -> dict[str, Table]:

@@ -1,4 +1,4 @@
-"""Reads a run folder with the stage stability and records how stable its key numbers are:
+"""How stable the key numbers of a study are, read from a run folder with the stage `stability`.
 
 python -m arithscope run tiny-llama --preset paper --out RUN
 python -m benchmarks.stability RUN --record stability
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from benchmarks.record import Table, record, record_option
 
 from arithscope.experiments.stability import CHOICES, HALVES, SEEDS, Stability
 from arithscope.pipeline.store import RunFolder
+from benchmarks.record import Table, record, record_option
 
 
 def tables(found: Stability) -> dict[str, Table]:
-    """numbers: a row for each key number and operator. choices: for each operator how far choices agree."""
+    """numbers: a row for each key number and operator. choices: how far the choices for each operator agree."""
     columns = ["value", "low", "high", "half_1", "half_2", "seeds_low", "seeds_high", "largest"]
-    names = {(row.experiment, row.measure): row.short for row in found.headline_numbers}
+    names = {(row.experiment, row.measure): row.short for row in found.key_numbers}
     numbers = [
         [names[row["experiment"], row["measure"]], row["operator"], *(_plain(row[c]) for c in columns)]
         for row in found.table.to_dict("records")
@@ -48,9 +48,10 @@ def main() -> None:
     for table in found.values():
         print(pd.DataFrame(table.rows, columns=table.columns).to_string(index=False))
     if arguments.record:
-        model, asked = run.manifest["model"], run.manifest["configuration"]
+        model, settings = run.manifest["model"], run.manifest["configuration"]
         seconds = sum(entry.get("seconds", 0) for entry in run.manifest["stages"].values())
-        note = f"{model['name']}, preset {asked['preset']}, seed {asked['seed']}; the run without repetitions {seconds:.0f} s"
+        study = f"{model['name']}, preset {settings['preset']}, seed {settings['seed']}"
+        note = f"{study}; the run without repetitions {seconds:.0f} s"
         record(arguments.record, found, [note, f"studied on {model['device']}"])
 
 

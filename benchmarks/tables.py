@@ -1,12 +1,12 @@
 """Fill the tables in the documents from the result files, so that no number in them is typed by hand.
 
-A document says where a table goes, and what it shows; whatever stands between is replaced:
+Markers in a document say where a table goes; the text between them is replaced:
 
     <!-- table NAME KEY -->
     <!-- end -->
 
-NAME is a file in benchmarks/results, KEY one of its tables. Above the table come the command, the machine and the date, or
-that they were not recorded: result files that were carried over from before there were any say null.
+NAME is a file in benchmarks/results, KEY one of its tables. Above the table come the command, the machine and the date, or a
+note that they were not recorded (null in result files carried over from older records).
 
     python -m benchmarks.tables [--check]
 """
@@ -21,10 +21,9 @@ from collections.abc import Callable
 from math import floor, isfinite, log10
 from typing import Any
 
-from benchmarks.record import ROOT, result_path
-
 from arithscope.errors import UserError
 from arithscope.utils.files import write_text
+from benchmarks.record import ROOT, result_path
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 DIGITS = 3  # significant ones of a measured number
@@ -32,7 +31,7 @@ MARKER = re.compile(r"^<!-- (?:table (\S+) (\S+)|end) -->$", re.M)
 
 
 def filled(text: str, read: Callable[[str], dict[str, Any]]) -> str:
-    """A document with all its tables as the result files have them."""
+    """A document with its tables filled from the result files."""
     done, at, markers = "", 0, list(MARKER.finditer(text))
     for opening, closing in zip(markers[::2], [*markers[1::2], None], strict=False):
         if opening[1] is None or closing is None or closing[1] is not None:
@@ -70,7 +69,7 @@ def table_text(result: dict[str, Any], key: str) -> str:
 
 
 def shown(cell: Any) -> str:
-    """Measured numbers with three significant digits, whole ones (counts, layers) as they are, nothing as a dash."""
+    """Measured numbers with three significant digits, whole ones (counts, layers) in full, None as a dash."""
     if cell is None:
         return "–"
     if isinstance(cell, int):

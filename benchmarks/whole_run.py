@@ -1,5 +1,5 @@
-"""How long a whole run takes: `arithscope run` of an embedded model into a folder that is thrown away, by stage; and how long
-importing the package and asking for help take.
+"""How long a whole run takes, by stage: `arithscope run` of an embedded model into a temporary folder; and how long
+`import arithscope` and `arithscope --help` take.
 
 python -m benchmarks.whole_run [--model tiny-llama] [--runs 3] [--record NAME]
 """
@@ -22,20 +22,20 @@ START = {"import arithscope": ["-c", "import arithscope"], "arithscope --help": 
 
 
 def seconds_of(words: list[str]) -> float:
-    """Of a Python of its own."""
-    begun = time.perf_counter()
+    """Seconds that a new Python process takes with these arguments."""
+    started = time.perf_counter()
     subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def one_run(model: str) -> dict[str, float]:
-    """Seconds by stage, of what is not in any stage, and of everything."""
+    """Seconds of each stage, of all stages, of the rest, and of everything."""
     with tempfile.TemporaryDirectory() as folder:
         whole = seconds_of(["-m", "arithscope", "run", model, "--out", f"{folder}/run"])
         stages = json.loads(Path(folder, "run", "manifest.json").read_text(encoding="utf-8"))["stages"]
-    found = {name: entry["seconds"] for name, entry in stages.items() if entry["status"] == "done"}
-    stages = sum(found.values())
-    return {**found, "all stages": stages, "start, figures, report": whole - stages, "all": whole}
+    seconds = {name: entry["seconds"] for name, entry in stages.items() if entry["status"] == "done"}
+    in_stages = sum(seconds.values())
+    return {**seconds, "all stages": in_stages, "start, figures, report": whole - in_stages, "all": whole}
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
     for name, *seconds in [*start, *rows]:
         print(f"{name:24} {'  '.join(f'{x:7.1f} s' for x in seconds)}")
     if arguments.record:
-        note = f"{arguments.model}, quick preset, all operators, {len(runs)} runs; figures are drawn beside the stages"
+        note = f"{arguments.model}, quick preset, all operators, {len(runs)} runs; figures are drawn during the stages"
         stages = Table(["stage", "seconds, median", "least", "most"], rows)
         record(arguments.record, {"stages": stages, "start": Table(["what", "seconds"], start)}, [note])
 

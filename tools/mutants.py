@@ -1,7 +1,7 @@
-"""Mutants: every small change of a module that one can think of, as changes of its syntax tree.
+"""Mutants of a module: small changes of its syntax tree.
 
-Another comparison, operator, constant, function or argument, or a statement, argument or returned value left out. Left alone
-are annotations, docstrings, decorators and texts of errors. `tools/mutation.py` asks the tests what they say to each.
+A mutant replaces a comparison, operator, constant, function or argument, or removes a statement, argument or returned value.
+Annotations, docstrings, decorators and error messages are never changed. `tools/mutation.py` runs the tests on every mutant.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAIRS = (
     "zeros_like ones_like", "low high", "op1 op2", "above below", "sorted list", "reversed list", "log log1p", "expm1 exp",
 )  # fmt: skip
 NAMES = {a: b for pair in _PAIRS for a, b in (pair.split(), pair.split()[::-1]) if a != "list"}
-SYMMETRIC = {"min", "max", "minimum", "maximum", "hypot", "isinstance"}  # or such that the wrong order is no program
+SYMMETRIC = {"min", "max", "minimum", "maximum", "hypot", "isinstance"}  # the last one raises if arguments are swapped
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,22 @@ class Mutant:
     id: str  # module, function, what is changed: does not depend on line numbers
     path: Path
     lines: range
-    narrow: bool  # tests that run the lines suffice; not so at module level and where results are kept between tests
-    change: Callable[[], None]  # of the module's tree, in place
+    narrow: bool  # whether tests that run the lines suffice: not at module level, nor where results are cached between tests
+    change: Callable[[], None]  # changes the module's tree in place
     tree: ast.Module
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """All of a module, in the order of its lines."""
-    tree, found, seen = ast.parse(path.read_text(encoding="utf-8")), [], Counter[str]()
+    """All mutants of a module, in the order of its lines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     name = path.relative_to(PACKAGE).as_posix()
+    found, seen = [], Counter[str]()
     for above, field, index, node in _places((tree,)):
         around = [a for a in above if isinstance(a, ast.FunctionDef | ast.ClassDef)]
         statement: Any = next(a for a in reversed((*above, node)) if isinstance(a, ast.stmt))
         part: Any = next((a for a in (node, *above[::-1]) if hasattr(a, "lineno")), statement)
         part = part if hasattr(statement, "body") else statement  # an expression may run over several lines
-        # What is shown is the smallest part, around the change, that says something.
+        # The id shows the smallest node around the change whose text is long enough to mean something.
         shown = next(a for a in reversed((*above, node)) if isinstance(a, ast.stmt) or len(_text(a)) >= 12)
         before, old = _text(shown), getattr(above[-1], field)
         for new in _variants(node, above):
@@ -63,10 +64,10 @@ def mutants(path: Path) -> list[Mutant]:
             text = f"{name} {'.'.join(a.name for a in around) or 'module'}: {before} → {after}"
             seen[text] += 1
             number = f" #{seen[text]}" if seen[text] > 1 else ""
-            kept = any("cache" in ast.unparse(d) for a in around for d in a.decorator_list)
-            inside = bool(around) and isinstance(around[-1], ast.FunctionDef) and not kept
+            cached = any("cache" in ast.unparse(d) for a in around for d in a.decorator_list)
+            narrow = bool(around) and isinstance(around[-1], ast.FunctionDef) and not cached
             lines = range(part.lineno, part.end_lineno + 1)
-            found.append(Mutant(text + number, path, lines, inside, partial(setattr, above[-1], field, changed), tree))
+            found.append(Mutant(text + number, path, lines, narrow, partial(setattr, above[-1], field, changed), tree))
     return found
 
 
@@ -78,19 +79,19 @@ def _text(node: ast.AST) -> str:
 
 
 def _places(above: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[ast.AST, ...], str, int | None, ast.AST]]:
-    """Every node that may change, behind the nodes it stands in and the field and index where."""
+    """Every node that may change, after its ancestors and the field and index at which its parent holds it."""
     for field, value in ast.iter_fields(above[-1]):
         if field in ("annotation", "returns", "decorator_list", "bases", "ctx", "exc", "targets", "names"):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not _left_alone(child):
+            if isinstance(child, ast.AST) and not _is_excluded(child):
                 yield above, field, index, child
                 yield from _places((*above, child))
 
 
-def _left_alone(node: ast.AST) -> bool:
-    """Docstrings, imports, aliases of types (named like classes), `__repr__`, and `strict=True` of zip, which no right program
-    can be told by."""
+def _is_excluded(node: ast.AST) -> bool:
+    """Docstrings, imports, type aliases (named like classes), `__repr__`, and zip's `strict=True`, which makes no difference
+    to a correct program."""
     if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -101,7 +102,7 @@ def _left_alone(node: ast.AST) -> bool:
 
 
 def _variants(node: ast.AST, above: Sequence[ast.AST]) -> Iterator[Any]:
-    """What may stand in its place, but for what could only raise a NameError or TypeError."""
+    """Replacements of a node, except those that could only raise a NameError or TypeError."""
     holder = above[-1]
     for other in SWAPS.get(type(node), ()):
         yield other()

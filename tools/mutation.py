@@ -1,15 +1,15 @@
-"""Mutation testing: does any test notice if a line of the code that makes the numbers is changed?
+"""Mutation testing: does a test fail if a line of the numeric code is changed?
 
 Every mutant (see `tools/mutants.py`) is one small change of one module. The tests that run the changed lines are run on
-it, the quickest first, until one fails. Where none does, the mutant has survived: a test is missing, unless nothing that the
-module is for has changed, or has only where there is a GPU. Those are listed, with the reason, in
+it, the quickest first, until one fails. If none fails, the mutant has survived: a test is missing, unless the mutant is
+equivalent (it computes the same), or differs only on a GPU. Such mutants are listed, with the reason, in
 tools/equivalent_mutants.toml.
 
     python -m tools.mutation --out mutants.jsonl [--processes 2] [--seconds 600] [--only TEXT]
     python -m tools.mutation --out mutants.jsonl --record mutation
 
-What was found is appended to the file; mutants that it has already are not run again. Tests are collected once, and every
-mutant is a fork of the process that has them.
+Results are appended to the file; mutants that it already has are not run again. Tests are collected once, and every mutant
+runs in a fork of the process that collected them.
 """
 
 from __future__ import annotations
@@ -46,24 +46,26 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = ROOT / "tools" / "equivalent_mutants.toml"
-# By module, or folder of them: the test files that are about it.
+# The test files of each module, or folder of modules.
 TESTS = {
     "stats": [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "tests" / "stats").glob("test_*.py"))],
     "heuristics": [
         *(file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "tests" / "heuristics").glob("test_*.py"))),
         "tests/experiments/test_classify.py",
     ],
-    "models/engine/replay.py": [f"tests/models/test_{name}.py" for name in ("replay", "sweep", "devices")],
+    "models/engine/replay.py": [
+        f"tests/models/{name}.py" for name in ("engine/test_replay", "engine/test_sweep", "test_devices")
+    ],
 }
-SAYS = 9  # the file descriptor at which a mutant says what killed it; pytest has its own use for the others
+REPORT_FD = 9  # file descriptor to which a mutant writes what killed it; pytest uses the others
 OURS = ("arithscope", "tests")
-LONGEST = 8.0  # seconds of tests for one mutant, the quickest first; what slower ones would notice is not counted
-MEMORY = 8 * 2**30  # bytes, of one mutant
+TEST_SECONDS = 8.0  # of tests for one mutant, the quickest first; what slower tests would notice does not count
+MEMORY = 8 * 2**30  # bytes for one mutant
 
 
 class Lines:
-    """A pytest plugin: how long each test takes and which lines of the modules it runs; while its file is collected counts for
-    each of its tests."""
+    """A pytest plugin that records how long each test takes and which lines of the modules it runs. Lines that run while a file
+    is collected count for each of its tests."""
 
     def __init__(self, paths: Sequence[Path]):
         self.files = {str(p): p.relative_to(PACKAGE).as_posix() for p in paths}
@@ -91,14 +93,14 @@ class Lines:
 
 
 class Limits:
-    """A pytest plugin that ends the process by a signal where a test takes far more time than it did, and where one fails."""
+    """A pytest plugin that ends the process if a test fails or, by a signal, if it takes far longer than usual."""
 
     def __init__(self, usual: dict[str, float]):
         self.usual = usual
         self.limit(10)
 
     def limit(self, seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 5 + 5 * seconds)  # of processor time, whatever else the machine does
+        signal.setitimer(signal.ITIMER_PROF, 5 + 5 * seconds)  # processor time, whatever the machine's load
         signal.setitimer(signal.ITIMER_REAL, 60 + 20 * seconds)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -106,7 +108,7 @@ class Limits:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            os.write(SAYS, f"{report.nodeid}: {str(report.longrepr)[-200:]}".encode())
+            os.write(REPORT_FD, f"{report.nodeid}: {str(report.longrepr)[-200:]}".encode())
             os._exit(1)
 
     pytest_collectreport = pytest_runtest_logreport
@@ -124,7 +126,7 @@ def run_tests(tests: Sequence[str], plugin: Any) -> int:
 
 
 def traced(file: str, paths: Sequence[Path], out: Path) -> int:
-    """The tests of a file, with nothing changed."""
+    """Run the tests of a file on the unchanged code, and write their times and lines to `out`."""
     lines = Lines(paths)
     threading.settrace(lines.trace)
     sys.settrace(lines.trace)
@@ -137,7 +139,7 @@ def traced(file: str, paths: Sequence[Path], out: Path) -> int:
 
 
 class Session:
-    """A pytest plugin that, once all tests are collected, does other work with them than to run them."""
+    """A pytest plugin that passes the collected tests to `work` instead of running them."""
 
     def __init__(self, work: Callable[[dict[str, Any]], None]):
         self.work = work
@@ -148,7 +150,8 @@ class Session:
 
 
 def mutated(mutant: Mutant, tests: Sequence[str], items: dict[str, Any] | None, usual: dict[str, float]) -> int:
-    """Run tests that are collected or, where that will not do, import the package and collect them anew."""
+    """Run tests on a mutant: the collected ones (`items`) with its code swapped in or, if that is impossible, the same tests
+    after importing the package and collecting them again."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     mutant.change()
     ours = f"arithscope.{mutant.path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}"
@@ -156,8 +159,8 @@ def mutated(mutant: Mutant, tests: Sequence[str], items: dict[str, Any] | None, 
     if items is not None:
         changed = ModuleType(ours)
         exec(code, vars(changed))
-        with contextlib.suppress(ValueError):  # where it refers to other variables of what is around it
-            put_in_place(sys.modules[ours], changed)
+        with contextlib.suppress(ValueError):  # raised if a function has other closure variables than before
+            swap_code(sys.modules[ours], changed)
             chosen = [items[test] for test in tests]
             chosen[0].config.pluginmanager.register(Limits(usual))
             for item, following in zip(chosen, [*chosen[1:], None], strict=True):
@@ -165,22 +168,22 @@ def mutated(mutant: Mutant, tests: Sequence[str], items: dict[str, Any] | None, 
             return 0
     for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
         del sys.modules[name]
-    theirs = SourceFileLoader.get_code
-    SourceFileLoader.get_code = lambda self, name: code if name == ours else theirs(self, name)  # type: ignore
+    get_code = SourceFileLoader.get_code
+    SourceFileLoader.get_code = lambda self, name: code if name == ours else get_code(self, name)  # type: ignore
     try:
         importlib.import_module("tests.conftest")  # which needs the whole package
     except Exception as error:
-        os.write(SAYS, f"{type(error).__name__}: {error}".encode())
+        os.write(REPORT_FD, f"{type(error).__name__}: {error}".encode())
         return 1
     return run_tests(tests, Limits(usual))
 
 
-def put_in_place(old: Any, new: Any) -> None:
-    """Gives the functions of a module or class the code of another's, so that whoever refers to them has the new ones."""
+def swap_code(old: Any, new: Any) -> None:
+    """Give the functions of a module or class the code of another's, so that existing references run the new code."""
     for name, theirs in vars(new).items():
         ours = vars(old).get(name)
         if isinstance(theirs, type) and theirs.__module__ == new.__name__ and isinstance(new, ModuleType):
-            put_in_place(ours, theirs)
+            swap_code(ours, theirs)
             continue
         a, b = (inspect.unwrap(getattr(x, "__func__", None) or getattr(x, "fget", None) or x) for x in (ours, theirs))
         if isinstance(b, FunctionType) and a is not b and isinstance(a, FunctionType):
@@ -188,7 +191,7 @@ def put_in_place(old: Any, new: Any) -> None:
 
 
 def forked(work: Callable[[], int], log: Path) -> int:
-    """The id of a process that does this work, and says in a file what it says."""
+    """Fork a process that does this work, with its output in a log file; returns its id."""
     sys.stdout.flush()
     if pid := os.fork():
         return pid
@@ -197,7 +200,7 @@ def forked(work: Callable[[], int], log: Path) -> int:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            os.dup2(file.fileno(), SAYS)
+            os.dup2(file.fileno(), REPORT_FD)
         code = work()
         sys.stdout.flush()
     except BaseException:
@@ -205,10 +208,10 @@ def forked(work: Callable[[], int], log: Path) -> int:
     os._exit(code)
 
 
-def side_by_side(
+def run_parallel(
     jobs: Iterator[tuple[Any, Callable[[], int]]], processes: int, folder: Path
 ) -> Iterator[tuple[Any, int, str]]:
-    """Runs jobs, so many at a time, and tells of each that has ended: its key, wait status and what it said."""
+    """Run jobs, at most `processes` at a time, and yield the key, wait status and output of each as it ends."""
     running: dict[int, tuple[Any, Path]] = {}
     number = 0
     while True:
@@ -228,33 +231,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file of results, one mutant a line")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after this time")
     parser.add_argument("--only", default="", help="mutants whose text contains this")
-    parser.add_argument("--list", action="store_true", help="only tell the mutants")
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
     parser.add_argument(
         "--record", metavar="NAME", help="run nothing; write the scores to benchmarks/results/NAME.json"
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     began = time.monotonic()
-    every = {
-        module: [
-            m for path in sorted((PACKAGE / module).glob("*.py") or []) or [PACKAGE / module] for m in mutants(path)
-        ]
-        for module in TESTS
-    }
-    if asked.list:
-        for m in (m for some in every.values() for m in some if asked.only in m.id):
+    by_module = {module: mutants_of(PACKAGE / module) for module in TESTS}
+    chosen = [(module, m) for module, some in by_module.items() for m in some if options.only in m.id]
+    if options.list:
+        for _, m in chosen:
             print(f"{m.lines.start:5} {m.id}")
         return
-    known = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []
-    if asked.record:
-        tell(every, {r["id"]: r["end"] for r in known}, asked.record)
+    known = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    if options.record:
+        record_scores(by_module, {r["id"]: r["end"] for r in known}, options.record)
         return
     done = {r["id"] for r in known}
-    todo = [(module, m) for module, some in every.items() for m in some if m.id not in done and asked.only in m.id]
+    todo = [(module, m) for module, m in chosen if m.id not in done]
     random.Random(0).shuffle(todo)  # so that those run in a limited time are a fair sample
     with tempfile.TemporaryDirectory() as name:
-        run(todo, asked.processes, began + asked.seconds, Path(name), asked.out)
+        run(todo, options.processes, began + options.seconds, Path(name), options.out)
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """All mutants of a module, or of the modules of a folder."""
+    modules = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    return [m for module in modules for m in mutants(module)]
 
 
 def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Path, out: Path) -> None:
@@ -265,9 +270,9 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
     collecting: set[tuple[str, int]] = set()
     reports = {file: folder / f"{i}.json" for i, file in enumerate(files)}
     tests = ((file, partial(traced, file, paths, report)) for file, report in reports.items())
-    for file, status, said in side_by_side(tests, processes, folder):
+    for file, status, output in run_parallel(tests, processes, folder):
         if status != 0:
-            sys.exit(f"{file} does not pass by itself:\n{said}")
+            sys.exit(f"{file} does not pass by itself:\n{output}")
         report = json.loads(reports[file].read_text())
         for test, (seconds, lines) in report["tests"].items():
             usual[test] = seconds
@@ -293,7 +298,7 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
             within = [
                 test
                 for test, so_far in zip(quickest, accumulate(usual[test] for test in quickest), strict=True)
-                if so_far <= LONGEST
+                if so_far <= TEST_SECONDS
             ]
             in_place = m.narrow and not any((name, line) in collecting for line in m.lines)
             job = partial(mutated, m, within or quickest[:1], items if in_place else None, usual)
@@ -302,29 +307,29 @@ def run(todo: list[tuple[str, Mutant]], processes: int, until: float, folder: Pa
     def work(items: dict[str, Any]) -> None:
         gc.freeze()
         with out.open("a") as file:
-            for m, status, said in side_by_side(jobs(items), processes, folder):
+            for m, status, output in run_parallel(jobs(items), processes, folder):
                 late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
                 if os.WIFEXITED(status) and os.WEXITSTATUS(status) > 2:
-                    sys.exit(f"The mutant could not be run: {m.id}\n{said}")
+                    sys.exit(f"The mutant could not be run: {m.id}\n{output}")
                 end = "survived" if status == 0 else "timed out" if late else "killed"
-                row = {"id": m.id, "line": m.lines.start, "end": end, "by": said[-300:] if end == "killed" else ""}
+                row = {"id": m.id, "line": m.lines.start, "end": end, "by": output[-300:] if end == "killed" else ""}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
 
     run_tests(sorted(files), Session(work))
 
 
-def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> None:
-    """Record the score of each module: the share that was noticed of the mutants that were run and that could be noticed."""
+def record_scores(by_module: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> None:
+    """Record the score of each module: of the mutants that were run and are not listed, the share that a test noticed."""
     from benchmarks.record import Table, record
 
     read = tomllib.loads(LISTED.read_text(encoding="utf-8"))
     listed = {text: kind for kind, groups in read.items() for group in groups for text in group["mutants"]}
-    wrong = {*listed} - {m.id for some in every.values() for m in some if ends.get(m.id, "survived") == "survived"}
+    wrong = {*listed} - {m.id for some in by_module.values() for m in some if ends.get(m.id, "survived") == "survived"}
     if wrong:
         sys.exit(f"{LISTED.name} lists mutants that do not exist or that a test notices: {sorted(wrong)}")
     rows, survived = [], []
-    for module, some in every.items():
+    for module, some in by_module.items():
         count = Counter(listed.get(m.id, ends[m.id]) for m in some if m.id in ends)
         noticed, tried = count["killed"] + count["timed out"], count.total()
         score = f"{noticed / (noticed + count['survived']):.1%}"
@@ -343,7 +348,7 @@ def tell(every: dict[str, list[Mutant]], ends: dict[str, str], name: str) -> Non
         "survived",
         "score",
     ]
-    notes = [f"tests of at most {LONGEST:.0f} seconds for a mutant", "where not all were run, a random sample"]
+    notes = [f"tests of at most {TEST_SECONDS:.0f} seconds for a mutant", "where not all were run, a random sample"]
     tables = {"scores": Table(columns, rows)} | ({"survived": Table(["mutant"], survived)} if survived else {})
     record(name, tables, notes)
 
