@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
-FENCES = {".py": "python", ".toml": "toml", ".cu": "cuda", ".js": "javascript", ".yml": "yaml", ".cff": "yaml"}
+FENCES = {".py": "python", ".toml": "toml", ".js": "javascript", ".yml": "yaml", ".cff": "yaml"}
 TUTORIAL = "docs/tutorial.ipynb"
 
 
@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def _in_repository(file: File, target: str) -> str | None:
-    """Path of a linked file in the repository, if it has a page of its own there; None for a link that MkDocs resolves."""
+    """Path of a linked file in the repository, if the hook makes a page for it; None for a link that MkDocs resolves."""
     if ":" in target:
         return None
     generated = file.src_uri.startswith("repository/")
@@ -62,7 +62,7 @@ def _in_repository(file: File, target: str) -> str | None:
 
 
 def _page_of(path: str) -> str:
-    """Address in the site's sources of the page for a file of the repository."""
+    """Path, in the site's sources, of the page for a file of the repository."""
     if path == TUTORIAL:
         return "tutorial.md"
     if path.startswith("docs/"):

@@ -1,4 +1,4 @@
-"""Makes the pictures of README and docs from a run: `python docs/images/make.py runs/tiny-llama`."""
+"""Makes the pictures of README and docs from a run: `python -m docs.images.make runs/tiny-llama`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+
 from tests.browser import chromium
 from tests.explorer.client import serving
 
