@@ -75,18 +75,25 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def saved_adder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hand-built model that adds; do not write to its folder."""
-    return saved(copy_and_add(), tmp_path_factory.mktemp("models") / "copy-and-add")
+    return made_once(tmp_path_factory, "copy-and-add", lambda folder: saved(copy_and_add(), folder))
 
 
 @pytest.fixture(scope="session")
-def adder_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of every stage for the hand-built model, read back from its run folder."""
-    folder = made_once(
+def adder_run(tmp_path_factory: pytest.TempPathFactory, saved_adder: Path) -> Path:
+    """A run of the hand-built model, + with all operands, with every stage that runs by default; no figures. Several
+    processes read it: copy it before you change anything."""
+    settings = Settings(("+",), MAX_OPERAND)
+    return made_once(
         tmp_path_factory,
         "adder-run",
-        lambda folder: run_stages(copy_and_add(), Settings(("+",), MAX_OPERAND), folder, None, Silent()),
+        lambda folder: run_stages(load(str(saved_adder)), settings, folder, None, Silent()),
     )
-    return {stage.name: RunFolder(folder).read(stage.result) for stage in all_stages() if not stage.on_request}
+
+
+@pytest.fixture(scope="session")
+def adder_results(adder_run: Path) -> dict[str, Any]:
+    """The result of every stage of `adder_run`, by the stage's name."""
+    return {stage.name: RunFolder(adder_run).read(stage.result) for stage in all_stages() if not stage.on_request}
 
 
 SMALL_SAMPLES = SampleSizes(

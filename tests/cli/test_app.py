@@ -25,7 +25,8 @@ from tests.tokenizers_for_tests import digit_splitting
 def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hand-built adder gets only 0·0 and 2·2 right, so `*` has samples of one prompt each, and `/` is left out."""
     out = tmp_path / "run"
-    arguments = ("run", saved_adder, "--max-operand", "9", "--operators", "+*/", "--out", out)
+    few = ("--max-operand", "9", "--operators", "+*/", "--neurons", "atp", "--topk", "16")
+    arguments = ("run", saved_adder, *few, "--out", out)
     assert call(*arguments) == 0
     output = capsys.readouterr()
     assert str(out) in output.out.replace("\n", "")
@@ -57,9 +58,9 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.count("unchanged, not run again") == len(manifest["stages"])
 
 
-def test_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neuron(adder_run: Path, saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neuron a · 31 + b of layer 3 fires for a + b alone. With one top neuron of a layer, the others have no pattern."""
-    out = tmp_path / "run"
+    out = Path(shutil.copytree(adder_run, tmp_path / "run"))
     arguments = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--out", out, "--topk", "1")
     assert call(*arguments, "--stages", "classify") == 0
     top = pd.read_parquet(out / "patterns" / "neurons.parquet").set_index("layer").loc[3]
@@ -84,18 +85,9 @@ def test_neuron(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no complete stage 'classify'" in error_message(capsys, "neuron", out, "3", str(top.neuron))
 
 
-@pytest.fixture(scope="module")
-def explained(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the stages that `explain` needs."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    arguments = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--neurons", "atp", "--out", out)
-    assert call(*arguments, "--stages", "classify") == 0
-    return out
-
-
-def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain(adder_run: Path, saved_adder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert call("explain", explained, "17+8=") == 0
+    assert call("explain", adder_run, "17+8=") == 0
     output = capsys.readouterr().out
     for expected in (
         "17+8= 25 with P = 0.9",
@@ -106,17 +98,17 @@ def test_explain(explained: Path, saved_adder: Path, capsys: pytest.CaptureFixtu
         "neurons zero-ablated: 17+8=",
     ):
         assert expected in output
-    assert call("explain", explained, "17 + 8", "--json", "--raw") == 0
+    assert call("explain", adder_run, "17 + 8", "--json", "--raw") == 0
     explanation = json.loads(capsys.readouterr().out)
     assert (explanation["right"], explanation["answer"]["number"], explanation["criterion"]) == (25, 25, "raw")
     assert sum(explanation["parts"].values()) == pytest.approx(explanation["logit"], abs=1e-5)
     assert {"layer", "neuron", "contribution", "heuristic"} <= set(explanation["neurons"][0])
     own = max(explanation["neurons"], key=lambda n: n["contribution"])
     assert (own["layer"], own["neuron"]) == (3, 17 * 31 + 8)
-    assert call("explain", explained, "17+8=", "--model", str(saved_adder)) == 0
+    assert call("explain", adder_run, "17+8=", "--model", str(saved_adder)) == 0
 
 
-def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_refuses_bad_input(adder_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for prompt, expected in (
         ("26--8=", "'-8' is not a whole number"),
         ("12/0=", "/ was not studied"),
@@ -125,11 +117,11 @@ def test_explain_refuses_bad_input(explained: Path, tmp_path: Path, capsys: pyte
         ("2%2=", "none of the operators"),
         ("3-1=", "- was not studied in this run; choose from +"),
     ):
-        assert expected in error_message(capsys, "explain", explained, prompt)
+        assert expected in error_message(capsys, "explain", adder_run, prompt)
     assert "no run at" in error_message(capsys, "explain", tmp_path, "1+1=")
-    assert "not the model of the run" in error_message(capsys, "explain", explained, "1+1=", "--model", "tiny-llama")
-    assert "no folder" in error_message(capsys, "explain", explained, "1+1=", "--model", str(tmp_path / "gone"))
-    other = Path(shutil.copytree(explained, tmp_path / "run"))
+    assert "not the model of the run" in error_message(capsys, "explain", adder_run, "1+1=", "--model", "tiny-llama")
+    assert "no folder" in error_message(capsys, "explain", adder_run, "1+1=", "--model", str(tmp_path / "gone"))
+    other = Path(shutil.copytree(adder_run, tmp_path / "run"))
     shutil.rmtree(other / "classify")
     assert "no complete stage 'classify'" in error_message(capsys, "explain", other, "1+1=")
     manifest = json.loads((other / "manifest.json").read_text())

@@ -96,7 +96,10 @@ def test_fake_gpus_behave_like_real_ones(fake: FakeGPUs) -> None:
     ("name", "how"),
     [
         *(("tiny-llama", how) for how in (SEVERAL_GPUS, LAYERS_IN_MEMORY, CPU_AND_GPU)),
-        *((name, how) for name in ("tiny-pythia", "tiny-gptj") for how in (SEVERAL_GPUS, ENDS_IN_MEMORY)),
+        ("tiny-pythia", ENDS_IN_MEMORY),
+        ("tiny-gptj", SEVERAL_GPUS),
+        pytest.param("tiny-pythia", SEVERAL_GPUS, marks=pytest.mark.slow),
+        pytest.param("tiny-gptj", ENDS_IN_MEMORY, marks=pytest.mark.slow),
     ],
 )
 def test_a_spread_model_gives_the_same_numbers(name: str, how: str, fake: FakeGPUs) -> None:

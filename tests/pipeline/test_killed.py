@@ -80,14 +80,9 @@ def assert_all_recover(found: list[Case], least: int) -> None:
 RUN_MEANS = ("--max-operand", "2", "--operators", "+", "--stages", "means", "--out", "OUT")
 
 
-def test_killed_at_every_eighth_point(tmp_path: Path, saved_model: Path) -> None:
-    assert_all_recover(at_every_point(["run", saved_model, *RUN_MEANS], tmp_path, [KILL], [saved_model], every=8), 8)
-
-
-def test_failed_or_stopped_at_every_twenty_fourth_point(tmp_path: Path, saved_model: Path) -> None:
-    assert_all_recover(
-        at_every_point(["run", saved_model, *RUN_MEANS], tmp_path, FAULTS[1:], [saved_model], every=24), 16
-    )
+def test_every_fault_at_every_twenty_fourth_point(tmp_path: Path, saved_model: Path) -> None:
+    found = at_every_point(["run", saved_model, *RUN_MEANS], tmp_path, FAULTS, [saved_model], every=24)
+    assert_all_recover(found, 3 * len(FAULTS))
 
 
 @pytest.mark.slow
