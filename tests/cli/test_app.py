@@ -18,7 +18,12 @@ from typer.models import OptionInfo
 
 from arithscope.cli.app import app
 from arithscope.figures.registry import all_figures
+from arithscope.models.load import load
+from arithscope.pipeline.runner import run_stages
+from arithscope.settings import Settings
+from arithscope.utils.progress import Silent
 from tests.command_line import call, error_message
+from tests.hand_built import MAX_OPERAND
 from tests.tokenizers_for_tests import digit_splitting
 
 
@@ -61,8 +66,7 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_neuron(adder_run: Path, saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neuron a · 31 + b of layer 3 fires for a + b alone. With one top neuron of a layer, the others have no pattern."""
     out = Path(shutil.copytree(adder_run, tmp_path / "run"))
-    arguments = ("run", saved_adder, "--max-operand", "30", "--operators", "+", "--out", out, "--topk", "1")
-    assert call(*arguments, "--stages", "classify") == 0
+    run_stages(load(str(saved_adder)), Settings(("+",), MAX_OPERAND, topk=1), out, ["classify"], Silent())
     top = pd.read_parquet(out / "patterns" / "neurons.parquet").set_index("layer").loc[3]
     a, b = divmod(int(top.neuron), 31)
     capsys.readouterr()
