@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# pip would compile every module of every package, which takes as long as installing them. Instead, Python compiles what is
+# imported and keeps it, even where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 # Two test processes with one thread each make better use of two cores than one process with two. A file's tests stay
 # together, as they may share a study that takes half a minute.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
@@ -52,5 +55,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "arithscope needs Python 3.11 or newer; set PYTHON=/path/to/python3.11." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@

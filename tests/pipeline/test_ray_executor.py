@@ -38,6 +38,7 @@ from tests.faults import stored
 from tests.hand_built import copy_and_add
 from tests.notes import RecordedNotes
 
+pytestmark = pytest.mark.slow
 STORE = 80 * 2**20  # bytes of shared memory for each node
 SETTINGS = smaller(("+",), 12)
 STAGES = ["heads"]
@@ -145,7 +146,6 @@ class Saboteur(RecordedNotes):
         yield advance
 
 
-@pytest.mark.slow
 def test_losing_a_worker_and_a_node_changes_no_number(
     nodes: Any, cluster: RayExecutor, tmp_path: Path, in_one_process: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,6 @@ arithscope.run(sys.argv[2], sys.argv[1], ["localize"], cluster="local", operator
 """
 
 
-@pytest.mark.slow
 def test_a_killed_driver_loses_no_finished_unit(cluster: RayExecutor, tmp_path: Path, saved_adder: Path) -> None:
     """A second driver, on another cluster, computes only the missing units, and no process of the first cluster survives."""
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets have short names
@@ -215,7 +214,6 @@ def _processes_with(text: str) -> list[str]:
     return [" ".join(command) for command in found if any(text in argument for argument in command)]
 
 
-@pytest.mark.slow
 def test_a_unit_that_keeps_killing_its_worker_is_refused(cluster: RayExecutor, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has killed its worker 3 times") as caught:
         cluster.map(units.dies, small("llama"), [(1, str(tmp_path / "deaths"), 99)], lambda n: None)
@@ -243,7 +241,6 @@ def test_a_model_that_workers_load_themselves(
         cluster.load(str(saved_adder / "nothing"), Template())
 
 
-@pytest.mark.slow
 def test_every_stage_runs_on_workers(cluster: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No stage needs the weights in this process; several operators and many units make no difference."""
     monkeypatch.setattr(cluster, "_workers_load", True)
@@ -254,7 +251,6 @@ def test_every_stage_runs_on_workers(cluster: RayExecutor, tmp_path: Path, monke
     assert_same_numbers(tmp_path / "hollow", tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_training_is_followed_on_a_cluster(cluster: RayExecutor, small_training_run: Path, tmp_path: Path) -> None:
     """One checkpoint after the other, each with all workers."""
     model, settings = arithscope.load("tiny-pythia"), smaller(("+",), 20, topk=8, neurons="atp")

@@ -90,6 +90,7 @@ def test_figures_of_workers_that_die_are_drawn_in_place(
     assert drawn(tmp_path / "beside") == in_place
 
 
+@pytest.mark.slow
 def test_figures_of_workers_that_hang_are_drawn_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: list[BaseProcess], in_place: object
 ) -> None:
@@ -141,6 +142,7 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     del sys.modules["some_plug_in"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plug_in")
 def test_workers_draw_figures_of_other_modules(tmp_path: Path, workers: list[BaseProcess]) -> None:
     with drawing(Silent()) as draw:
