@@ -123,11 +123,11 @@ def test_training_at_every_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_killed_at_every_point(tmp_path: Path) -> None:
-    """Runs of checkpoints inside a run. All points would take an hour, so every seventh."""
+def test_checkpoints_killed_at_every_ninety_seventh_point(tmp_path: Path) -> None:
+    """Runs of checkpoints inside a run. There are about a thousand points, and all figures are drawn again after each."""
     folder = saved(copy_and_add(), tmp_path / "adder")
     saved(copy_and_add(), folder / "checkpoints" / "step-1")
     settings = ("--max-operand", "3", "--operators", "+", "--neurons", "atp", "--stages", "accuracy")
     command = ["run", folder, *settings, "--checkpoints", "all", "--out", "OUT"]
     models = [folder, f"{folder}@step-1"]
-    assert_all_recover(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], models, every=7), 100)
+    assert_all_recover(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], models, every=97), 16)
