@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -74,7 +75,7 @@ def assert_all_recover(found: list[Case], least: int) -> None:
     for case in found:
         assert case.survived, case
         if case.fault in REFUSALS and case.code != 0:
-            assert "out (" in case.stderr, case  # the folder, then the reason
+            assert re.search(r"/out(/checkpoints/\S+)? \(", case.stderr), case  # the folder, then the reason
         if case.fault != KILL:
             removing = case.point.startswith(("unlink", "rmdir"))
             assert not case.leftovers or removing or case.fault in ("read-only", "two Ctrl-C"), case
@@ -123,11 +124,11 @@ def test_training_at_every_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_killed_at_every_ninety_seventh_point(tmp_path: Path) -> None:
-    """Runs of checkpoints inside a run. There are about a thousand points, and all figures are drawn again after each."""
+def test_checkpoints_killed_at_eight_points(tmp_path: Path) -> None:
+    """Runs of checkpoints inside a run. There are 1,500 points, and all figures are drawn again after each."""
     folder = saved(copy_and_add(), tmp_path / "adder")
     saved(copy_and_add(), folder / "checkpoints" / "step-1")
     settings = ("--max-operand", "3", "--operators", "+", "--neurons", "atp", "--stages", "accuracy")
     command = ["run", folder, *settings, "--checkpoints", "all", "--out", "OUT"]
     models = [folder, f"{folder}@step-1"]
-    assert_all_recover(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], models, every=97), 16)
+    assert_all_recover(at_every_point(command, tmp_path / "cases", [KILL, "disk full"], models, every=197), 14)
