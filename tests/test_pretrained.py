@@ -20,6 +20,7 @@ from arithscope.settings import Settings
 from arithscope.training.loop import split_pairs
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
+from tests.command_line import call
 
 NAMES = ("tiny-gptj", "tiny-llama", "tiny-pythia")
 models = pytest.mark.parametrize("name", NAMES)
@@ -108,7 +109,7 @@ def test_unknown_checkpoints_are_refused() -> None:
 @models
 def test_a_whole_study(name: str, tmp_path: Path) -> None:
     """tiny-llama's circuits are small and far better than random ones; in the other two nearly every head takes part. Some top
-    neurons of each operator implement a heuristic."""
+    neurons of each operator implement a heuristic. The run agrees with its recomputation."""
     model = load(name)
     summary = run_stages(model, Settings(), tmp_path, None, Silent()).summary
     all_heads = model.sizes.layers * model.sizes.heads
@@ -125,3 +126,4 @@ def test_a_whole_study(name: str, tmp_path: Path) -> None:
     assert summary["classify"]["*"]["raw_share"]["value"] == 1  # which is why there is a calibrated share
     assert summary["probe"]["all"]["best_layer"] == model.sizes.layers - 1
     assert summary["probe"]["all"]["best_accuracy"]["value"] > 2 * summary["probe"]["all"]["chance"]
+    assert call("verify", tmp_path) == 0

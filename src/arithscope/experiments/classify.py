@@ -175,12 +175,12 @@ def _match(ctx: Context, top: pd.DataFrame, parts: list[_Part], advance: Advance
     vocabularies = list(dict.fromkeys(part.vocabulary for part in parts))
     nulls = ctx.map(indirect_null_unit, [(vocabulary, seed) for vocabulary in vocabularies], advance)
     tables: list[list[pd.DataFrame]] = []
-    sampled_null: dict[str, tuple[int, ...]] = {}  # neurons and draws, where not all neurons are matched
+    sampled_null: dict[str, int] = {}  # number of neurons, where not all are matched
     for vocabulary, (null_of_indirect, *tried) in zip(vocabularies, nulls, strict=True):
         own = [(part.rows, x) for part, x in zip(parts, found, strict=True) if part.vocabulary == vocabulary]
         null_of_direct = np.concatenate([null for _, (_, _, null) in own])
         if len(null_of_direct) < (top.operator == vocabulary[0]).sum():
-            sampled_null[vocabulary[0]] = null_of_direct.shape
+            sampled_null[vocabulary[0]] = len(null_of_direct)
         pairs = []  # matches, then best heuristics
         for i in (0, 1):
             frames = [_frame({**x[i], "row": rows[x[i]["row"]]}) for rows, x in own]
