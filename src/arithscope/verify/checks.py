@@ -222,7 +222,7 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     for name, mean, variance in _moments(model, prompts[rows], range(at.op2, length)):
         kept, axes = getattr(stored, name)[:, at.op2 : length], tuple(range(2, mean.ndim))
         distance, norm = (np.sqrt(np.square(x).sum(axes)) for x in (kept - mean, mean))
-        # Where the MLP runs beside attention, the first one sees "=" alone at the last position: no variance, but rounding.
+        # With parallel attention and MLP, the first MLP sees only "=" at the last position: no variance, but rounding.
         error = STANDARD_ERRORS * np.sqrt(np.maximum(variance, 0.0).sum(axes) / len(rows)) + noise.relative * norm
         allowed = replace(noise, name="of a sample of prompts", extra=error)
         tally.close(f"mean {name}", np.zeros_like(distance), distance, allowed)
