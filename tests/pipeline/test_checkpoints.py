@@ -137,10 +137,16 @@ def test_a_stopped_checkpoint_continues(trained: Path, followed: Path, tmp_path:
     assert all(f.stat().st_mtime_ns == time for f, time in before.items())
 
 
-def test_other_checkpoints_give_other_curves(trained: Path, followed: Path, tmp_path: Path) -> None:
+def test_other_checkpoints_give_other_curves(
+    trained: Path, followed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = Path(shutil.copytree(followed, tmp_path / "run"))
-    assert call("run", trained, *ARGUMENTS, "--checkpoints", "step-10", "--out", out) == 0
+    assert call("run", trained, *ARGUMENTS, "--checkpoints", "step-10", "--out", out) == 2
+    assert "also follows the checkpoint step-" in capsys.readouterr().err
+    assert RunFolder(out).read(Training).checkpoints == RunFolder(followed).read(Training).checkpoints
+    assert call("run", trained, *ARGUMENTS, "--checkpoints", "step-10", "--out", out, "--overwrite") == 0
     assert RunFolder(out).read(Training).checkpoints == ["step-10", LAST]
+    assert call("run", trained, *ARGUMENTS, "--checkpoints", "all", "--out", out) == 0  # nothing is lost
 
 
 def test_a_run_without_checkpoints_keeps_the_training_stage(trained: Path, followed: Path, tmp_path: Path) -> None:
@@ -149,7 +155,7 @@ def test_a_run_without_checkpoints_keeps_the_training_stage(trained: Path, follo
     assert call("run", trained, *ARGUMENTS, "--out", out) == 0
     assert json.loads((out / "summary.json").read_text()) == before
     # With other settings it is stale: kept, but no longer part of the summary.
-    assert call("run", trained, *ARGUMENTS, "--seed", "1", "--out", out) == 0
+    assert call("run", trained, *ARGUMENTS, "--seed", "1", "--out", out, "--overwrite") == 0
     assert "training" not in json.loads((out / "summary.json").read_text())
     assert json.loads((out / "manifest.json").read_text())["stages"]["training"]["status"] == "stale"
 

@@ -43,8 +43,8 @@ def test_a_stage_runs_once_for_the_same_inputs(tmp_path: Path) -> None:
     other = replace(SMALL, preset="paper")  # means do not depend on the preset
     run_stages(model, other, tmp_path, None, Silent(), known=known)
     assert calls == [8]
-    run_stages(model, replace(SMALL, max_operand=6), tmp_path, None, Silent(), known=known)
-    run_stages(model, SMALL, tmp_path, None, Silent(), known=known)
+    run_stages(model, replace(SMALL, max_operand=6), tmp_path, None, Silent(), known=known, overwrite=True)
+    run_stages(model, SMALL, tmp_path, None, Silent(), known=known, overwrite=True)
     assert calls == [8, 6, 8]
 
 

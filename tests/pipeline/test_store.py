@@ -80,7 +80,7 @@ def test_other_inputs_make_a_stage_stale(tmp_path: Path) -> None:
     with open_for_writing(tmp_path, MODEL, {}, KEYS) as run:
         run.write("first", found(), 1.0)
         assert run.is_done("first")
-    with open_for_writing(tmp_path, MODEL, {}, KEYS | {"first": "other"}) as run:
+    with open_for_writing(tmp_path, MODEL, {}, KEYS | {"first": "other"}, overwrite=True) as run:
         assert not run.is_done("first")
         assert run.manifest["stages"]["first"]["status"] == "stale"
         assert run.summary == {}

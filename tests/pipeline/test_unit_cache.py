@@ -250,7 +250,8 @@ def test_a_stopped_stage_continues_after_its_last_unit(tmp_path: Path) -> None:
 
 def test_units_of_other_settings_are_not_used(begun: Path) -> None:
     executor = Counting(LOCAL)
-    run_stages(copy_and_add(), replace(SETTINGS, seed=1), begun, ["localize"], Silent(), executor=executor)
+    other = replace(SETTINGS, seed=1)
+    run_stages(copy_and_add(), other, begun, ["localize"], Silent(), executor=executor, overwrite=True)
     assert executor.units == len(copy_and_add().positions.named())
     assert not (begun / ".units").exists()
 

@@ -63,7 +63,10 @@ def _root(version: Annotated[bool, VERSION] = False) -> None:
 @opt.expand_options
 def run(
     model: opt.ModelName = DEFAULT,
-    out: Annotated[Path | None, opt.study("--out PATH", "Run folder; default: runs/MODEL.", parser=user_path)] = None,
+    out: Annotated[Path | None, opt.study("--out PATH", opt.OUT, parser=user_path)] = None,
+    overwrite: Annotated[
+        bool, opt.study("--overwrite", "Replace results of other settings in the run folder.")
+    ] = False,
     stages: Annotated[str | None, opt.study("--stages NAMES", opt.STAGES)] = None,
     checkpoints: Annotated[str | None, opt.study("--checkpoints NAMES", opt.CHECKPOINTS)] = None,
     *,
@@ -72,6 +75,7 @@ def run(
     cluster: Annotated[str | None, opt.machine("--cluster ADDRESS", opt.CLUSTER)] = None,
 ) -> None:
     """Study a model: run all stages, or some, and write a run folder. An interrupted run resumes where it stopped."""
+    from arithscope.cli.default_folder import default_folder
     from arithscope.pipeline.study import study as run_study
     from arithscope.report.figure_files import drawing
     from arithscope.report.terminal import summary_tables
@@ -88,12 +92,13 @@ def run(
         folder = run_study(
             model,
             Settings(**vars(settings)),
-            out or _default_out(model),
+            out or default_folder(model, settings, options),
             stages=None if stages is None else [name.strip() for name in stages.split(",") if name.strip()],
             checkpoints=checkpoints,
             template=template,
             options=load_options,
             cluster=cluster,
+            overwrite=overwrite,
             progress=progress,
             on_load=lambda m, executor: print(m if executor.where is None else f"{m}, studied by {executor.where}"),
             after_stage=figures.enter_context(drawing(progress)),
@@ -286,13 +291,6 @@ def write_report_of(run: RunFolder, progress: Progress) -> Path:
     with locked(run.path), explain_write_errors(run.path):
         draw_figures(run, progress)
         return write_report(run)
-
-
-def _default_out(model: str) -> Path:
-    """runs/tiny-llama, runs/tiny-pythia@step-00500, runs/EleutherAI--pythia-70m."""
-    path = user_path(model)
-    name = (path.stem if path.is_file() else path.resolve().name) if path.exists() else model.replace("/", "--")
-    return Path("runs") / name
 
 
 def _progress() -> Progress:

@@ -40,6 +40,7 @@ TrustRemoteCode = Annotated[bool, model_option("--trust-remote-code", "Run code 
 Operators = Annotated[str, study("--operators OPERATORS", "Operators to study: any of + - * /.")]
 MODEL = "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (ID@REVISION)."
 ModelName = Annotated[str, argument("MODEL", MODEL)]
+OUT = "Run folder; default: runs/MODEL, followed by the settings that are not the default ones, as in runs/MODEL-paper."
 STAGES = "Run only these stages, and those they need: names separated by commas, as in circuit,classify."
 CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
 PREFIX = r"Text before every prompt, such as few-shot examples; \n is a newline."

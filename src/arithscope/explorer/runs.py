@@ -27,6 +27,7 @@ from arithscope.pipeline.study import CHECKPOINTS
 from arithscope.prompts import operand_grid
 from arithscope.results.comparison import Comparison, compare
 from arithscope.results.run import Run, distinct_names
+from arithscope.utils.files import child
 from arithscope.utils.out_of_memory import explain_out_of_memory
 
 NEURON = ["operator", "layer", "neuron"]
@@ -217,7 +218,7 @@ class ServedRun:
     def checkpoints(self) -> dict[str, Run]:
         """Runs of the earlier checkpoints, in training order."""
         names = self.run.training.checkpoints[:-1] if "training" in self.run.stages else []
-        return {name: Run(self.run.path / CHECKPOINTS / name, options=self.run.options) for name in names}
+        return {name: Run(child(self.run.path / CHECKPOINTS, name), options=self.run.options) for name in names}
 
 
 class RunRegistry:

@@ -64,6 +64,7 @@ def run_stages(
     known: Sequence[Stage] | None = None,
     given: Sequence[Given] = (),
     executor: Executor = LOCAL,
+    overwrite: bool = False,
 ) -> RunWriter:
     """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again.
 
@@ -77,24 +78,27 @@ def run_stages(
         known: Stages to choose from; by default all.
         given: Results from other runs that stages need.
         executor: Runs the stages' units of work. Finished units of an interrupted stage are not run again.
+        overwrite: Whether results of other settings in the folder may be replaced.
 
     Returns:
         The run folder.
 
     Raises:
-        UserError: If the model fails a check or does not fit the settings, or the folder cannot be written.
+        UserError: If the model fails a check or does not fit the settings, the folder cannot be written, or it holds results
+            of other settings.
     """
     known = all_stages() if known is None else known
     todo = chosen_stages(stages, known)
     settings.check(model)
     location = {"source": model.identity.source, "limit": model.limit, "device": executor.where or device_name(model)}
     description = {**describe_model(model), **location}
-    check_writable(out, description)
-    check_model(model, settings, progress, executor)
     configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_template(model)}
     kept = [stage for stage in known if stage in todo or not stage.on_request or (out / stage.name).exists()]
+    about = description, configuration, keys_of(model, settings, kept, given), overwrite
+    check_writable(out, *about)  # before anything is computed
+    check_model(model, settings, progress, executor)
     results = Results(*(each.result for each in given))
-    with open_for_writing(out, description, configuration, keys_of(model, settings, kept, given)) as folder:
+    with open_for_writing(out, *about) as folder:
         for stage in todo:
             result = None
             if folder.is_done(stage.name):

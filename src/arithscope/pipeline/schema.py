@@ -27,6 +27,7 @@ def check_manifest(manifest: dict[str, Any], path: Path) -> None:
     wrong = _mistyped(manifest, model=dict, configuration=dict, created=str, stages=dict)
     stages = {} if wrong else manifest["stages"]
     wrong += ["stages" for e in stages.values() if not isinstance(e, dict) or _mistyped(e, status=str)]
+    wrong += ["stages" for name in stages if not name.isidentifier()]  # they become names of folders
     _refuse(wrong, path)
 
 
@@ -79,7 +80,7 @@ def is_record(record: Any) -> bool:
         isinstance(record, dict)
         and not _mistyped(record, **types)
         and all(isinstance(e, dict) and all(map(_is_entry, e.values())) for e in record["summary"].values())
-        and all(re.fullmatch(r"[\w.-]+", name) and isinstance(d, str) for name, d in record["files"].items())
+        and all(re.fullmatch(r"\w[\w.-]*", name) and isinstance(d, str) for name, d in record["files"].items())
     )
 
 

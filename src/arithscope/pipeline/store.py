@@ -29,6 +29,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.schema import check_manifest, is_record, schema_problem
+from arithscope.pipeline.table_files import read_table
 from arithscope.utils import files
 
 SCHEMA = 2
@@ -51,6 +52,7 @@ class RunFolder:
             problem = f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}"
             raise UserError(f"{problem}; choose another --out.")
         check_manifest(self.manifest, path)
+        files.refuse_links(path)
 
     def has(self, stage: str, key: str | None = None) -> bool:
         """Whether a stage is stored intact and, if a key is given, has that key."""
@@ -88,7 +90,7 @@ class RunFolder:
         try:
             for file in map(Path, record["files"]):
                 if file.suffix == ".parquet":
-                    values[file.stem] = pd.read_parquet(folder / file)
+                    values[file.stem] = read_table(folder / file)
                 elif file.suffix == ".npy":  # mapped copy-on-write: only what is used is read, and no change is stored
                     values[file.stem] = np.load(folder / file, mmap_mode="c", allow_pickle=False)
         except Exception as error:  # whatever the libraries raise for files of another kind
@@ -163,36 +165,68 @@ class RunWriter(RunFolder):
         files.write_json(self.path / "manifest.json", self.manifest)
 
 
-def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest in a folder, or None. Raises UserError if it is not writable or holds anything but a run of this model."""
+def check_writable(
+    path: Path, model: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str], overwrite: bool = False
+) -> dict[str, Any] | None:
+    """The manifest in a folder, or None. Raises UserError if the folder is not writable, holds anything but a run of this
+    model, or holds results of other settings, unless these may be overwritten."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"Cannot write to {path} (not allowed in {existing}); choose another --out.")
     with files.explain_write_errors(path, "choose another --out"):
         ours = {files.LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
         names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
-        # Stages are a run even if the manifest was removed.
-        if names and "manifest.json" not in names and not any((path / n / "stage.json").exists() for n in names):
+    manifest = RunFolder(path).manifest if "manifest.json" in names else None
+    # Stages are a run even if the manifest was removed.
+    if names and manifest is None:
+        if not any((path / name / "stage.json").exists() for name in names):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
-        if "manifest.json" not in names:
-            return None
-    manifest = RunFolder(path).manifest
-    if any(manifest["model"].get(k) != model[k] for k in ("weight_hash", "tokenizer_hash")):
+        files.refuse_links(path)
+    if manifest is not None and any(manifest["model"].get(k) != model[k] for k in ("weight_hash", "tokenizer_hash")):
         raise UserError(f"{path} holds a run of another model ({manifest['model'].get('name')}); choose another --out.")
+    if not overwrite and any(_other_key(path / stage, key) for stage, key in keys.items()):
+        others = _other_settings(manifest, {"version": __version__, "model": model, "configuration": configuration})
+        advice = "choose another --out, or replace them with --overwrite (in Python, overwrite=True)"
+        raise UserError(f"{path} holds results of other settings{others}; {advice}.")
     return manifest
+
+
+def _other_key(stage: Path, key: str) -> bool:
+    """Whether a stage is stored that was computed from other inputs."""
+    try:
+        return bool(_stage_record(stage)["key"] != key)
+    except (UserError, RecursionError):
+        return False
+
+
+def _other_settings(manifest: dict[str, Any] | None, wanted: dict[str, Any]) -> str:
+    """The first settings of a run that are not as they are wanted: (preset quick, not paper)."""
+    if manifest is None:
+        return ""
+    there, now = ({"version": m.get("version"), **m["configuration"], **m["model"]} for m in (manifest, plain(wanted)))
+    ignored = ("custom_sizes", "source", "device", "limit", "name", "revision")
+    different = [name for name, value in now.items() if name not in ignored and there.get(name) != value]
+    shown = [f"{name.replace('_', ' ')} {_short(there.get(name))}, not {_short(now[name])}" for name in different[:3]]
+    return f" ({'; '.join(shown)})" if shown else ""
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return "".join(item for item in value if isinstance(item, str))
+    return str(value)[:80] if isinstance(value, str | int | float | None) else "others"
 
 
 @contextmanager
 def open_for_writing(
-    path: Path, model: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str]
+    path: Path, model: dict[str, Any], configuration: dict[str, Any], keys: dict[str, str], overwrite: bool = False
 ) -> Iterator[RunWriter]:
     """Create a run folder, or open one to complete it, and lock it while the context lasts. Raises UserError if another
-    process is writing to it, or it holds something other than a run of this model."""
-    check_writable(path, model)  # before anything is written
+    process is writing to it, or `check_writable` does."""
+    check_writable(path, model, configuration, keys, overwrite)  # before anything is written
     with files.explain_write_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
     with files.locked(path):
-        earlier = check_writable(path, model)
+        earlier = check_writable(path, model, configuration, keys, overwrite)
         created = _now() if earlier is None else earlier["created"]
         about = {"schema": SCHEMA, "version": __version__, "created": created, "model": model}
         with files.explain_write_errors(path):
@@ -248,7 +282,7 @@ def _incomplete(stage: Path) -> UserError:
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(files.read_text(path))
         if isinstance(value, dict):
             return value
         reason = "it is not a JSON object"

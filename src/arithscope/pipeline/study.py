@@ -1,7 +1,8 @@
 """A whole study: the stages, then optionally training checkpoints and repetitions. Behind `arithscope run` and `run()`.
 
 Every checkpoint and every repetition is a separate run inside the study's run folder: an interrupted one resumes, and
-unchanged stages are not computed again.
+unchanged stages are not computed again. Whether results of other settings may be replaced is decided for the study, and holds
+for the runs inside it.
 
 1. An earlier checkpoint gets a smaller study that reuses choices of the final model; the stage `training` compares them.
 2. A repetition, on either half of the prompts or with another seed, shows how stable the numbers are (stage `stability`). It
@@ -11,6 +12,7 @@ unchanged stages are not computed again.
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from arithscope.pipeline.store import RunFolder, RunWriter, stage_key
 from arithscope.prompts import Template
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL, Executor
-from arithscope.utils.files import explain_write_errors
+from arithscope.utils.files import child, explain_write_errors
 from arithscope.utils.progress import Progress, Silent
 
 CHECKPOINTS, REPEATS = "checkpoints", "repeats"  # subfolders of a run folder, with a run folder for each of them
@@ -52,6 +54,7 @@ def study(
     template: Template | None = None,
     options: LoadOptions | None = None,
     cluster: str | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
     on_load: Callable[[Model, Executor], None] = lambda model, executor: None,
     after_stage: AfterStage = lambda folder: None,
@@ -68,6 +71,7 @@ def study(
         template: How prompts are written; only for a model given by name.
         options: How the model is loaded.
         cluster: Address of a Ray cluster that does the work, or `local`.
+        overwrite: Whether results of other settings in the run folder may be replaced.
         progress: Where progress is shown.
         on_load: Called with the loaded model and the executor before anything is computed.
         after_stage: Called whenever a stage is complete.
@@ -77,7 +81,8 @@ def study(
         The run folder.
 
     Raises:
-        UserError: If the model cannot be loaded, fails a check or does not fit the settings, or the folder cannot be written.
+        UserError: If the model cannot be loaded, fails a check or does not fit the settings, the folder cannot be written, or
+            it holds results of other settings.
     """
     progress = progress or Silent()
     names = None if stages is None else list(stages)
@@ -95,8 +100,10 @@ def study(
     with open_executor(cluster, template or Template(), options or LoadOptions(), progress) as (executor, load):
         loaded = load(model) if isinstance(model, str) else model
         on_load(loaded, executor)
-        folder = run_stages(loaded, settings, out, names, progress, after_stage, executor=executor)
+        folder = run_stages(loaded, settings, out, names, progress, after_stage, executor=executor, overwrite=overwrite)
         if followed:
+            if not overwrite:
+                _keep_checkpoints(folder, followed)
             folder = follow_training(
                 loaded, followed, lambda at: load(f"{model}@{at}"), settings, folder, progress, after_stage, executor
             )
@@ -104,6 +111,14 @@ def study(
             before_repeats(folder)
             folder = repeat_study(loaded, settings, folder, progress, executor)
     return folder
+
+
+def _keep_checkpoints(run: RunWriter, followed: Sequence[str]) -> None:
+    """Raise UserError if a run follows checkpoints that would now be left out."""
+    earlier = run.read(training.Training).checkpoints[:-1] if run.is_done(TRAINING) else []
+    if missing := [name for name in earlier if name not in followed]:
+        advice = "name it too, choose another --out, or replace its curves with --overwrite"
+        raise UserError(f"The run in {run.path} also follows the checkpoint {missing[0]}; {advice}.")
 
 
 def checkpoint_stages() -> list[Stage]:
@@ -136,15 +151,16 @@ def follow_training(
     executor: Executor = LOCAL,
 ) -> RunWriter:
     """Study the checkpoints of a model whose own study (`final`) is done, and compare them in the stage `training`."""
+    run = partial(run_stages, executor=executor, overwrite=True)
     top, given = final.read(TopK), final_results(final)
     fixed = replace(settings, topk=top.k, operators=tuple(top.operators))
     checkpoints, keys = [], []
     for i, name in enumerate(names):
         progress.note(f"checkpoint {name}, {i + 1} of {len(names)}")
-        folder = final.path / CHECKPOINTS / name
+        folder = child(final.path / CHECKPOINTS, name)
         try:
             loaded = load_checkpoint(name)
-            run_stages(loaded, fixed, folder, None, progress, known=checkpoint_stages(), given=given, executor=executor)
+            run(loaded, fixed, folder, None, progress, known=checkpoint_stages(), given=given)
         except TooFewCorrect:
             progress.note(f"checkpoint {name} answers almost no prompt correctly, so it has no heuristic neurons")
         checkpoint, key = read_checkpoint(folder, name)
@@ -156,7 +172,7 @@ def follow_training(
             with explain_write_errors(final.path):
                 shutil.rmtree(final.path / TRAINING)
     gathered = [Given("", training.CheckpointResults(checkpoints, keys))]
-    return run_stages(model, settings, final.path, [TRAINING], progress, after_stage, given=gathered, executor=executor)
+    return run(model, settings, final.path, [TRAINING], progress, after_stage, given=gathered)
 
 
 def wants_repeats(settings: Settings, stages: Sequence[str] | None) -> bool:
@@ -168,6 +184,7 @@ def repeat_study(
     model: Model, settings: Settings, final: RunWriter, progress: Progress, executor: Executor = LOCAL
 ) -> RunWriter:
     """Repeat a study that is done (`final`), and compare the repetitions in the stage `stability`."""
+    run = partial(run_stages, executor=executor, overwrite=True)
     if final.is_done(STABILITY):
         progress.note(f"{STABILITY}: unchanged, not run again")
         return final
@@ -182,13 +199,13 @@ def repeat_study(
         # A repetition with all results to compare is complete, even if the activation maps behind them are gone.
         if not begun or not all(RunFolder(folder).has(stage, keys[stage]) for stage in compared):
             try:
-                run_stages(model, own, folder, None, progress, known=stages, given=given, executor=executor)
+                run(model, own, folder, None, progress, known=stages, given=given)
             except TooFewCorrect:
                 progress.note(f"repetition {name} answers almost no prompt correctly")
         shutil.rmtree(folder / "patterns", ignore_errors=True)  # gigabytes that are no longer read
         repeats.append(read_repeat(folder, name, settings.effect))
     gathered = [Given("", stability.RepeatResults(repeats))]
-    return run_stages(model, settings, final.path, [STABILITY], progress, given=gathered, executor=executor)
+    return run(model, settings, final.path, [STABILITY], progress, given=gathered)
 
 
 def read_repeat(folder: Path, name: str, effect: str) -> stability.Repeat:

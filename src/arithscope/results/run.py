@@ -59,6 +59,7 @@ def run(
     stages: Sequence[str] | None = None,
     progress: Progress | None = None,
     cluster: str | None = None,
+    overwrite: bool = False,
     **settings: Any,
 ) -> "Run":
     """Study a model and write a run folder, like the command `arithscope run` but without figures.
@@ -70,12 +71,15 @@ def run(
             repeated to see how stable its numbers are.
         progress: Where progress is shown.
         cluster: Address of a Ray cluster to run on, or `local`.
+        overwrite: Whether results of other settings in the folder may be replaced.
         **settings: Fields of `Settings`: `run(model, "runs/mine", operators="+-")`.
 
     Raises:
-        UserError: If the model cannot be loaded or studied with these settings, or the folder cannot be written.
+        UserError: If the model cannot be loaded or studied with these settings, the folder cannot be written, or it holds
+            results of other settings.
     """
-    folder = study(model, Settings(**settings), user_path(out), stages, cluster=cluster, progress=progress)
+    chosen, path = Settings(**settings), user_path(out)
+    folder = study(model, chosen, path, stages, cluster=cluster, overwrite=overwrite, progress=progress)
     return Run(folder.path)
 
 

@@ -1,19 +1,24 @@
-"""Paths as a user writes them, and crash-safe files and folders: a kill at any moment leaves the old version or the new one,
-never half of one."""
+"""Paths as a user writes them; crash-safe files and folders: a kill at any moment leaves the old version or the new one, never
+half of one; and folders that a stranger may have made: nothing in them is followed out of them."""
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from arithscope.errors import UserError
 
 LOCK = ".lock"
+PATIENCE = (
+    1.0  # seconds to wait for a lock, which a process that was just forked from a killed run holds until it is replaced
+)
 CONTINUE = "finished work is kept; fix the problem and run the same command again to continue"
 
 
@@ -41,22 +46,67 @@ def _reason(error: Exception) -> str | None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder's write lock, which the system releases when this process ends, even if it is killed. Raises UserError
-    if another process holds it, or the folder cannot be written to."""
+    if another process holds it, the folder cannot be written to, or something in it leads out of it."""
     from filelock import FileLock, Timeout  # here, since every command imports this module and few lock anything
 
+    refuse_links(folder)
     with explain_write_errors(folder, "choose another folder"):
         try:
-            lock = FileLock(folder / LOCK, timeout=0).acquire()
+            lock = FileLock(folder / LOCK, timeout=PATIENCE).acquire()
         except Timeout:
             raise UserError(f"Another process is writing to {folder}; wait for it or choose another folder.") from None
     with lock:
         yield
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a folder contains, at any depth, anything but files and folders: a link, for example, which could
+    lead out of it. The folder itself may be a link."""
+    todo = [folder]
+    while todo:
+        try:
+            entries = list(os.scandir(todo.pop()))
+        except FileNotFoundError:  # another process has just replaced it
+            continue
+        except OSError as error:
+            raise UserError(f"{folder} cannot be read ({_reason(error)}); check its permissions.") from None
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                todo.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                _refuse_kind(Path(entry.path), folder)
+
+
+def _refuse_kind(path: Path, folder: Path) -> None:
+    """Raise UserError for something in a folder that is neither a file nor a folder, unless it is gone."""
+    with suppress(FileNotFoundError):
+        kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        problem = f"is {kinds.get(stat.S_IFMT(path.lstat().st_mode), 'a device')}, which could lead out of the folder"
+        raise UserError(f"{path.relative_to(folder)} in {folder} {problem}; remove it, or put a copy in its place.")
+
+
+def read_text(path: Path) -> str:
+    """Content of a file. Raises OSError if it is not a file but, say, a link or a named pipe, which could block forever."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        return file.read()
+
+
+def child(folder: Path, name: str) -> Path:
+    """Path of something in a folder, by a name from a file. Raises UserError if the name leads out of the folder."""
+    path = PurePath(name)
+    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+        raise UserError(f"{name[:80]!r} is not the name of anything in {folder}; the run is damaged.")
+    return folder / path
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; on success it replaces `path`, on failure it is removed."""
     temporary = path.with_name(f".{path.name}.tmp")
+    remove(temporary)  # anything there was left by a killed process
     try:
         yield temporary
         _sync(temporary)

@@ -23,6 +23,7 @@ from arithscope.pipeline.runner import DeclaredSettings, Given, describe_model, 
 from arithscope.pipeline.store import damaged_files, plain
 from arithscope.results.run import Run
 from arithscope.settings import SampleSizes, Settings
+from arithscope.utils.files import child
 from arithscope.utils.progress import Progress
 from arithscope.verify.checks import CHECKS, VerifyContext
 from arithscope.verify.compare import EXACT, Tally, noise_of
@@ -150,11 +151,11 @@ class Verification:
                 results.add(self.run[kind])
         if isinstance(stored, Training):
             folder = self.run.path / study.CHECKPOINTS
-            parts = [study.read_checkpoint(folder / name, name) for name in stored.checkpoints[:-1]]
+            parts = [study.read_checkpoint(child(folder, name), name) for name in stored.checkpoints[:-1]]
             results.add(CheckpointResults([checkpoint for checkpoint, _ in parts], [key for _, key in parts]))
         if isinstance(stored, Stability):
             folder, effect = self.run.path / study.REPEATS, self.settings.effect
-            results.add(RepeatResults([study.read_repeat(folder / n, n, effect) for n in stored.runs[1:]]))
+            results.add(RepeatResults([study.read_repeat(child(folder, n), n, effect) for n in stored.runs[1:]]))
         engine, settings = FullPass(tally.noise.tie), DeclaredSettings(self.settings, stage.reads)
         model = self.run.model.with_engine(engine)
         return VerifyContext(model, settings, results, stored=stored, tally=tally, engine=engine, sample_seed=self.seed)

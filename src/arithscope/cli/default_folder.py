@@ -1,0 +1,42 @@
+"""Where `arithscope run` puts its results unless --out says so: a folder for each model and choice of settings."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from arithscope.cli.options import ModelOptions, SettingsOptions
+from arithscope.utils.files import user_path
+
+OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
+
+
+def default_folder(model: str, settings: SettingsOptions, options: ModelOptions) -> Path:
+    """runs/tiny-llama with the default settings, otherwise runs/tiny-llama-paper-seed1; runs/EleutherAI--pythia-70m."""
+    path = user_path(model)
+    name = (path.stem if path.is_file() else path.resolve().name) if path.exists() else model.replace("/", "--")
+    return Path("runs") / "-".join([name, *_settings_words(settings), *_model_words(options)])
+
+
+def _settings_words(settings: SettingsOptions) -> Iterator[str]:
+    """A word for each setting that is not the default one."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name == "operators" and set(value) < set(OPERATORS):
+            yield "-".join(word for operator, word in OPERATORS.items() if operator in value)
+        elif field.name != "operators" and value != field.default:
+            word = {"max_operand": "max", "seed": "seed", "topk": "top", "both_operands": "both-operands"}.get(
+                field.name, ""
+            )
+            yield word + ("" if value is True else str(value).replace("_", "-").replace("+", "-"))
+
+
+def _model_words(options: ModelOptions) -> Iterator[str]:
+    """Words for prompts, number format and quantisation; the device makes no difference."""
+    prompts = options.template, options.prefix
+    if prompts != (ModelOptions.template, ModelOptions.prefix):
+        yield f"prompts-{hashlib.sha256(repr(prompts).encode()).hexdigest()[:6]}"
+    if options.dtype != ModelOptions.dtype:
+        yield options.dtype
+    if options.quantize is not None:
+        yield options.quantize
