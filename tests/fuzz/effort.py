@@ -44,6 +44,7 @@ INPUTS = {
     "stage records": (6, 500),
     "tables of runs": (6, 500),
     "resumed runs": (3, 150),
+    "received folders": (60, 20_000),
     "requests": (60, 800),  # of each operation of the explorer
 }
 SECONDS = 30.0  # after which an input counts as a hang; most take milliseconds

@@ -28,7 +28,7 @@ from arithscope.pipeline.runner import run_stages as study
 from arithscope.pipeline.store import RunFolder
 from arithscope.report.page import page
 from arithscope.results.run import Run
-from arithscope.utils.files import with_checksum
+from arithscope.utils.files import with_checksum, write_text
 from arithscope.utils.progress import Silent
 from tests.conftest import smaller
 from tests.fuzz.damage import corrupted, documents, files, written
@@ -66,7 +66,7 @@ def update_checksums(stage: Path) -> None:
     record = json.loads((stage / "stage.json").read_text())
     record["files"] = {name: hashlib.sha256((stage / name).read_bytes()).hexdigest() for name in record["files"]}
     record = {key: value for key, value in record.items() if key != "checksum"}
-    (stage / "stage.json").write_text(json.dumps(with_checksum(record)))
+    write_text(stage / "stage.json", json.dumps(with_checksum(record)))
 
 
 def look(folder: Path) -> None:
