@@ -115,8 +115,8 @@ def schema_problem(kind: type[Result], values: dict[str, Any]) -> str | None:
 
 
 def _wrong_column(table: pd.DataFrame, schema: Table) -> str | None:
-    """A column that is missing or of another kind; a table without rows may lack columns."""
-    for column in schema.columns if len(table) or len(table.columns) else ():
+    """A column that is missing or of another kind."""
+    for column in schema.columns:
         if column.name not in table.columns:
             return column.name
         values, held = table[column.name], _HELD.get(column.kind)
