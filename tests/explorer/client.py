@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-import uvicorn
-
-from arithscope.explorer.server import LOOPBACK, bound_socket, make_app
+from arithscope.explorer.access import HostNames
+from arithscope.explorer.server import bound_socket, make_app, make_server
 from arithscope.results.run import Run
 
 
 @contextmanager
 def serving(paths: Sequence[Path]) -> Iterator[str]:
     """Serve run folders on a free loopback port; yields the address."""
-    app = make_app([Run(path) for path in paths], LOOPBACK)
+    server = make_server(make_app([Run(path) for path in paths], HostNames("127.0.0.1")))
     with bound_socket("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         try:
@@ -43,7 +41,7 @@ class Reply:
     @property
     def error(self) -> str:
         """Message of a refusal: one sentence, with no internals of the program."""
-        assert 400 <= self.status < 500
+        assert 400 <= self.status < 500 or self.status == 503
         [(key, text)] = self.json.items()
         assert key == "error"
         assert text.endswith(".")

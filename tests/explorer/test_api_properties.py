@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arithscope.explorer.access import HostNames
 from arithscope.explorer.server import make_app
 from tests.explorer.client import Reply, send
 from tests.fuzz.effort import fuzz, twice
 
-DESCRIPTION = make_app([], None).openapi()
+DESCRIPTION = make_app([], HostNames("127.0.0.1")).openapi()
 OPERATIONS = [(method, path) for path, methods in DESCRIPTION["paths"].items() for method in methods]
 HOSTILE = [
     *("", ".", "..", "../../etc/passwd", "/etc/passwd", "tiny-llama/..", "\x00", "%00", "%2e%2e%2f", "\u202e", "𝟙+𝟙"),
