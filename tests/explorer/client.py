@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +30,22 @@ def serving(paths: Sequence[Path]) -> Iterator[str]:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def serving_process(*paths: Path) -> Iterator[tuple[str, int]]:
+    """Serve run folders as a process of its own, which must end cleanly on Ctrl-C; yields its address and its id."""
+    command = [sys.executable, "-m", "arithscope", "explore", *map(str, paths), "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().split()[4], process.pid
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
 
 
 class Reply:

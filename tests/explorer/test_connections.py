@@ -99,6 +99,14 @@ def test_a_client_that_does_not_read_is_dropped(address: str) -> None:
     assert 0 < received.count(b"HTTP/1.1 200 ") < requests
 
 
+def test_half_a_request_does_not_keep_the_explorer_from_ending(small_run: Path) -> None:
+    with serving([small_run]) as url:
+        client = connect(url)
+        client.sendall(HEAD + b"content-length: 9\r\n\r\n")
+        assert send(url, "/").status == 200  # so the beginning has been read
+    client.close()
+
+
 def test_what_is_not_http_gets_a_sentence(address: str) -> None:
     with connect(address) as client:
         client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
