@@ -14,9 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from arithscope.explorer.access import HEADERS
 
 IDLE_SECONDS = 5  # after a reply
-CLIENT_SECONDS = (
-    30  # for a whole request to arrive or a reply to be read, from the connection's start or the last reply on
-)
+CLIENT_SECONDS = 30  # for a whole request to arrive, or a reply to be read; idle seconds count
 MAX_CONNECTIONS = 500
 
 
