@@ -131,6 +131,8 @@ def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: i
         >>> parse_prompt("226 - 68", "+-", 300, 1000).answer
         array([158])
     """
+    if not text.strip():
+        raise UserError("The prompt is empty; write one as in 226-68=.")
     shown = repr(text if len(text) <= 40 else text[:39] + "…")
     match = re.search(r"[+\-*/]", text)
     if match is None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,25 +14,38 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-import uvicorn
-
-from arithscope.explorer.server import LOOPBACK, bound_socket, make_app
+from arithscope.explorer.access import HostNames
+from arithscope.explorer.server import bound_socket, make_app, make_server
 from arithscope.results.run import Run
 
 
 @contextmanager
 def serving(paths: Sequence[Path]) -> Iterator[str]:
     """Serve run folders on a free loopback port; yields the address."""
-    app = make_app([Run(path) for path in paths], LOOPBACK)
+    server = make_server(make_app([Run(path) for path in paths], HostNames("127.0.0.1")))
     with bound_socket("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def serving_process(*paths: Path) -> Iterator[tuple[str, int]]:
+    """Serve run folders as a process of its own, which must end cleanly on Ctrl-C; yields its address and its id."""
+    command = [sys.executable, "-m", "arithscope", "explore", *map(str, paths), "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().split()[4], process.pid
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
 
 
 class Reply:
@@ -43,7 +59,7 @@ class Reply:
     @property
     def error(self) -> str:
         """Message of a refusal: one sentence, with no internals of the program."""
-        assert 400 <= self.status < 500
+        assert 400 <= self.status < 500 or self.status == 503
         [(key, text)] = self.json.items()
         assert key == "error"
         assert text.endswith(".")

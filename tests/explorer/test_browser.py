@@ -107,6 +107,35 @@ def test_a_prompt_can_be_typed_clicked_or_chosen_with_keys(page: Page, run: Run)
     assert settings(page)["prompt"] == ["31+8"]
 
 
+def test_an_empty_prompt_is_explained(browser: Browser, address: str) -> None:  # noqa: F811
+    context = browser.new_context()  # not a watched page: the browser logs the refusal as an error
+    page = context.new_page()
+    page.goto(address)
+    page.locator("input[name=prompt]").fill(" ")
+    page.get_by_role("button", name="Explain").click()
+    expect(page.get_by_role("alert")).to_have_text("The prompt is empty; write one as in 226-68=.")
+    context.close()
+
+
+def test_requests_that_nobody_waits_for_are_aborted(page: Page) -> None:
+    """A newer prompt, and another view, abort the explanation that is under way; the page then shows the newest."""
+    aborted: list[str] = []
+    page.on("requestfailed", lambda request: aborted.append(request.url))
+    held = []
+    page.route("**/explanation?**", lambda route: held.append(route) if len(held) < 2 else route.continue_())
+    for prompt in ("25+11", "26+11"):
+        page.locator("input[name=prompt]").fill(prompt)
+        page.get_by_role("button", name="Explain").click()
+        until(page, lambda: bool(held) and prompt.replace("+", "%2B") in held[-1].request.url)  # noqa: B023
+    until(page, lambda: len(aborted) == 1)
+    page.get_by_role("link", name="Circuit", exact=True).click()
+    until(page, lambda: len(aborted) == 2)
+    assert ["25%2B11" in aborted[0], "26%2B11" in aborted[1]] == [True, True]
+    expect(page.locator(".view.circuit .verdict")).to_be_visible()
+    page.go_back()
+    expect(page.locator(".verdict .equation")).to_contain_text("26 + 11 = ")
+
+
 def prompt_that_needs_its_neurons(run: Run) -> tuple[str, str]:
     """A prompt that the model answers correctly only with its associated neurons, and the criterion for these."""
     for criterion in ("calibrated", "raw"):

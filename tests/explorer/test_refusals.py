@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from arithscope.explorer.server import MAX_BODY_BYTES, static_files
+from arithscope.errors import UserError
+from arithscope.explorer.access import MAX_BODY_BYTES, HostNames
+from arithscope.explorer.server import bound_socket, static_files
 from tests.explorer.client import post_ablation, send
 
 BAD_PATHS = {
@@ -36,7 +38,7 @@ BAD_PATHS = {
     "an unknown stage": ("/api/runs/tiny-llama/results/nothing/prompts", 404),
     "an unknown table": ("/api/runs/tiny-llama/results/accuracy/__class__", 404),
     "a path as a table": ("/api/runs/tiny-llama/results/accuracy/..%2Faccuracy%2Fprompts", 404),
-    "no prompt": ("/api/runs/tiny-llama/explanation", 422),
+    "no prompt": ("/api/runs/tiny-llama/explanation", 400),
     "a text that is not a prompt": ("/api/runs/tiny-llama/explanation?prompt=hello", 400),
     "an operand beyond the run": ("/api/runs/tiny-llama/explanation?prompt=41%2B1", 400),
     "a negative answer": ("/api/runs/tiny-llama/explanation?prompt=1-2", 400),
@@ -95,15 +97,91 @@ def test_replies_carry_strict_headers(address: str) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]:1"])
+def test_an_empty_prompt_gets_a_sentence_that_says_what_to_type(address: str) -> None:
+    sentence = "The prompt is empty; write one as in 226-68=."
+    for query in ("", "?prompt=", "?prompt=%20"):
+        assert send(address, f"/api/runs/tiny-llama/explanation{query}").error == sentence
+    assert post_ablation(address, {"prompt": ""}).error == sentence
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]:1", "10.0.0.1"]
+)
 def test_other_host_names_are_refused(address: str, host: str) -> None:
     """A remote page whose host name resolves to this machine (DNS rebinding) can read nothing."""
-    assert "only to the host name" in send(address, "/api/runs", host=host).error
+    reply = send(address, "/api/runs", host=host)
+    assert (reply.status, "does not answer to this host name" in reply.error) == (403, True)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9", "127.0.0.1", "[::1]:8350"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9", "localhost.:9", "127.0.0.1", "127.8.8.8:1", "[::1]:8350"])
 def test_loopback_host_names_are_answered(address: str, host: str) -> None:
     assert send(address, "/api/runs", host=host).status == 200
+
+
+@pytest.mark.parametrize("host", ["LOCALHOST", "localhost.", "127.0.0.2", "127.1", "::1", "::ffff:127.0.0.1"])
+def test_every_spelling_of_loopback_answers_to_loopback_names_only(host: str) -> None:
+    names = names_of(host)
+    assert names.include("localhost:1")
+    assert names.include("127.0.0.1:1")
+    assert not names.include("evil.example")
+    assert not names.include(f"{socket.gethostname()}:1")
+    assert not names.include("192.168.1.2:1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "::"])
+def test_a_server_on_all_addresses_answers_to_addresses_and_its_own_names(host: str) -> None:
+    names = names_of(host)
+    for allowed in ("localhost", "127.0.0.1", "192.168.1.2", "[2001:db8::1]", socket.gethostname().upper()):
+        assert names.include(f"{allowed}:8350"), allowed
+    for foreign in (
+        "evil.example",
+        f"{socket.gethostname()}.evil.example",
+        "1.2.3.4.evil.example",
+        "[evil.example]",
+        "",
+    ):
+        assert not names.include(f"{foreign}:8350"), foreign
+
+
+def test_a_server_with_a_name_answers_to_it() -> None:
+    names = HostNames("192.168.1.2", "Lab.example.")
+    assert names.include("lab.example:8350")
+    assert not names.include("evil.lab.example:8350")
+
+
+def names_of(host: str) -> HostNames:
+    """The host names of a server started with this --host."""
+    try:
+        bound = bound_socket(host, 0)
+    except UserError:
+        pytest.skip(f"this machine has no {host}")
+    with bound:
+        return HostNames(bound.getsockname()[0], host)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:{port}", ""]
+)
+def test_other_origins_are_refused(address: str, origin: str) -> None:
+    """Also for pages and scripts, and whatever the method."""
+    origin = origin.format(port=urlsplit(address).port)
+    for path, method in (("/", "GET"), ("/static/app.js", "GET"), ("/api/runs", "GET"), ("/api/runs/x/ablate", "POST")):
+        reply = send(address, path, method, origin=origin)
+        assert (reply.status, "other web pages" in reply.error) == (403, True)
+
+
+def test_requests_of_the_own_page_are_answered(address: str) -> None:
+    assert send(address, "/api/runs", origin=address.rstrip("/"), sec_fetch_site="same-origin").status == 200
+    assert send(address, "/", sec_fetch_site="none", sec_fetch_mode="navigate").status == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_other_pages_may_link_to_the_explorer_and_nothing_else(address: str, site: str) -> None:
+    """An image or a script of a foreign page has no Origin header; same-site is another port of this machine."""
+    assert send(address, "/", sec_fetch_site=site, sec_fetch_mode="navigate").status == 200
+    assert send(address, "/", sec_fetch_site=site, sec_fetch_mode="no-cors").status == 403
+    for mode in ("navigate", "no-cors", "cors"):
+        assert "other web pages" in send(address, "/api/runs", sec_fetch_site=site, sec_fetch_mode=mode).error
 
 
 def test_the_server_listens_on_127_0_0_1_only(address: str) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 import webbrowser
 from importlib import util
@@ -22,25 +18,16 @@ from arithscope.explorer import server as serving_module
 from arithscope.explorer.server import serve
 from arithscope.results.run import Run
 from tests.command_line import error_message
+from tests.explorer.client import serving_process
 
 
 def test_the_explorer_serves_until_interrupted(small_run: Path) -> None:
     """As a separate process: prints its address, answers there, and exits cleanly on Ctrl-C."""
-    command = [sys.executable, "-m", "arithscope", "explore", str(small_run), "--no-browser", "--port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
-    assert process.stdout is not None
-    try:
-        address = process.stdout.readline().split()[4]
-        with urllib.request.urlopen(f"{address}api/runs") as response:
-            assert [run["name"] for run in json.load(response)["runs"]] == ["tiny-llama"]
-    finally:
-        process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (0, "")
+    with serving_process(small_run) as (address, _), urllib.request.urlopen(f"{address}api/runs") as response:
+        assert [run["name"] for run in json.load(response)["runs"]] == ["tiny-llama"]
 
 
-@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+@pytest.mark.parametrize(("host", "shown"), [("LOCALHOST", "127.0.0.1"), ("0", "127.0.0.1"), ("::1", "[::1]")])
 def test_the_browser_opens_the_address(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, shown: str
 ) -> None:

@@ -76,8 +76,7 @@ def look(folder: Path) -> None:
     run._repr_html_()
     run.summary.to_dict()
     page(RunFolder(folder), {})
-    run_registry = RunRegistry([run])
-    for served in run_registry.runs.values():
+    for served in RunRegistry([run]):
         views.run_info(served)
         for operator in run.accuracy.operators if "accuracy" in run.stages else ():
             served.predictions(operator)

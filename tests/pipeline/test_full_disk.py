@@ -166,9 +166,11 @@ def test_a_read_only_run_can_be_read(tmp_path: Path, small_run: Path, capsys: py
         assert call("compare", folder, small_run, "--out", tmp_path / "comparison") == 0
         assert Run(folder).summary.equals(Run(small_run).summary)
         fastapi = pytest.importorskip("fastapi.testclient")
+        from arithscope.explorer.access import HostNames
         from arithscope.explorer.server import make_app
 
-        client = fastapi.TestClient(make_app([Run(folder)], None))
+        app = make_app([Run(folder)], HostNames("127.0.0.1"))
+        client = fastapi.TestClient(app, base_url="http://127.0.0.1")
         [name] = [found["name"] for found in client.get("/api/runs").json()["runs"]]
         assert client.get(f"/api/runs/{name}/results").status_code == 200
         assert client.get(f"/api/runs/{name}/neurons").status_code == 200

@@ -170,10 +170,12 @@ def neuron_activations(model: Model, prompts: Prompts, layers: Ints, neurons: In
     return activations
 
 
-def activation_map(model: Model, operator: str, layer: int, neuron: int, max_operand: int) -> NDArray[np.float16]:
-    """Activation map of any neuron: [op1, op2]."""
+def activation_map(
+    model: Model, operator: str, layer: int, neuron: int, max_operand: int, advance: Advance
+) -> NDArray[np.float16]:
+    """Activation map of any neuron: [op1, op2]. `advance` is called after each batch; what it raises ends the work."""
     grid = operand_grid(operator, max_operand)
-    activations = neuron_activations(model, grid, np.array([layer]), np.array([neuron]), advance=lambda n: None)
+    activations = neuron_activations(model, grid, np.array([layer]), np.array([neuron]), advance=advance)
     return activations.reshape(max_operand + 1, max_operand + 1)
 
 

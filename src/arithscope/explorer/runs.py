@@ -1,13 +1,13 @@
-"""The served runs by name: their tables, filtered, sorted and paged, and their models. At most two models are in memory, and
-one request at a time uses them."""
+"""The served runs by name, as they are on disk now: their tables, filtered, sorted and paged, and their models, of which at
+most two are in memory."""
 
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property, lru_cache
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property
 from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,9 +20,10 @@ from arithscope.experiments.classify import CRITERIA, RAW, Classification
 from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
-from arithscope.experiments.patterns import ActivationMaps, activation_map
+from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.kinds import kind_name
 from arithscope.models.model import Model
+from arithscope.pipeline.store import manifest_stamp
 from arithscope.pipeline.study import CHECKPOINTS
 from arithscope.prompts import operand_grid
 from arithscope.results.comparison import Comparison, compare
@@ -34,7 +35,7 @@ NEURON = ["operator", "layer", "neuron"]
 HEURISTIC = ["operator", "heuristic"]
 MAX_ROWS = 500  # of a table, per reply
 MAX_MODELS = 2  # kept in memory
-MAX_MAPS = 32  # activation maps computed here and kept in memory
+MAX_MAPS = 32  # activation maps of a run computed here and kept in memory
 
 Operator = Literal["+", "-", "*", "/"]
 Criterion = Literal["raw", "calibrated"]
@@ -183,12 +184,22 @@ class NotFound(UserError):
     """The request names something that does not exist."""
 
 
+class MapName(NamedTuple):
+    """Which activation map: of a neuron under an operator, at a checkpoint or (None) in the final model."""
+
+    operator: str
+    layer: int
+    neuron: int
+    checkpoint: str | None
+
+
 class ServedRun:
-    """A run, with derived tables that are computed once."""
+    """A run as it was when its manifest was read, with derived tables that are computed once."""
 
     def __init__(self, name: str, run: Run):
-        self.name, self.run = name, run
+        self.name, self.run, self.stamp = name, run, run.folder.stamp
         self.predictions = cache(self._predictions)
+        self._maps: dict[MapName, NDArray[np.float32]] = {}  # computed here
 
     def require(self, *stages: str) -> None:
         """Raise NotFound if one of the stages is not done."""
@@ -220,6 +231,34 @@ class ServedRun:
         names = self.run.training.checkpoints[:-1] if "training" in self.run.stages else []
         return {name: Run(child(self.run.path / CHECKPOINTS, name), options=self.run.options) for name in names}
 
+    def at(self, checkpoint: str | None) -> Run:
+        """The run of a checkpoint; without one, of the final model."""
+        if checkpoint is None:
+            return self.run
+        if checkpoint not in self.checkpoints:
+            known = ", ".join(self.checkpoints) or "none"
+            raise NotFound(f"The run {self.name} has no checkpoint {checkpoint[:80]!r}; choose from: {known}.")
+        return self.checkpoints[checkpoint]
+
+    def known_map(self, wanted: MapName) -> NDArray[np.float32] | None:
+        """An activation map that is stored, or kept from an earlier request; None if it has to be computed."""
+        run = self.at(wanted.checkpoint)
+        sizes = run.manifest["model"]["sizes"]
+        operator, layer, neuron, _ = wanted
+        if layer >= sizes["layers"] or neuron >= sizes["neurons"]:
+            raise NotFound(f"The model has no neuron L{layer}N{neuron}.")
+        if operator not in run.operators:
+            raise NotFound(f"The run {self.name} does not include {operator}.")
+        if {"neurons", "patterns"} <= set(run.stages) and (row := run.map_row(layer, neuron, operator)) is not None:
+            return run.patterns.activations[row].astype("<f4")
+        return self._maps.get(wanted)
+
+    def keep_map(self, name: MapName, activations: NDArray[np.float32]) -> None:
+        """Keep an activation map that was computed, and forget the one kept longest if there are too many."""
+        self._maps[name] = activations
+        if len(self._maps) > MAX_MAPS:
+            self._maps.pop(next(iter(self._maps)))
+
 
 class RunRegistry:
     """Runs by name. Requests look runs up here, so that no part of a request becomes a path."""
@@ -228,32 +267,42 @@ class RunRegistry:
         names = [re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip("-") or "run" for name in distinct_names(runs)]
         if len(set(names)) < len(names):
             names = [f"{name}-{i}" for i, name in enumerate(names, start=1)]
-        self.runs = {name: ServedRun(name, run) for name, run in zip(names, runs, strict=True)}
-        self._loaded: OrderedDict[str, Run] = OrderedDict()
+        self._runs = {name: ServedRun(name, run) for name, run in zip(names, runs, strict=True)}
         self._lock = Lock()
-        self.computed_map = lru_cache(MAX_MAPS)(self._computed_map)
+        self._loaded: OrderedDict[str, Run] = OrderedDict()
+        self._compared: tuple[list[Run], Comparison] | None = None
 
     def __getitem__(self, name: str) -> ServedRun:
-        if name not in self.runs:
-            raise NotFound(f"There is no run {name[:80]!r} here; choose from {', '.join(self.runs)}.")
-        return self.runs[name]
+        """A run as it is on disk now; as it last was, if its folder can no longer be read."""
+        if name not in self._runs:
+            raise NotFound(f"There is no run {name[:80]!r} here; choose from {', '.join(self._runs)}.")
+        with self._lock:
+            served = self._runs[name]
+            if manifest_stamp(served.run.path) != served.stamp:
+                with suppress(UserError):
+                    self._runs[name] = ServedRun(name, served.run.reopened())
+            return self._runs[name]
+
+    def __iter__(self) -> Iterator[ServedRun]:
+        return (self[name] for name in self._runs)
 
     @contextmanager
     def model(self, run: Run) -> Iterator[Model]:
-        """A run's model, for one request at a time: edits are hooks on the model and must not mix."""
-        with self._lock:
-            self._loaded[str(run.path)] = run
-            self._loaded.move_to_end(str(run.path))
-            while len(self._loaded) > MAX_MODELS:
-                self._loaded.popitem(last=False)[1].release()
-            with explain_out_of_memory(f"the model of {run.path} or a pass through it"):
-                yield run.model
+        """A run's model. Only the thread of live work uses models, for one request at a time: edits are hooks on the model and
+        must not mix."""
+        earlier = self._loaded.pop(str(run.path), run)
+        if earlier is not run:
+            run.take_model(earlier)
+        self._loaded[str(run.path)] = run
+        while len(self._loaded) > MAX_MODELS:
+            self._loaded.popitem(last=False)[1].release()
+        with explain_out_of_memory(f"the model of {run.path} or a pass through it"):
+            yield run.model
 
-    def _computed_map(self, run: Run, operator: str, layer: int, neuron: int) -> np.ndarray[Any, Any]:
-        with self.model(run) as model:
-            return activation_map(model, operator, layer, neuron, run.max_operand)
-
-    @cached_property
+    @property
     def comparison(self) -> Comparison:
         """Summaries and curves of all runs."""
-        return compare([served.run for served in self.runs.values()])
+        runs = [served.run for served in self]
+        if self._compared is None or self._compared[0] != runs:
+            self._compared = runs, compare(runs)
+        return self._compared[1]

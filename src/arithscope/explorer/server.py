@@ -7,43 +7,47 @@ import json
 import socket
 import threading
 import webbrowser
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import uvicorn
+from anyio import to_thread
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as PathPart
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arithscope import __version__
 from arithscope.errors import UserError
 from arithscope.explorer import views
-from arithscope.explorer.runs import Criterion, HeuristicQuery, NeuronQuery, NotFound, Operator, RunRegistry, TableQuery
+from arithscope.explorer.access import HEADERS, HostNames, refusal
+from arithscope.explorer.connections import IDLE_SECONDS, Connection
+from arithscope.explorer.live import LiveWork
+from arithscope.explorer.runs import (
+    Criterion,
+    HeuristicQuery,
+    MapName,
+    NeuronQuery,
+    NotFound,
+    Operator,
+    RunRegistry,
+    TableQuery,
+)
 from arithscope.pipeline.store import plain
 from arithscope.results.run import Run
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FIRST_PORT, PORTS = 8350, 50
-MAX_BODY_BYTES = 1_000_000
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
+STORED_THREADS = 4  # for requests that need no model; many more only wait for each other
 
 Measure = Literal["probability", "log_ratio", "logit"]
 Name = Annotated[str, PathPart(max_length=200)]
@@ -75,21 +79,28 @@ _BINARY: dict[str, Any] = {
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": description}
-    for status, description in ((400, "Invalid request"), (404, "Not found"), (422, "Invalid value"))
+    for status, description in ((400, "Invalid request"), (404, "Not found"), (422, "Invalid value"), (503, "Busy"))
 }
 
 
 def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> None:
-    """Serve runs until interrupted. On a loopback address, only requests for loopback host names are answered."""
-    app = make_app(runs, LOOPBACK if host in LOOPBACK else None)
+    """Serve runs until interrupted. `HostNames` says to which host names the server answers."""
     bound = bound_socket(host, port)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/"
+    listens_on = bound.getsockname()[0]
+    server = make_server(make_app(runs, HostNames(listens_on, host)))
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens_on, listens_on)  # one that a browser can open
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound.getsockname()[1]}/"
     print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     with bound, suppress(KeyboardInterrupt):
         server.run(sockets=[bound])
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """A server for the web application that waits for no client for long."""
+    config = uvicorn.Config(app, http=Connection, ws="none", timeout_keep_alive=IDLE_SECONDS, log_level="error")
+    return uvicorn.Server(config)
 
 
 def bound_socket(host: str, port: int | None) -> socket.socket:
@@ -111,9 +122,13 @@ def bound_socket(host: str, port: int | None) -> socket.socket:
     raise UserError(f"The explorer cannot listen on {ports} of {host} ({reason}); choose another --port or --host.")
 
 
-def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
-    """The web application for some runs. `hosts`: host names that requests may use; None allows any."""
-    registry, static = RunRegistry(runs), static_files()
+def make_app(runs: Sequence[Run], names: HostNames) -> FastAPI:
+    """The web application for some runs.
+
+    Pages, styles and scripts are sent by the event loop itself; stored data is read by a few threads; live work has its own
+    thread. So none of them waits for what comes after it in this list.
+    """
+    registry, static, live = RunRegistry(runs), static_files(), LiveWork()
     app = FastAPI(
         title="arithscope explorer",
         version=__version__,
@@ -123,27 +138,23 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
         default_response_class=Json,
         responses=_ERRORS,
         exception_handlers=dict.fromkeys((UserError, RequestValidationError, HTTPException), _error_reply),
+        lifespan=_lifespan,
     )
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = _refusal(request, hosts) or await call_next(request)
-        response.headers.update(HEADERS)
-        return response
+    app.add_middleware(Guard, names=names)
 
     @app.get("/static/{name:path}", include_in_schema=False)
-    def static_file(name: str) -> Response:
+    async def static_file(name: str) -> Response:
         if name not in static:
             raise NotFound("There is no such page.")
         return Response(static[name], media_type=TYPES[Path(name).suffix])
 
     @app.get("/", include_in_schema=False)
-    def index() -> Response:
-        return static_file("index.html")
+    async def index() -> Response:
+        return await static_file("index.html")
 
     @app.get("/api/runs")
     def all_runs() -> Any:
-        return Json({"version": __version__, "runs": [views.run_info(served) for served in registry.runs.values()]})
+        return Json({"version": __version__, "runs": [views.run_info(served) for served in registry]})
 
     @app.get("/api/runs/{run}/results")
     def results(run: Name) -> Any:
@@ -166,11 +177,21 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
         return Json(views.neuron_page(registry[run], operator, layer, neuron))
 
     @app.get("/api/runs/{run}/neurons/{layer}/{neuron}/activation_map", **_BINARY)
-    def activation_map(
-        run: Name, layer: Layer, neuron: NeuronNumber, operator: Operator, checkpoint: Text | None = None
+    async def activation_map(
+        request: Request,
+        run: Name,
+        layer: Layer,
+        neuron: NeuronNumber,
+        operator: Operator,
+        checkpoint: Text | None = None,
     ) -> Any:
-        activations = views.activation_map(registry, registry[run], operator, layer, neuron, checkpoint)
-        return _binary(np.asarray(activations, "<f4"))
+        wanted = MapName(operator, layer, neuron, checkpoint)
+        activations = await run_in_threadpool(lambda: registry[run].known_map(wanted))
+        if activations is None:
+            activations = await live.run(
+                request, lambda advance: views.computed_map(registry, registry[run], wanted, advance)
+            )
+        return _binary(activations)
 
     @app.get("/api/runs/{run}/heuristics")
     def heuristics(run: Name, query: Annotated[HeuristicQuery, Query()]) -> Any:
@@ -190,12 +211,14 @@ def make_app(runs: Sequence[Run], hosts: Sequence[str] | None) -> FastAPI:
         return Json(views.training(registry[run]))
 
     @app.get("/api/runs/{run}/explanation")
-    def explanation(run: Name, prompt: Text, criterion: Criterion = "calibrated") -> Any:
-        return Json(views.explanation(registry, registry[run], prompt, criterion))
+    async def explanation(request: Request, run: Name, prompt: Text = "", criterion: Criterion = "calibrated") -> Any:
+        return await live.run(
+            request, lambda advance: Json(views.explanation(registry, registry[run], prompt, criterion))
+        )
 
     @app.post("/api/runs/{run}/ablate")
-    def ablate(run: Name, request: views.AblationRequest) -> Any:
-        return Json(views.ablation(registry, registry[run], request))
+    async def ablate(request: Request, run: Name, wanted: views.AblationRequest) -> Any:
+        return await live.run(request, lambda advance: Json(views.ablation(registry, registry[run], wanted)))
 
     @app.get("/api/comparison")
     def comparison() -> Any:
@@ -209,18 +232,31 @@ def static_files() -> dict[str, bytes]:
     return {file.relative_to(STATIC).as_posix(): file.read_bytes() for file in STATIC.rglob("*.*")}
 
 
-def _refusal(request: Request, hosts: Sequence[str] | None) -> Response | None:
-    """The reply to a request that names another host (as in DNS rebinding) or has a long body; None for all others."""
-    host = request.headers.get("host", "").lower()
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if hosts is not None and name.strip("[]") not in hosts:
-        return Json({"error": "The server answers only to the host name it was started with."}, 400)
-    if "transfer-encoding" in request.headers:
-        return Json({"error": "The request has no content-length."}, 411)
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > 12 or int(length) > MAX_BODY_BYTES:
-        return Json({"error": f"The request is longer than {MAX_BODY_BYTES:,} bytes."}, 413)
-    return None
+class Guard:
+    """Refuses some requests, and adds the security headers to every reply."""
+
+    def __init__(self, app: ASGIApp, names: HostNames):
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refused = refusal(scope["path"], Headers(scope=scope), self._names)
+        app = self._app if refused is None else Json({"error": refused[1]}, refused[0])
+        await app(scope, receive, send_with_headers)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = STORED_THREADS
+    yield
 
 
 async def _error_reply(request: Request, error: Any) -> Response:

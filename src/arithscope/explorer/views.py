@@ -10,13 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
 from arithscope.experiments.localize import MLP
-from arithscope.explorer.runs import NEURON, Criterion, NotFound, RunRegistry, ServedRun, ShortText, TableQuery, page
+from arithscope.experiments.patterns import activation_map
+from arithscope.explorer.runs import (
+    NEURON,
+    Criterion,
+    MapName,
+    NotFound,
+    RunRegistry,
+    ServedRun,
+    ShortText,
+    TableQuery,
+    page,
+)
 from arithscope.heuristics.kinds import kind_name, parse
 from arithscope.prompts import OPERATORS, operand_grid
 from arithscope.results.comparison import CURVES
 from arithscope.results.explanation import answer_without
 from arithscope.results.neuron import ActivationMap
 from arithscope.results.run import explanation_as_json
+from arithscope.utils.progress import Advance
 
 
 class AblationRequest(BaseModel):
@@ -160,11 +172,11 @@ def training(served: ServedRun) -> dict[str, Any]:
 def comparison(registry: RunRegistry) -> dict[str, Any]:
     """Summaries and curves of all runs, under the names that the runs have here."""
     compared = registry.comparison
-    names = dict(zip(compared.runs, registry.runs, strict=True))
+    names = dict(zip(compared.runs, (served.name for served in registry), strict=True))
     table, curves = (rows.assign(run=rows.run.map(names)) for rows in (compared.table, compared.curves))
     by_name = {name: curves[curves.curve == name].drop(columns="curve").to_dict("records") for name in CURVES}
     shown = {name: rows for name, rows in by_name.items() if rows}
-    return {"runs": list(registry.runs), "table": table.to_dict("records"), "curves": shown}
+    return {"runs": list(names.values()), "table": table.to_dict("records"), "curves": shown}
 
 
 def explanation(registry: RunRegistry, served: ServedRun, prompt: str, criterion: str) -> dict[str, Any]:
@@ -193,19 +205,10 @@ def ablation(registry: RunRegistry, served: ServedRun, request: AblationRequest)
     return {"right": int(prompt.answer[0]), "neurons": len(neurons), "before": before, "after": after}
 
 
-def activation_map(
-    registry: RunRegistry, served: ServedRun, operator: str, layer: int, neuron: int, checkpoint: str | None
-) -> np.ndarray[Any, Any]:
-    """A neuron's activations over the operand grid, at a checkpoint or in the final model: stored or computed now."""
-    if checkpoint is not None and checkpoint not in served.checkpoints:
-        known = ", ".join(served.checkpoints) or "none"
-        raise NotFound(f"The run {served.name} has no checkpoint {checkpoint[:80]!r}; choose from: {known}.")
-    run = served.run if checkpoint is None else served.checkpoints[checkpoint]
-    sizes = run.manifest["model"]["sizes"]
-    if layer >= sizes["layers"] or neuron >= sizes["neurons"]:
-        raise NotFound(f"The model has no neuron L{layer}N{neuron}.")
-    if operator not in run.operators:
-        raise NotFound(f"The run {served.name} does not include {operator}.")
-    if {"neurons", "patterns"} <= set(run.stages) and (row := run.map_row(layer, neuron, operator)) is not None:
-        return run.patterns.activations[row]
-    return registry.computed_map(run, operator, layer, neuron)
+def computed_map(registry: RunRegistry, served: ServedRun, wanted: MapName, advance: Advance) -> NDArray[np.float32]:
+    """An activation map, computed now."""
+    run = served.at(wanted.checkpoint)
+    with registry.model(run) as model:
+        activations = activation_map(model, *wanted[:3], run.max_operand, advance).astype("<f4")
+    served.keep_map(wanted, activations)
+    return activations

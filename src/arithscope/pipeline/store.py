@@ -45,7 +45,8 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self._intact: set[str] = set()  # stages whose checksums have been verified
+        self._intact: dict[str, dict[str, Any]] = {}  # records of the stages whose checksums have been verified
+        self.stamp = manifest_stamp(path)  # before it is read: a change while it is read is then noticed
         self.manifest = _read_json(path / "manifest.json", "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
@@ -62,9 +63,17 @@ class RunFolder:
             return False
         if key not in (None, record["key"]):
             return False
-        if stage not in self._intact and not damaged_files(self.path / stage):
-            self._intact.add(stage)
-        return stage in self._intact
+        if self._intact.get(stage) != record and not damaged_files(self.path / stage):
+            self._intact[stage] = record
+        return self._intact.get(stage) == record
+
+    def unchanged_since(self, earlier: "RunFolder") -> set[str]:
+        """Stages that are stored as an earlier opening of this folder verified them; they are not verified again."""
+        for stage, record in list(earlier._intact.items()):  # other threads may add to it
+            with suppress(UserError, RecursionError):
+                if _stage_record(self.path / stage) == record:
+                    self._intact[stage] = record
+        return set(self._intact)
 
     def is_done(self, stage: str) -> bool:
         """Whether a stage is stored and belongs to the run's current settings, not to earlier ones."""
@@ -146,8 +155,9 @@ class RunWriter(RunFolder):
             record = {"stage": stage, "key": self.keys[stage], "finished": _now(), "seconds": round(seconds, 3)}
             record |= {"values": plain(values), "summary": plain(result.summary())}
             record["files"] = {f.name: files.checksum(f) for f in sorted(folder.iterdir())}
-            files.write_json(folder / "stage.json", files.with_checksum(record))
-        self._intact.add(stage)
+            record = files.with_checksum(record)
+            files.write_json(folder / "stage.json", record)
+        self._intact[stage] = record
         self.refresh()
 
     def refresh(self) -> None:
@@ -249,6 +259,15 @@ def damaged_files(stage: Path) -> list[str]:
                 continue
         damaged.append(name)
     return damaged
+
+
+def manifest_stamp(run: Path) -> tuple[int, int, int] | None:
+    """What changes whenever a run's manifest is written; None if there is none."""
+    try:
+        found = (run / "manifest.json").stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def stage_key(**inputs: Any) -> str:

@@ -254,6 +254,24 @@ class Run(StudyResults):
         """Drop the loaded model to free its memory."""
         self.__dict__.pop("model", None)
 
+    def reopened(self) -> "Run":
+        """The run as it is on disk now. Results that have not changed are not read again; the model stays with this one."""
+        run = Run(self.path, self.elsewhere, self.options)
+        unchanged = run.folder.unchanged_since(self.folder).intersection(run.stages)
+        run._results = self._results.only([stage_named(name).result for name in unchanged])
+        return run
+
+    def take_model(self, earlier: "Run") -> None:
+        """Take over the model that an earlier opening of this run has loaded, if it is still the model of the run."""
+        model = earlier.__dict__.pop("model", None)
+        if model is not None and self._studied == earlier._studied:
+            self.__dict__["model"] = model
+
+    @property
+    def _studied(self) -> tuple[Any, ...]:
+        """What the loaded model depends on."""
+        return self.manifest["model"], self.configuration["template"], self.configuration["prefix"]
+
     def __repr__(self) -> str:
         studied = f"{''.join(self.operators)}, operands 0…{self.max_operand}, {self.configuration['preset']} preset"
         return f"Run({self.name}, {studied}, {len(self.stages)} stages, in {self.path})"

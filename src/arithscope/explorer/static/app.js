@@ -1,6 +1,6 @@
 // The frame around all views: the choice of run and view. Draws again whenever the address changes.
 
-import { get } from "./api.js";
+import { abort_all, get } from "./api.js";
 import { h, notice } from "./dom.js";
 import { current, go, link } from "./state.js";
 import { show as circuit } from "./views/circuit.js";
@@ -31,6 +31,7 @@ async function show() {
   const selected = VIEWS[view];
   const run = runs.find((r) => r.name === params.get("run")) ?? (params.get("run") ? null : runs[0]);
   const drawing = ++latest;
+  abort_all();
   draw_nav(view, run ?? runs[0]);
   picker.value = (run ?? runs[0]).name;
   const root = h("div", { className: `view ${view}` });
