@@ -27,6 +27,7 @@ from arithscope.explorer import views
 from arithscope.explorer.runs import Criterion, HeuristicQuery, NeuronQuery, NotFound, Operator, RunRegistry, TableQuery
 from arithscope.pipeline.store import plain
 from arithscope.results.run import Run
+from arithscope.utils.printing import say
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -84,7 +85,7 @@ def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> No
     app = make_app(runs, LOOPBACK if host in LOOPBACK else None)
     bound = bound_socket(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/"
-    print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
+    say(f"The explorer is at {address} (Ctrl-C stops it)")
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from arithscope.errors import UserError
+from arithscope.utils.printing import printable
 
 LOCK = ".lock"
 CONTINUE = "finished work is kept; fix the problem and run the same command again to continue"
@@ -73,7 +74,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, printable(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 @contextmanager
