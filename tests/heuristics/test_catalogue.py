@@ -30,7 +30,7 @@ def first_spellings(sets: Catalogue, max_operand: int) -> list[str]:
 
 
 @operators
-@pytest.mark.parametrize("max_operand", [1, 5, 12, 20, MAX_OPERAND])
+@pytest.mark.parametrize("max_operand", [1, 12, MAX_OPERAND])
 def test_the_catalogue_is_complete(operator: str, max_operand: int) -> None:
     """It has every heuristic except those that hold for no legal prompt, for all, or for the same as an earlier one."""
     sets = catalogue(operator, max_operand, LIMITS[operator], both_operands=True)

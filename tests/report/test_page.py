@@ -38,7 +38,7 @@ from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 from tests.command_line import call, error_message
 from tests.families import small
 
-HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
+HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n\x00\x1b\ud800\u202e"
 MOST = 15_000_000
 LEFT_OUT = ("mlp0", "training", "stability")
 NAMED = [name for name in SECTIONS if name != MORE]
@@ -266,6 +266,7 @@ def test_the_page_is_escaped(partial: Path) -> None:
     assert "onerror" not in document.attributes
     assert document.tags["style"] == 1
     assert "&lt;script&gt;" in document.text
+    assert not set("\x00\x1b\ud800\u202e") & set(document.text)
 
 
 def test_table_markup() -> None:
