@@ -23,7 +23,9 @@ from arithscope.heuristics.kinds import BOTH, Bools, Ints, Modulo, Range, Rule, 
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.prompts import Prompts, legal_prompts, random_source
 
-PAPER_MAX_OPERAND = 300  # with these operands the list is the paper's, repeats included, so that numbers can be compared
+PAPER_MAX_OPERAND = (
+    300  # with these operands the list is the paper's, repeats included, so that numbers can be compared
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,9 @@ def catalogue(
     prompts = prompts[random_source(0, "ties", operator).permutation(len(prompts))]
     heuristics = all_heuristics(operator, max_operand, int(prompts.answer.max(initial=0)), both_operands)
     repeats = max_operand == PAPER_MAX_OPERAND
-    groups = [_group(prompts, [h for h in heuristics if h.direct is direct], device, repeats) for direct in (False, True)]
+    groups = [
+        _group(prompts, [h for h in heuristics if h.direct is direct], device, repeats) for direct in (False, True)
+    ]
     answers = np.unique(prompts.answer, return_inverse=True, return_counts=True)
     arrays = (prompts.op1 * (max_operand + 1) + prompts.op2, *answers)
     grid_index, results, result_index, result_counts = (torch.from_numpy(x).to(device) for x in arrays)
