@@ -29,9 +29,8 @@ HEADERS = {
     "chance": "chan-\nce",
     "corrected": "cor-\nrec-\nted",
     "expected": "ex-\npec-\nted",
-    "fdr": "FDR",
-}
-HEADERS |= {"neg_log10_p_hypergeom": "−log₁₀\nhyper-\ngeom.", "calibrated": "cal."}
+}  # if not its name
+HEADERS |= {"neg_log10_p_hypergeom": "−log₁₀\nhyper-\ngeom.", "fdr": "FDR", "calibrated": "cal."}
 
 
 def summary_tables(summary: dict[str, Any]) -> Iterator[Table]:
@@ -71,10 +70,10 @@ def entry_text(value: Any) -> str:
         return NOTHING
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
+    if isinstance(value, float):
+        return short_number(value)
     if not isinstance(value, dict):
-        return (
-            short_number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-        )
+        return f"{value:,}" if isinstance(value, int) else str(value)
     component = f"{value['component']}\n" if "component" in value else ""
     low, high = short_number(value["low"]), short_number(value["high"])
     interval = f"[{low},{high}]" if len(low) + len(high) <= WIDEST else f"[{low},\n {high}]"
