@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,6 +45,7 @@ from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunWriter
 from arithscope.prompts import OPERATORS, legal_prompts
 from arithscope.settings import EXACT, PRESETS, Settings
+from arithscope.utils.printing import PlainConsole
 from arithscope.utils.progress import console_progress
 from benchmarks.record import Table, record, record_option
 
@@ -191,7 +191,7 @@ def study_table(
     rows: list[list[Any]] = []
     every: list[float] = []
     least = floors(model, settings, speed)
-    lines = console_progress(Console(stderr=True))
+    lines = console_progress(PlainConsole(stderr=True))
 
     def after(folder: RunWriter) -> None:
         done = [name for name, entry in folder.manifest["stages"].items() if entry["status"] == "done"]

@@ -209,6 +209,13 @@ def test_prefixes_may_contain_line_breaks(
     assert r"7\n" in capsys.readouterr().out
 
 
+def test_messages_hold_no_escape_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["report", tmp_path / "\x1b[2J\u202e"], ["run", "\x1b[2J\u202e"], ["\x1b[2J\u202e"]):
+        message = error_message(capsys, *command)
+        assert r"\u001b[2J\u202e" in message or r"\x1b[2J\u202e" in message
+        assert not set("\x1b\u202e") & set(message)
+
+
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\nfrom arithscope.cli.app import main\n"

@@ -11,6 +11,7 @@ import io
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -159,6 +160,7 @@ LOADING: dict[str, Value] = {
 OF_A_RUN: dict[str, Value] = {**MODEL, "--model": (["tiny-llama", "some/where"], anything)}
 CODE = ["--allow-pickle", "--trust-remote-code"]
 RUN: Value = (["RUN"], one_of("RUN", "./RUN", "RUN/"))
+OTHER: Value = (["OTHER"], one_of("OTHER", "./OTHER", "OTHER/"))
 NAMED_MODEL: Value = (["tiny-llama", "some/model", "folder"], anything)
 
 
@@ -206,7 +208,7 @@ COMMANDS = [
         {"--operator": (["+", "-", "*"], one_of("+", "-"))},
     ),
     Command("explain", [RUN, (PROMPTS, one_of(*PROMPTS))], OF_A_RUN, ["--raw", "--json", *CODE]),
-    Command("compare", [RUN, RUN], {"--out": (PATH[0], lambda text: can_be_a_path(text) and not _is_there(text))}),
+    Command("compare", [RUN, OTHER], {"--out": (PATH[0], lambda text: can_be_a_path(text) and not _is_there(text))}),
     Command("verify", [RUN], {**OF_A_RUN, "--seed": SEED}, CODE),
     Command(
         "explore",
@@ -290,6 +292,7 @@ def lines(draw: st.DrawFn) -> tuple[list[str], bool | None]:
 def in_a_folder(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(small_run)
+    shutil.copytree(small_run, tmp_path / "OTHER")
     monkeypatch.setattr(load_module, "find_model", start)
     monkeypatch.setattr(ray_executor, "_connected", start)
     monkeypatch.setattr(files, "locked", start)
@@ -328,4 +331,4 @@ def accepts(command: tuple[list[str], bool | None]) -> bool:
 @twice
 def test_command_lines_are_accepted_or_refused(in_a_folder: Path, full: bool) -> None:
     assert fuzz("command lines", lines(), accepts, full).accepted
-    assert {path.name for path in in_a_folder.iterdir()} == {"RUN"}  # nothing was written
+    assert {path.name for path in in_a_folder.iterdir()} == {"RUN", "OTHER"}  # nothing was written

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from arithscope.errors import UserError
 from arithscope.experiments.accuracy import Accuracy
@@ -19,6 +18,7 @@ from arithscope.pipeline import runner, store
 from arithscope.pipeline.registry import all_stages, chosen_stages, stage_named
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
+from arithscope.utils.printing import PlainConsole
 from arithscope.utils.progress import Bars, Lines, Silent
 from tests.families import small
 from tests.faults import snapshot, stored
@@ -184,7 +184,9 @@ def test_results_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.
     clock, seconds = JumpingClock(), iter(range(10**9, 0, -(10**5)))
     monkeypatch.setattr(store, "datetime", clock)
     monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
-    shown = Lines(lines.append, every=0.0) if progress == "lines" else Bars(Console(force_terminal=True, quiet=True))
+    shown = (
+        Lines(lines.append, every=0.0) if progress == "lines" else Bars(PlainConsole(force_terminal=True, quiet=True))
+    )
     folder = run_stages(model, settings, tmp_path / "jumping", ["accuracy"], shown)
     assert clock.calls > 3
     assert all(entry["seconds"] >= 0 for entry in folder.manifest["stages"].values() if entry["status"] == "done")

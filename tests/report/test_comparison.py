@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from rich.console import Console
 from arithscope.errors import UserError
 from arithscope.pipeline.runner import run_stages
 from arithscope.report.comparison import FIGURES, comparison_tables, write_comparison
+from arithscope.report.terminal import entry_text
 from arithscope.results.comparison import CURVES, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.settings import Settings
@@ -101,7 +104,18 @@ def test_tables_have_a_column_for_each_run(runs: list[Path]) -> None:
     probe = tables["probe"]
     names, values = (list(probe.columns[i].cells) for i in (0, 1))
     summary = json.loads((runs[0] / "summary.json").read_text())["probe"]["all"]
-    assert values[names.index("best layer all")] == f"{summary['best_layer']:.2f}"  # a plain number has no interval
+    assert values[names.index("best layer all")] == str(summary["best_layer"])  # a plain number has no interval
+
+
+def test_tables_have_plain_values_and_names(runs: list[Path]) -> None:
+    """The circuit's heads and k have no average over operators."""
+    tables = {str(t.title): t for t in comparison_tables(compare(runs))}
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    for experiment, measure in (("circuit", "heads"), ("circuit", "head_names"), ("topk", "k")):
+        names, first, second = (list(column.cells) for column in tables[experiment].columns)
+        place = names.index(f"{measure} +".replace("_", " "))
+        assert first[place] == entry_text(summary[experiment]["+"][measure]) != "–"
+        assert second[place] == "–"
 
 
 def test_runs_of_one_model_are_named_after_their_folders(runs: list[Path], tmp_path: Path) -> None:
@@ -109,9 +123,29 @@ def test_runs_of_one_model_are_named_after_their_folders(runs: list[Path], tmp_p
     assert distinct_names([Run(path) for path in (runs[1], tmp_path / "other")]) == ["llama", "other"]
 
 
+def test_names_from_outside_are_shown_as_they_are(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A formula, markup, an escape sequence, and characters that no file can hold."""
+    other = Path(shutil.copytree(runs[1], tmp_path / "other"))
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["model"]["name"] = "_$x^{$[red]\x1b[31m\x00\ud800"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert call("compare", *runs, other, "--out", tmp_path / "all") == 0
+    shown = "_$x^{$[red]\\u001b[31m\\u0000\\ud800"
+    assert shown in capsys.readouterr().out.replace("\n", "")
+    assert list(json.loads((tmp_path / "all" / "comparison.json").read_text())["runs"])[2] == shown
+    figure = next(f for f in FIGURES if f.name == "accuracy").draw(compare([*runs, other]))
+    assert len(figure.legends[0].get_texts()) == 3
+    for path in (tmp_path / "all").glob("*.svg"):
+        ElementTree.parse(path)
+
+
 def test_bad_comparisons_are_refused(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "two run folders" in error_message(capsys, "compare", runs[0], "--out", tmp_path / "x")
     assert "no run at" in error_message(capsys, "compare", runs[0], tmp_path, "--out", tmp_path / "x")
+    twice = error_message(capsys, "compare", runs[0], runs[0].parent / "." / runs[0].name, "--out", tmp_path / "x")
+    assert "are the same run" in twice
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     assert "holds no comparison" in error_message(capsys, "compare", *runs, "--out", tmp_path / "full")

@@ -39,6 +39,7 @@ from tests.command_line import call, error_message
 from tests.families import small
 
 HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
+CONTROL = "\x00\x1b\ud800\u202e"  # characters that HTML cannot hold, or that change what is shown
 MOST = 15_000_000
 LEFT_OUT = ("mlp0", "training", "stability")
 NAMED = [name for name in SECTIONS if name != MORE]
@@ -247,7 +248,7 @@ def test_stale_results_and_figures_are_left_out(partial: Path) -> None:
 def test_the_page_is_escaped(partial: Path) -> None:
     manifest = json.loads((partial / "manifest.json").read_text())
     manifest["model"] |= {
-        "name": HOSTILE,
+        "name": HOSTILE + CONTROL,
         "family": HOSTILE,
         "source": HOSTILE,
         "revision": HOSTILE,
@@ -266,6 +267,7 @@ def test_the_page_is_escaped(partial: Path) -> None:
     assert "onerror" not in document.attributes
     assert document.tags["style"] == 1
     assert "&lt;script&gt;" in document.text
+    assert not set(CONTROL) & set(document.text)
 
 
 def test_table_markup() -> None:

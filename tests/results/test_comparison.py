@@ -37,6 +37,14 @@ def test_runs_of_the_same_model_get_distinct_names(small_run: Path, tmp_path: Pa
     assert arithscope.compare([copies[0], namesake]).runs == [str(copies[0]), str(namesake)]
 
 
+def test_a_run_is_not_compared_with_itself(small_run: Path, small_training_run: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(small_run)
+    for spelling in (small_run, small_run / ".." / small_run.name, link, arithscope.open(small_run)):
+        with pytest.raises(UserError, match="are the same run; name each run once"):
+            arithscope.compare([small_run, small_training_run, spelling])
+
+
 def test_one_run_cannot_be_compared(small_run: Path) -> None:
     with pytest.raises(UserError, match="One run cannot be compared"):
         arithscope.compare([small_run])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
-from arithscope.utils.files import atomic_folder, locked
+from arithscope.utils.files import atomic_folder, locked, write_json
 from arithscope.utils.progress import Silent
 from tests.families import small
 
@@ -28,6 +29,13 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
             (folder / "file").write_text(content)
     assert (tmp_path / "x" / "file").read_text() == "2"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_json_files_can_hold_any_text(tmp_path: Path) -> None:
+    """Names of files that are not UTF-8 have surrogates."""
+    value = {"name": "caf\udce9 \x1b\x9b\u202e ½"}
+    write_json(tmp_path / "x.json", value)
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == value
 
 
 def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:

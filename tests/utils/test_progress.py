@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
+from arithscope.utils.printing import PlainConsole
 from arithscope.utils.progress import Bars, Lines, Silent, console_progress
 
 
@@ -21,8 +20,8 @@ def test_lines_show_what_is_done_and_the_time_left() -> None:
 
 
 def test_bars_are_shown_on_a_terminal_only() -> None:
-    assert isinstance(console_progress(Console(file=io.StringIO())), Lines)
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    assert isinstance(console_progress(PlainConsole(file=io.StringIO())), Lines)
+    terminal = PlainConsole(file=io.StringIO(), force_terminal=True, width=100)
     progress = console_progress(terminal)
     assert isinstance(progress, Bars)
     with progress.task("counting", 3) as advance:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
@@ -22,6 +21,7 @@ from arithscope.cli import options as opt
 from arithscope.errors import UserError
 from arithscope.models.sources import DEFAULT
 from arithscope.utils.files import user_path
+from arithscope.utils.printing import PlainConsole, printable, say
 from arithscope.utils.signals import INTERRUPTED, stop_on_signals
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True, pretty_
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"arithscope {__version__}")
+        say(f"arithscope {__version__}")
         raise typer.Exit
 
 
@@ -100,22 +100,21 @@ def run(
             cluster=cluster,
             overwrite=overwrite,
             progress=progress,
-            on_load=lambda m, executor: print(m if executor.where is None else f"{m}, studied by {executor.where}"),
+            on_load=lambda m, executor: say(m if executor.where is None else f"{m}, studied by {executor.where}"),
             after_stage=figures.enter_context(drawing(progress)),
             before_repeats=write_early_report,
         )
-    for table in summary_tables(folder.summary):
-        Console().print(table)
+    _print_all(summary_tables(folder.summary))
     for warning in result_warnings(folder):
-        print(f"Warning, explained in the report: {warning.name}")
-    print(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
+        say(f"Warning, explained in the report: {warning.name}")
+    say(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
 
 
 def report(run: opt.RunPath) -> None:
     """Write a run's report.html, with all its results; figures that are missing or outdated are drawn first."""
     from arithscope.pipeline.store import RunFolder
 
-    print(f"The report is {write_report_of(RunFolder(run), _progress())}")
+    say(f"The report is {write_report_of(RunFolder(run), _progress())}")
 
 
 def neuron(
@@ -147,7 +146,7 @@ def explain(
 
     explanation = options.open(run).explain(prompt, RAW if raw else CALIBRATED)
     if as_json:
-        print(json.dumps(explanation_as_json(explanation), indent=2, ensure_ascii=False))
+        say(json.dumps(explanation_as_json(explanation), indent=2, ensure_ascii=False))
     else:
         _print_all(explanation_report(explanation))
 
@@ -159,9 +158,8 @@ def compare(
     """Compare runs: all numbers of their summaries in tables, and the main figures with all runs in each."""
     from arithscope.report.comparison import comparison_tables, write_comparison
 
-    for table in comparison_tables(write_comparison(runs, out, _progress())):
-        Console().print(table)
-    print(f"Tables and figures are in {out}")
+    _print_all(comparison_tables(write_comparison(runs, out, _progress())))
+    say(f"Tables and figures are in {out}")
 
 
 @opt.expand_options
@@ -192,7 +190,7 @@ def models() -> None:
         family = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))["model_type"]
         size = sum(f.stat().st_size for f in (FOLDER / name).rglob("*") if f.is_file()) / 1e6
         table.add_row(name, family, f"{size:.1f}", " ".join(local_checkpoints(FOLDER / name)))
-    Console().print(table)
+    _print_all([table])
 
 
 @opt.expand_options
@@ -209,8 +207,7 @@ def doctor(
     from arithscope.prompts import operator_indices
 
     operator_indices(operators)
-    for line in examine(load(model, *options.load_arguments()), operators, max_operand):
-        print(line)
+    _print_all(examine(load(model, *options.load_arguments()), operators, max_operand))
 
 
 @opt.expand_options
@@ -252,13 +249,13 @@ def verify(run: opt.RunPath, seed: opt.SampleSeed = 0, *, options: opt.RunOption
     verification, verdicts = Verification(opened, seed), []
     for check in (verification.check_files, verification.check_model, partial(verification.check_stages, _progress())):
         for verdict in check():
-            print(f"{verdict.about:17}{verdict.text}", flush=True)
+            say(f"{verdict.about:17}{verdict.text}")
             verdicts.append(verdict)
     summary = conclusion(verdicts, len(opened.stages))
     if not all(verdict.agrees for verdict in verdicts):
-        print(f"arithscope: {summary}", file=sys.stderr)
+        say(f"arithscope: {summary}", error=True)
         raise typer.Exit(1)
-    print(summary)
+    say(summary)
 
 
 def train(
@@ -274,8 +271,8 @@ def train(
 
     path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else user_path(recipe)
     folder = loop.train(path, out or Path("trained") / read_recipe(path).name, pick_device(device), _progress())
-    print((folder / "README.md").read_text(encoding="utf-8"))
-    print(f"The model is in {folder}; study it with: arithscope run {folder}")
+    say((folder / "README.md").read_text(encoding="utf-8"))
+    say(f"The model is in {folder}; study it with: arithscope run {folder}")
 
 
 for command in (run, report, neuron, explain, compare, explore, models, doctor, bench, verify, train):
@@ -296,13 +293,14 @@ def write_report_of(run: RunFolder, progress: Progress) -> Path:
 def _progress() -> Progress:
     from arithscope.utils.progress import console_progress
 
-    return console_progress(Console(stderr=True))
+    return console_progress(PlainConsole(stderr=True))
 
 
 def _print_all(lines: Iterable[Any]) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    """Print lines of text and tables."""
+    console = PlainConsole()
     for line in lines:
-        console.print(line)
+        console.print(line, soft_wrap=isinstance(line, str))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -321,8 +319,8 @@ def main(arguments: list[str] | None = None) -> None:
             if handler.signal is not None or type(error).__name__ == "Abort":
                 code = handler.announce()
             elif (message := _message(error)) is not None:
-                message = " ".join(message.split())
-                print(f"arithscope: {message if len(message) <= 1000 else message[:999] + '…'}", file=sys.stderr)
+                message = printable(" ".join(message.split()))
+                say(f"arithscope: {message if len(message) <= 1000 else message[:999] + '…'}", error=True)
                 code = 2
             else:
                 raise

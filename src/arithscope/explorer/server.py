@@ -43,6 +43,7 @@ from arithscope.explorer.runs import (
 )
 from arithscope.pipeline.store import plain
 from arithscope.results.run import Run
+from arithscope.utils.printing import say
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -90,7 +91,7 @@ def serve(runs: Sequence[Run], host: str, port: int | None, browser: bool) -> No
     server = make_server(make_app(runs, HostNames(listens_on, host)))
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens_on, listens_on)  # one that a browser can open
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound.getsockname()[1]}/"
-    print(f"The explorer is at {address} (Ctrl-C stops it)", flush=True)
+    say(f"The explorer is at {address} (Ctrl-C stops it)")
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     with bound, suppress(KeyboardInterrupt):

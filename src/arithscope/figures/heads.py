@@ -15,7 +15,16 @@ from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.heads import AFTER, BEFORE, Heads
 from arithscope.experiments.localize import MLP, Localization, component_name
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OTHER_COLOUR, POSITION_COLOURS, SIGNS, errors, grid_shape, hide_unused, new_figure
+from arithscope.figures.style import (
+    OTHER_COLOUR,
+    POSITION_COLOURS,
+    SIGNS,
+    errors,
+    grid_shape,
+    hide_unused,
+    literal,
+    new_figure,
+)
 
 COLUMNS = {"op1": 1.0, "operator": 2.2, "op2": 3.4, "last": 5.0}
 TOKENS = {"op1": "226", "operator": "−", "op2": "68", "last": "="}
@@ -96,7 +105,8 @@ def _draw_arrow(axes: Axes, arrow: Any, y: float) -> None:
         width = 2.2 if arrow.shared else 1.0
         line = FancyArrowPatch((start, y), (end, y), arrowstyle="-|>", mutation_scale=10, color=colour, linewidth=width)
         axes.add_patch(line)
-    label = f"{component_name(arrow.layer, arrow['head'])} reads {arrow.reads} ({arrow.share:.0%}) · {arrow.operators}"
+    name, read = component_name(arrow.layer, arrow["head"]), literal(arrow.reads)
+    label = f"{name} reads {read} ({arrow.share:.0%}) · {arrow.operators}"
     weight = "bold" if arrow.shared else "normal"
     axes.text(COLUMNS["last"] + 0.4, y, label, va="center", fontsize=7, color=colour, fontweight=weight)
 
@@ -119,8 +129,8 @@ def attention_patterns(heads: Heads) -> Figure:
         operators = " ".join(SIGNS[o] for o in roles.operator)
         weight = "bold" if roles.shared.any() else "normal"
         panel.set_title(f"{component_name(*head)}  ({operators})", fontweight=weight)
-        panel.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-        panel.set_yticks(range(len(names) - 1), names[1:], fontsize=7)
+        panel.set_xticks(range(len(names)), map(literal, names), rotation=90, fontsize=7)
+        panel.set_yticks(range(len(names) - 1), map(literal, names[1:]), fontsize=7)
         panel.spines[:].set_visible(False)
     hide_unused(panels, len(shown))
     if shown:
@@ -150,7 +160,7 @@ def head_roles(heads: Heads) -> Figure:
     left.set_yticks(range(len(keys)), [f"{SIGNS[o]}  {component_name(*head)}" for o, *head in keys], fontsize=7)
     for text, shared in zip(left.get_yticklabels(), roles.shared, strict=True):
         text.set_fontweight("bold" if shared else "normal")
-    left.set_xticks(range(len(names)), names)
+    left.set_xticks(range(len(names)), map(literal, names))
     left.set(xlabel="attended position", title="mean attention from the last position")
     _isolation(right, heads.isolation, keys)
     return figure

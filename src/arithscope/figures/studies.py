@@ -14,7 +14,7 @@ from arithscope.experiments.prompt_knockout import OWN, RANDOM, REPORTED
 from arithscope.experiments.stability import CHOICES, HALF, HALVES, SEED, SEEDS, WHOLE, Stability
 from arithscope.experiments.training import Training
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, new_figure
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, literal, new_figure
 
 SIZE_COLOURS = dict(zip(REPORTED, ("#56B4E9", "#0072B2", "#003B5C"), strict=True))
 MOST_NAMED = 14  # checkpoints on the axis
@@ -50,7 +50,7 @@ def training_curves(training: Training) -> Figure:
             panel.set(title=f"{title}, {criterion}", ylabel=label, ylim=(-0.05, 1.05))
     step = -(-len(x) // MOST_NAMED)
     for panel in axes[-1]:
-        panel.set_xticks(list(x.values())[::step], list(x)[::step], rotation=60, ha="right", fontsize=7)
+        panel.set_xticks(list(x.values())[::step], map(literal, list(x)[::step]), rotation=60, ha="right", fontsize=7)
     for panel in axes[0]:
         panel.legend(loc="lower right", fontsize=7)
     return figure

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from arithscope.utils.printing import printable
+
 # Colour-blind safe (Okabe and Ito); operators and positions have the same colours in every figure.
 OPERATOR_COLOURS = {"+": "#0072B2", "-": "#D55E00", "*": "#009E73", "/": "#CC79A7"}
 POSITION_COLOURS = {"op1": "#0072B2", "operator": "#E69F00", "op2": "#009E73", "last": "#D55E00"}
@@ -40,6 +42,16 @@ class NotebookFigure(Figure):
             return picture.getvalue()
 
 
+def literal(text: str) -> str:
+    """A text from outside (a name of a model, run or checkpoint; a token) as matplotlib must get it to draw it as it is.
+
+    Dollar signs would start a formula, a label that begins with _ is left out of legends, and SVG, which is XML, cannot hold
+    control characters.
+    """
+    text = printable(text).replace("$", r"\$")
+    return f"\N{ZERO WIDTH SPACE}{text}" if text.startswith("_") else text
+
+
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """A figure of that size in inches, and its axes as a 2-D array."""
     figure = NotebookFigure(figsize=(width, height), layout="constrained")
@@ -49,7 +61,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 def finish(figure: Figure, title: str, caption: str) -> tuple[Text, Text]:
     """Add the title above and the caption, wrapped to the figure's width, below."""
     inches = figure.get_size_inches()[0]
-    above = figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    above = figure.suptitle(literal(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
     text = textwrap.fill(caption, width=int(inches * 17))
     return above, figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color="#333333")
 

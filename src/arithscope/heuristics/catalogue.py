@@ -4,7 +4,8 @@
    order of operands, a neuron that never fires would look like a perfect detector of small numbers.)
 2. Group heuristics by the *variable* they depend on: op1, say, or both operands modulo 5. Number the values that the variable
    takes on the prompts; a heuristic is then a set of values.
-3. Drop heuristics that hold for no legal prompt, or for all.
+3. Drop heuristics that hold for no legal prompt, or for all, and those that hold for the same prompts as an earlier one of
+   their kind about the same number (`_is_first`): with operands up to 20, `op1 in [10, 40]` is `op1 in [10, 20]`.
 4. For each variable, lay out the histogram from which overlaps.py reads the overlaps of all its heuristics.
 """
 
@@ -136,10 +137,12 @@ def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.dev
     kept: list[Rule] = []
     sizes: list[int] = []
     variables = []
+    seen: set[tuple[str, str, bytes]] = set()
     for name, candidates in by_variable.items():
         values, holds = _encoded(prompts, candidates)
         k = holds @ np.bincount(values)
         proper = np.flatnonzero((k > 0) & (k < len(prompts)))
+        proper = np.array([i for i in proper if _is_first(candidates[i], holds[i][values], seen)], dtype=np.int64)
         if len(proper):
             variables.append(_variable(name, values, holds[proper], k[proper], device))
             kept += [candidates[i] for i in proper]
@@ -151,6 +154,15 @@ def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.dev
     arrays = (k, np.concatenate([np.zeros(0), *tables]), tail_start)
     all_sizes, tail_table, start = (torch.from_numpy(x).to(device) for x in arrays)
     return HeuristicGroup(kept, all_sizes, variables, tail_table, start, len(prompts))
+
+
+def _is_first(heuristic: Rule, holds: Bools, seen: set[tuple[str, str, bytes]]) -> bool:
+    """Whether no heuristic seen before, of that kind and about the same number, holds for exactly the same prompts."""
+    key = heuristic.kind, heuristic.on, np.packbits(holds).tobytes()
+    if key in seen:
+        return False
+    seen.add(key)
+    return True
 
 
 def _variable_name(heuristic: Rule) -> str:

@@ -7,17 +7,16 @@ NAME.png, NAME.svg                  figures, each with all runs: bars by operato
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import AVERAGE
-from arithscope.figures.style import SIGNS, grouped_bars, line_with_band, new_figure, outside_legend, styled
+from arithscope.figures.style import SIGNS, grouped_bars, line_with_band, literal, new_figure, outside_legend, styled
 from arithscope.report.figure_files import save_figure
 from arithscope.report.formatting import worded
 from arithscope.report.terminal import measures_table
@@ -49,7 +48,7 @@ class Bars:
         for panel, measure in zip(axes[0], self.measures, strict=True):
             means = table[table.measure == measure].set_index(["run", "operator"])
             runs = zip(comparison.runs, cycle(COLOURS), strict=False)
-            bars = [(means.reindex([(run, o) for o in operators]), colour, run) for run, colour in runs]
+            bars = [(means.reindex([(run, o) for o in operators]), colour, literal(run)) for run, colour in runs]
             grouped_bars(panel, operators, bars, error_kw={"elinewidth": 0.8})
             panel.set_title(measure.replace("_", " "))
             panel.axhline(0, color="black", linewidth=0.6)
@@ -82,7 +81,7 @@ class Curves:
                 for run, colour in zip(comparison.runs, cycle(COLOURS), strict=False):
                     rows = lines[(lines.curve == curve) & (lines.run == run)].sort_values("x")
                     label = run if style == "-" else f"{run}, {curve.split(' without ')[-1]}"
-                    line_with_band(panel, rows.x, rows, color=colour, linestyle=style, label=label)
+                    line_with_band(panel, rows.x, rows, color=colour, linestyle=style, label=literal(label))
             panel.set(title=SIGNS[operator], xlabel=self.label, ylim=(-0.05, 1.05))
             if self.log:
                 panel.set_xscale("symlog", linthresh=1)
@@ -138,12 +137,15 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """One table per experiment: a column per run, a row per measure; averages over operators where there are any."""
-    for experiment in dict.fromkeys(comparison.table.experiment):
-        rows = comparison.table[comparison.table.experiment == experiment]
-        averages = rows[rows.operator == AVERAGE]
-        columns: dict[str, dict[str, Any]] = {run: {} for run in comparison.runs}
-        for row in (rows if averages.empty else averages).to_dict("records"):
-            name = row["measure"] if row["operator"] == AVERAGE else f"{row['measure']} {row['operator']}"
-            entry = row["value"] if pd.isna(row["n"]) else row  # as in a summary: a plain number, or a mean
-            columns[row["run"]][name] = None if pd.isna(row["value"]) else entry
+    for experiment in dict.fromkeys(chain(*comparison.summaries.values())):
+        columns: dict[str, dict[str, Any]] = {}
+        for run, summary in comparison.summaries.items():
+            operators = summary.get(experiment, {})
+            averages = operators.get(AVERAGE, {})
+            columns[run] = {
+                f"{measure} {operator}": entry
+                for operator, entries in operators.items()
+                for measure, entry in entries.items()
+                if measure not in averages
+            } | averages
         yield measures_table(experiment, columns)

@@ -11,22 +11,25 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
 from arithscope.stats.intervals import Mean, difference
+from arithscope.utils.printing import printable
 
 NOTHING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def short_number(x: float) -> str:
-    """About three significant digits: .957, 1.00, 12.3, 1.2e+04."""
-    if abs(x) >= 1000:
+    """About three significant digits: .957, 1.00, 12.3, 12,300, 1.2e+06; whole numbers from 1,000 on in full: 1,501."""
+    if abs(x) >= 999_500:
         return f"{x:.1e}"
+    if abs(x) >= 999.95:
+        return f"{x if x == round(x) else float(f'{x:.3g}'):,.0f}"
     if abs(x) >= 10:
         return f"{x:.1f}"
     return f"{x:.3f}".replace("0.", ".", 1) if abs(x) < 0.9995 else f"{x:.2f}"
 
 
 def number(x: float | None) -> str:
-    """.957, 12.3 or 7.7×10⁶; a dash for a missing number."""
+    """.957, 12.3, 1,500 or 7.7×10⁶; a dash for a missing number."""
     if x is None or math.isnan(x):
         return NOTHING
     mantissa, _, power = short_number(x).partition("e")
@@ -122,6 +125,7 @@ def _operators(signs: Sequence[str], operators: Iterable[str]) -> str:
 TEMPLATES = Environment(
     loader=PackageLoader(__package__),
     autoescape=select_autoescape(["html"]),
+    finalize=lambda value: printable(value) if type(value) is str else value,  # HTML cannot hold control characters
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

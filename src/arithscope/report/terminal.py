@@ -24,32 +24,39 @@ SHADES = " ·:-=+*#%@"
 WIDTH, HEIGHT = 50, 25  # characters of a map; a character is about twice as high as wide
 COLUMNS = ["heuristic", "sign", "size", "score", "chance", "corrected", "expected"]  # of a neuron's heuristics
 COLUMNS += ["neg_log10_p_hypergeom", "fdr", "calibrated"]
-HEADERS = {"corrected": "cor-\nrected", "expected": "ex-\npected"}  # of columns named differently
-HEADERS |= {"neg_log10_p_hypergeom": "−log₁₀\nhyper-\ngeom.", "fdr": "FDR", "calibrated": "cali-\nbrated"}
+HEADERS = {
+    "sign": "±",
+    "chance": "chan-\nce",
+    "corrected": "cor-\nrec-\nted",
+    "expected": "ex-\npec-\nted",
+}  # if not its name
+HEADERS |= {"neg_log10_p_hypergeom": "−log₁₀\nhyper-\ngeom.", "fdr": "FDR", "calibrated": "cal."}
 
 
 def summary_tables(summary: dict[str, Any]) -> Iterator[Table]:
-    """One table per experiment of summary.json, with a column per operator; its first row, n, is the largest sample of each."""
-    for experiment, columns in summary.items():
-        sizes = {}
-        for operator, entries in columns.items():
-            means = [entry for entry in entries.values() if isinstance(entry, dict)]
-            sizes[operator] = max((mean["n"] for mean in means), default=0)
-        if any(sizes.values()):  # numbers of prompts, neurons or heuristics
-            columns = {o: {"n": f"{n:,}", **columns[o]} for o, n in sizes.items()}
-        yield measures_table(experiment, columns)
+    """One table per experiment of summary.json, with a column per operator."""
+    return (measures_table(experiment, columns) for experiment, columns in summary.items())
 
 
 def measures_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A column per operator or run, a row per measure."""
+    """A column per operator or run, a row per measure: first plain values, then means, in groups below their sample sizes."""
     table = bare_table(title=title, title_justify="left")
     table.add_column("", min_width=13)
     for name in columns:
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
+    groups: dict[tuple[str, ...], list[str]] = {}  # measures by their sample sizes in each column
     for measure in dict.fromkeys(name for entries in columns.values() for name in entries):
-        cells = (entry_text(entries.get(measure)) for entries in columns.values())
-        table.add_row(measure.replace("_", " "), *cells)
+        groups.setdefault(tuple(_sample_size(entries.get(measure)) for entries in columns.values()), []).append(measure)
+    for sizes, measures in sorted(groups.items(), key=lambda group: any(group[0])):
+        if any(sizes):
+            table.add_row("n", *sizes)
+        for measure in measures:
+            table.add_row(measure.replace("_", " "), *(entry_text(e.get(measure)) for e in columns.values()))
     return table
+
+
+def _sample_size(entry: Any) -> str:
+    return f"{entry['n']:,}" if isinstance(entry, dict) and entry["n"] else ""
 
 
 def bare_table(**options: Any) -> Table:
@@ -63,8 +70,10 @@ def entry_text(value: Any) -> str:
         return NOTHING
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
+    if isinstance(value, float):
+        return short_number(value)
     if not isinstance(value, dict):
-        return short_number(value) if isinstance(value, float) else str(value)
+        return f"{value:,}" if isinstance(value, int) else str(value)
     component = f"{value['component']}\n" if "component" in value else ""
     low, high = short_number(value["low"]), short_number(value["high"])
     interval = f"[{low},{high}]" if len(low) + len(high) <= WIDEST else f"[{low},\n {high}]"
@@ -193,14 +202,19 @@ def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
         yield "best heuristic of each kind, none of them a match:"
     table = bare_table(padding=0)
     for column in COLUMNS:
-        table.add_column(HEADERS.get(column, column), no_wrap=column == "heuristic", overflow="fold")
-    rows = rows[COLUMNS].assign(sign=rows.sign.map("{:+d}".format))
+        table.add_column(HEADERS.get(column, column), no_wrap=column != "heuristic")  # numbers stay whole
+    rows = rows[COLUMNS].assign(sign=rows.sign.map({1: "+", -1: "−"}))
     yield from _top_rows(table, rows, MOST_OF_NEURON, _short)
 
 
 def _short(value: Any) -> str:
+    """A value in at most six characters: .77, 1.00, 12.3, 12,300, .004, 3e-04; yes or nothing."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
-    if isinstance(value, float):
-        return f"{value:.1f}" if value >= 10 else f"{value:.1g}" if 0 < value < 0.01 else f"{value:.2f}"
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if value >= 10:
+        return short_number(value)
+    if 0 < value < 0.01:
+        return f"{value:.3f}"[1:] if value >= 0.0005 else f"{value:.0e}"
+    return f"{value:.2f}".replace("0.", ".", 1)

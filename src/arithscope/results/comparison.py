@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class Comparison(Described):
     of heads, layers (depth), neurons or training, or a number of neurons."""
 
     runs: list[str]  # names
+    summaries: dict[str, dict[str, Any]]  # of each run: its summary.json
     table: pd.DataFrame  # run, experiment, operator, measure, value, low, high, n
     curves: pd.DataFrame  # run, curve, operator, x, value, low, high, n
 
@@ -37,7 +39,7 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
         runs: Two or more open runs or run folders.
 
     Raises:
-        UserError: If there are fewer than two runs.
+        UserError: If there are fewer than two runs, or one is named twice.
 
     Example:
         >>> arithscope.compare(["runs/tiny-llama", "runs/tiny-pythia"]).table
@@ -45,6 +47,9 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     if len(runs) < 2:
         raise UserError("One run cannot be compared; name two run folders or more.")
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
+    for run, other in combinations(opened, 2):
+        if run.path.samefile(other.path):
+            raise UserError(f"{run.path} and {other.path} are the same run; name each run once.")
     named = dict(zip(distinct_names(opened), opened, strict=True))
     numbers: list[dict[Any, Any]] = []
     curves: list[pd.DataFrame] = []
@@ -57,7 +62,7 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     table = pd.DataFrame(numbers, columns=["run", "experiment", "operator", "measure", *MEAN])
     columns = ["run", "curve", "operator", "x", *MEAN]
     joined = pd.concat(curves, ignore_index=True)[columns] if curves else pd.DataFrame(columns=columns)
-    return Comparison(list(named), table, joined)
+    return Comparison(list(named), {name: run.folder.summary for name, run in named.items()}, table, joined)
 
 
 def _faithfulness(curve: pd.DataFrame, total: int) -> pd.DataFrame:

@@ -30,6 +30,7 @@ from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.executor import LocalExecutor
 from arithscope.utils.files import user_path
 from arithscope.utils.out_of_memory import explain_out_of_memory
+from arithscope.utils.printing import printable
 from arithscope.utils.progress import Progress, Silent
 
 R = TypeVar("R", bound=Result)
@@ -365,8 +366,8 @@ def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: the model's; the folder's, if those repeat; or else the path."""
-    for names in ([run.name for run in runs], [run.path.resolve().name for run in runs]):
+    """A printable name for each run: the model's; the folder's, if those repeat; or else the path."""
+    for names in ([printable(run.name) for run in runs], [printable(run.path.resolve().name) for run in runs]):
         if len(set(names)) == len(names):
             return names
-    return [str(run.path) for run in runs]
+    return [printable(str(run.path)) for run in runs]

@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from arithscope.errors import UserError
+from arithscope.utils.printing import printable
 
 LOCK = ".lock"
 PATIENCE = (
@@ -123,7 +124,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, printable(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 @contextmanager

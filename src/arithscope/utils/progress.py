@@ -4,10 +4,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 
+from arithscope.utils.printing import PlainConsole, printable
 from arithscope.utils.signals import raise_if_stopped
 
 Advance = Callable[[int], None]  # called with the number of steps just finished
@@ -35,19 +42,20 @@ Silent = Progress
 class Bars(Progress):
     """Shows a rich progress bar for each task."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: PlainConsole):
         self.console = console
 
     @contextmanager
     def _show(self, description: str, total: int) -> Iterator[Advance]:
-        done = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn()
+        what = TextColumn("{task.description}", markup=False)
+        done = SpinnerColumn(), what, BarColumn(), MofNCompleteColumn()
         times = TimeElapsedColumn(), "left:", TimeRemainingColumn()
         with RichProgress(*done, *times, console=self.console) as bar:
-            task = bar.add_task(description, total=total)
+            task = bar.add_task(printable(description), total=total)
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, soft_wrap=True)
 
 
 class Lines(Progress):
@@ -78,7 +86,7 @@ class Lines(Progress):
         self.write(text)
 
 
-def console_progress(console: Console) -> Progress:
+def console_progress(console: PlainConsole) -> Progress:
     """Bars if the console is a terminal, lines otherwise."""
     bars = Bars(console)
     return bars if console.is_terminal else Lines(bars.note)
