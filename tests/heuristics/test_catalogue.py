@@ -45,12 +45,12 @@ def test_the_first_form_of_a_set_stays() -> None:
     assert not texts & {"op1 in [10, 40]", "op1, op2 in [10, 40]", "op1, op2 mod 13 = 10", "op2 ~ 010", "result ~ 020"}
 
 
-def test_the_list_of_the_paper_is_complete() -> None:
-    """With the paper's operands no heuristic is left out, though a few hold for the same prompts."""
-    kept = [h for h in catalogue("-", 300, 1000).indirect.heuristics if h.on == "op1"]
-    about_op1 = [h for h in all_heuristics("-", 300, 300) if h.on == "op1"]
-    assert kept == [h for h in about_op1 if 0 < h.admits(np.arange(301)).sum() < 301]
-    assert {"op1 in [290, 300]", "op1 in [290, 320]", "op1 ~ 3..", "op1 ~ 300"} <= set(map(str, kept))
+def test_few_sets_of_the_paper_repeat() -> None:
+    kept = {str(h) for h in catalogue("-", 300, 1000).indirect.heuristics if h.on == "op1"}
+    all_about_op1 = [h for h in all_heuristics("-", 300, 300) if h.on == "op1"]
+    proper = {str(h) for h in all_about_op1 if 0 < h.admits(np.arange(301)).sum() < 301}
+    assert kept < proper
+    assert proper - kept == {"op1 in [290, 320]", "op1 ~ 3.0", "op1 ~ 30.", "op1 ~ 300"}
 
 
 @operators
