@@ -23,6 +23,7 @@ from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests.command_line import call, error_message
 from tests.families import small
+from tests.pipeline.tree import tree
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,24 @@ def test_the_comparison_folder(runs: list[Path], tmp_path: Path, capsys: pytest.
     assert min(p.stat().st_size for p in out.iterdir()) > 50
     assert json.loads((out / "comparison.json").read_text())["runs"]["small llama"] == str(runs[1])
     assert len(pd.read_parquet(out / "table.parquet")) > 100
-    assert call("compare", *runs, "--out", out) == 0  # replaces the former comparison
+    assert call("compare", *reversed(runs), "--out", out) == 0  # the same runs: the former comparison is replaced
+
+
+def test_a_comparison_is_replaced_only_if_asked(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arithscope.report.comparison.FIGURES", ())
+    out, third = tmp_path / "both", Path(shutil.copytree(runs[0], tmp_path / "third"))
+    assert call("compare", *runs, "--out", out) == 0
+    before = tree(out)
+    assert "a comparison of other runs" in error_message(capsys, "compare", runs[1], third, "--out", out)
+    (out / "notes.txt").write_text("mine")
+    for command in (["compare", *runs, "--out", out], ["compare", runs[1], third, "--out", out, "--overwrite"]):
+        assert "holds more than a comparison (notes.txt)" in error_message(capsys, *command)
+    (out / "notes.txt").unlink()
+    assert tree(out) == before
+    assert call("compare", runs[1], third, "--out", out, "--overwrite") == 0
+    assert str(third) in (out / "comparison.json").read_text()
 
 
 def test_bars_show_the_numbers(runs: list[Path]) -> None:

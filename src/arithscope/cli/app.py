@@ -154,11 +154,12 @@ def explain(
 def compare(
     runs: Annotated[list[Path], opt.argument("RUN", "Run folders, two or more.", user_path)],
     out: Annotated[Path, opt.option("--out PATH", "Folder for tables and figures.", parser=user_path)] = COMPARISON,
+    overwrite: Annotated[bool, opt.option("--overwrite", "Replace a comparison of other runs in that folder.")] = False,
 ) -> None:
     """Compare runs: all numbers of their summaries in tables, and the main figures with all runs in each."""
     from arithscope.report.comparison import comparison_tables, write_comparison
 
-    _print_all(comparison_tables(write_comparison(runs, out, _progress())))
+    _print_all(comparison_tables(write_comparison(runs, out, _progress(), overwrite)))
     say(f"Tables and figures are in {out}")
 
 

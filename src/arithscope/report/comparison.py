@@ -5,6 +5,7 @@ table.parquet, curves.parquet       all numbers of the runs' summaries, and the 
 NAME.png, NAME.svg                  figures, each with all runs: bars by operator, or curves on common axes
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
@@ -21,10 +22,11 @@ from arithscope.report.figure_files import save_figure
 from arithscope.report.formatting import worded
 from arithscope.report.terminal import measures_table
 from arithscope.results.comparison import Comparison, compare
-from arithscope.utils.files import atomic_folder, explain_write_errors, write_json
+from arithscope.utils.files import atomic_folder, explain_write_errors, read_text, user_path, write_json
 from arithscope.utils.progress import Progress
 
 INDEX = "comparison.json"
+TABLES = ("table.parquet", "curves.parquet")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#666666")
 
 
@@ -115,17 +117,17 @@ FIGURES: tuple[Bars | Curves, ...] = (
 )
 
 
-def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Comparison:
-    """Compare runs and write the folder `out`, all of it or nothing. Raises UserError if `out` holds anything else."""
-    if out.exists() and not (out / INDEX).exists():
-        raise UserError(f"{out} exists and holds no comparison; choose another --out.")
+def write_comparison(paths: Sequence[Path], out: Path, progress: Progress, overwrite: bool = False) -> Comparison:
+    """Compare runs and write the folder `out`, all of it or nothing. Raises UserError if `out` holds anything but a comparison
+    of these runs, or, with `overwrite`, of any runs."""
+    _check_writable(out, paths, overwrite)
     comparison = compare(paths)
     figures = [figure for figure in FIGURES if figure.has_data(comparison)]
     with explain_write_errors(out, "choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out) as folder, progress.task("compare", len(figures)) as advance:
-            comparison.table.to_parquet(folder / "table.parquet", index=False)
-            comparison.curves.to_parquet(folder / "curves.parquet", index=False)
+            for name, table in zip(TABLES, (comparison.table, comparison.curves), strict=True):
+                table.to_parquet(folder / name, index=False)
             for figure in figures:
                 title = worded("comparison", "title", figure=figure.name)
                 caption = worded("comparison", figure.name.replace("-", "_"))
@@ -133,6 +135,23 @@ def write_comparison(paths: Sequence[Path], out: Path, progress: Progress) -> Co
                 advance(1)
             write_json(folder / INDEX, {"runs": dict(zip(comparison.runs, map(str, paths), strict=True))})
     return comparison
+
+
+def _check_writable(out: Path, paths: Sequence[Path], overwrite: bool) -> None:
+    if not out.exists():
+        return
+    try:
+        compared = list(json.loads(read_text(out / INDEX))["runs"].values())
+        same = sorted(user_path(path).resolve() for path in compared) == sorted(path.resolve() for path in paths)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{out} exists and holds no comparison; choose another --out.") from None
+    ours = {INDEX, *TABLES, *(f"{figure.name}.{end}" for figure in FIGURES for end in ("png", "svg"))}
+    if others := sorted({entry.name for entry in out.iterdir()} - ours):
+        raise UserError(f"{out} holds more than a comparison ({others[0]}), which would be lost; choose another --out.")
+    if not same and not overwrite:
+        raise UserError(
+            f"{out} holds a comparison of other runs; choose another --out, or replace it with --overwrite."
+        )
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
