@@ -198,7 +198,7 @@ def doctor(
     *,
     options: opt.ModelOptions,
 ) -> None:
-    """Check whether a model can be studied; show its sizes, tokens, and memory needs. Exits with code 2 if it cannot."""
+    """Check whether a model can be studied; show its sizes, tokens, memory needs and accuracy. Exits with code 2 if it cannot."""
     from arithscope.cli.doctor import examine
     from arithscope.models.load import load
     from arithscope.prompts import operator_indices
