@@ -1,5 +1,5 @@
-"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether it passes all checks, the memory it needs, and how many
-prompts it answers correctly."""
+"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether it passes all checks, the memory it needs, and how
+many prompts it answers correctly."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

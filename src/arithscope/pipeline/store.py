@@ -32,6 +32,7 @@ from arithscope.pipeline.schema import check_manifest, is_record, schema_problem
 from arithscope.utils import files
 
 SCHEMA = 2
+MANIFEST = "manifest.json"
 R = TypeVar("R", bound=Result)
 
 
@@ -45,7 +46,8 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self._intact: set[str] = set()  # stages whose checksums have been verified
-        self.manifest = _read_json(path / "manifest.json", "run")
+        _refuse_a_part(path)
+        self.manifest = _read_json(path / MANIFEST, "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
             problem = f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}"
@@ -160,7 +162,7 @@ class RunWriter(RunFolder):
 
     def _write_manifest(self, entries: dict[str, Any]) -> None:
         self.manifest["stages"] |= entries
-        files.write_json(self.path / "manifest.json", self.manifest)
+        files.write_json(self.path / MANIFEST, self.manifest)
 
 
 def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
@@ -172,9 +174,9 @@ def check_writable(path: Path, model: dict[str, Any]) -> dict[str, Any] | None:
         ours = {files.LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
         names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
         # Stages are a run even if the manifest was removed.
-        if names and "manifest.json" not in names and not any((path / n / "stage.json").exists() for n in names):
+        if names and MANIFEST not in names and not any((path / n / "stage.json").exists() for n in names):
             raise UserError(f"{path} is not empty and holds no run; choose another --out.")
-        if "manifest.json" not in names:
+        if MANIFEST not in names:
             return None
     manifest = RunFolder(path).manifest
     if any(manifest["model"].get(k) != model[k] for k in ("weight_hash", "tokenizer_hash")):
@@ -196,7 +198,7 @@ def open_for_writing(
         created = _now() if earlier is None else earlier["created"]
         about = {"schema": SCHEMA, "version": __version__, "created": created, "model": model}
         with files.explain_write_errors(path):
-            files.write_json(path / "manifest.json", {**about, "configuration": configuration, "stages": {}})
+            files.write_json(path / MANIFEST, {**about, "configuration": configuration, "stages": {}})
             yield RunWriter(path, keys)
 
 
@@ -232,6 +234,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _refuse_a_part(path: Path) -> None:
+    """Raise UserError for a file, or for a folder inside a run folder: which folder to name instead."""
+    exists = os.path.exists
+    if not exists(path) or exists(path / MANIFEST):
+        return
+    for folder in path.absolute().parents:
+        if exists(folder / MANIFEST) and exists(folder / "summary.json"):
+            raise UserError(f"{path} is only a part of a run; name the run folder {folder}.")
+    if not os.path.isdir(path):
+        raise UserError(f"{path} is not a folder; name a run folder, which holds a {MANIFEST}.")
 
 
 def _stage_record(folder: Path) -> dict[str, Any]:
