@@ -108,7 +108,7 @@ class PromptEncoder:
         drawn = [
             sample(legal_prompts(o, top, self.limit), each, random_source(0, "examples", o)) for o in self.operators
         ]
-        return concatenate_prompts([Prompts([], [], []), *drawn])
+        return concatenate_prompts(drawn) if drawn else Prompts(*np.empty((3, 0), dtype=np.int64))
 
     def check(self, operators: Sequence[str], max_operand: int) -> None:
         """Refuse operands and operators that are not single tokens."""
@@ -160,8 +160,9 @@ class PromptEncoder:
 
     def _check_decoded(self) -> None:
         """Refuse a tokenizer that reads a number or an operator as another one."""
-        for slot, tokens in {"op1": self._op1, "op2": self._op2, "answer": self.answer_tokens}.items():
-            for number, text in enumerate(self._decode(tokens.reshape(-1, 1).tolist())):
+        tables = self._op1.tolist(), self._op2.tolist(), self.answer_tokens.tolist()
+        for slot, tokens in zip(("op1", "op2", "answer"), tables, strict=True):
+            for number, text in enumerate(self._decode([[token] for token in tokens])):
                 digits = "".join(letter for letter in text if letter.isdecimal())
                 if not digits or int(digits) != number:
                     raise _misread(f"the number {number} as {slot}", text)
