@@ -41,7 +41,7 @@ def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | 
 
     Args:
         path: The run folder.
-        elsewhere: Where the run's model is now, if it has moved.
+        elsewhere: Where the run's model is now if it has moved, or a hub id to download.
         options: How to load the model once it is needed.
 
     Raises:
