@@ -182,7 +182,9 @@ def test_doctor(saved_adder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for expected in ("gpt2", f"limit {SUMS}", "(operator)", "BOS + four tokens", "replay", "MiB"):
         assert expected in output
     assert re.search(r"\n  \+  1\.00 \(0\.96–1\.00\) of 100 random prompts; 0\.\d\d by always answering \d+\n", output)
-    assert output.endswith("This model can be studied with --operators '+'; with others it guesses.\n")
+    assert output.endswith(
+        "This model can be studied with --operators '+'; with others it is no better than one fixed answer.\n"
+    )
     assert call("doctor", saved_adder, *settings, "--operators", "+") == 0
     assert capsys.readouterr().out.endswith("\nThis model can be studied.\n")
     assert call("doctor", saved_adder, "--max-operand", "1", "--operators", "+") == 0

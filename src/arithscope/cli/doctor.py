@@ -74,13 +74,12 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     if not able:
         raise UserError(
             f"{model.identity.name} can be loaded and its tokenizer read, but it answers hardly any prompt correctly (with no "
-            "operator more than it would by always giving the same answer), so a study would find nothing: a run leaves out "
-            f"every operator with fewer than two correct prompts, and stops if none is left; {ADVICE}."
+            "operator more than by always giving the same answer), so a study would find nothing: a run leaves out every "
+            "operator with fewer than two correct prompts, and stops if none is left or if all correct answers are equal; "
+            f"{ADVICE}."
         )
-    weak = (
-        "" if len(able) == len(settings.operators) else f" with --operators '{''.join(able)}'; with others it guesses"
-    )
-    yield f"This model can be studied{weak}."
+    only = f" with --operators '{''.join(able)}'; with others it is no better than one fixed answer"
+    yield f"This model can be studied{'' if len(able) == len(settings.operators) else only}."
 
 
 def _accuracy(model: Model, prompts: Prompts, operator: str) -> tuple[bool, str]:

@@ -150,12 +150,12 @@ def _matches(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
     if "p" not in rows:
         yield rows, Noise("rounding of sums over prompts", 1e-4, 1e-5)
         return
-    counted, sampled = Noise("rounding of logarithms", 1e-5, 1e-6), hints["sampled_null"]
-    yield rows.drop(columns="p"), counted
+    rounding, sampled = Noise("rounding of logarithms", 1e-5, 1e-6), hints["sampled_null"]
+    yield rows.drop(columns="p"), rounding
     neurons = rows.operator.map(sampled).to_numpy(float)
     error = N_CLASSES * share_error(rows.p.to_numpy() / N_CLASSES, neurons)
     extra = np.where(rows.direct & rows.operator.isin(list(sampled)), error, 0.0)
-    p_noise = replace(counted, name="the permutations of a sample of neurons", extra=extra)
+    p_noise = replace(rounding, name="the permutations of a sample of neurons", extra=extra)
     yield rows[["operator", "layer", "neuron", "heuristic", "p"]], p_noise
 
 
