@@ -72,7 +72,7 @@ class Case:
 
     @property
     def stopped_with_a_sentence(self) -> bool:
-        explained = self.stderr.endswith("Stopped; run the same command again to continue.\n")
+        explained = self.stderr.endswith(("Stopped; run the same command again to continue.\n", "Stopped.\n"))
         return self.code == 128 + SIGNALS[self.fault] and explained and "Traceback" not in self.stderr
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
@@ -41,3 +41,38 @@ def joining_some_pairs(limit: int) -> PreTrainedTokenizerFast:
 
 def without_star(limit: int) -> PreTrainedTokenizerFast:
     return word_tokenizer(r"\d+|.", [*map(str, range(limit)), "+", "-", "/", "="])
+
+
+def byte_level(limit: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, as in GPT-2 and Llama 3: a space is written Ġ, and numbers below `limit` (at most 100) are one token."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    spaced, pairs = [("Ġ", d) for d in "0123456789"], [tuple(str(n)) for n in range(10, limit)]
+    merges = [*spaced, *pairs, *((f"Ġ{a}", b) for a, b in pairs), *(("Ġ", o) for o in "+-*/=")]
+    vocabulary = dict.fromkeys([*bytes_, *("".join(pair) for pair in merges), "<bos>"])
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(vocabulary)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>")
+
+
+def sentence_piece(digits: str = "0123456789") -> PreTrainedTokenizerFast:
+    """BPE as in Llama 2 and Gemma: ▁ before each word and in front, bytes for unknown characters; `digits` are tokens, and
+    other digits are bytes."""
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = dict.fromkeys(["<unk>", "<s>", *fallback, "▁", *digits, *"+-*/="])
+    model = models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spaces = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+def misreading(tokenizer: PreTrainedTokenizerFast, letters: dict[str, str]) -> PreTrainedTokenizerFast:
+    """A tokenizer that replaces letters before it reads a text."""
+    before = tokenizer.backend_tokenizer.normalizer
+    unused = {letter: chr(0xE000 + i) for i, letter in enumerate(letters)}  # so that letters can also be swapped
+    steps = [normalizers.Replace(a, x) for a, x in unused.items()]
+    steps += [normalizers.Replace(x, letters[a]) for a, x in unused.items()]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*steps, *([before] if before else [])])
+    return tokenizer

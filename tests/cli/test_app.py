@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,13 @@ from typer.models import OptionInfo
 from arithscope.cli.app import app
 from arithscope.figures.registry import all_figures
 from arithscope.models.load import load
+from arithscope.models.untrained import number_tokenizer
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests.command_line import call, error_message
-from tests.hand_built import MAX_OPERAND
-from tests.tokenizers_for_tests import digit_splitting
+from tests.hand_built import MAX_OPERAND, SUMS
+from tests.tokenizers_for_tests import digit_splitting, misreading
 
 
 def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,27 +175,52 @@ def test_run_refuses_the_folder_of_another_model(
     assert before == {f: f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
 
 
-def test_doctor(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("doctor", saved_model) == 0
+def test_doctor(saved_adder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--max-operand", str(MAX_OPERAND))
+    assert call("doctor", saved_adder, *settings) == 0
     output = capsys.readouterr().out
-    for expected in ("llama", "limit 40", "(operator)", "BOS + four tokens", "replay", "MiB", "can be studied"):
+    for expected in ("gpt2", f"limit {SUMS}", "(operator)", "BOS + four tokens", "replay", "MiB"):
         assert expected in output
-    assert "--max-operand 39" in error_message(capsys, "doctor", saved_model, "--max-operand", "100")
+    assert re.search(r"\n  \+  1\.00 \(0\.96–1\.00\) of 100 random prompts; 0\.\d\d by always answering \d+\n", output)
+    assert output.endswith(
+        "This model can be studied with --operators '+'; with others it is no better than one fixed answer.\n"
+    )
+    assert call("doctor", saved_adder, *settings, "--operators", "+") == 0
+    assert capsys.readouterr().out.endswith("\nThis model can be studied.\n")
+    assert call("doctor", saved_adder, "--max-operand", "1", "--operators", "+") == 0
+    assert "  +  1.00 of all 4 legal prompts; 0.50 by always answering 1\n" in capsys.readouterr().out
+    assert f"--max-operand {SUMS - 1}" in error_message(capsys, "doctor", saved_adder, "--max-operand", "100")
 
 
-def test_a_device_map(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "places.json").write_text('{"model": "disk", "lm_head": "cpu"}')
-    assert call("doctor", saved_model, "--device-map", tmp_path / "places.json") == 0
+def test_doctor_on_a_random_model(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "can be loaded and its tokenizer read, but it answers hardly any" in error_message(
+        capsys, "doctor", saved_model
+    )
+
+
+def test_doctor_on_a_tokenizer_that_reads_6_as_7(
+    saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(saved_adder, tmp_path / "model"))
+    misreading(number_tokenizer(SUMS), {"6": "7", "7": "6"}).save_pretrained(folder)
+    for command in ("doctor", "run"):
+        assert "reads the number 6 as op1 as '7'" in error_message(capsys, command, folder)
+
+
+def test_a_device_map(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "places.json").write_text('{"transformer": "disk", "lm_head": "cpu"}')
+    model = (saved_adder, "--operators", "+")
+    assert call("doctor", *model, "--device-map", tmp_path / "places.json") == 0
     output = capsys.readouterr()
     assert "sdpa attention, some weights fetched in each pass, on cpu" in output.out
     assert not output.err
-    assert "no device map 'sideways'" in error_message(capsys, "doctor", saved_model, "--device-map", "sideways")
+    assert "no device map 'sideways'" in error_message(capsys, "doctor", *model, "--device-map", "sideways")
 
 
 def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
     digit_splitting().save_pretrained(folder)
-    assert call("doctor", folder) == 0
+    assert call("doctor", folder) == 2  # a random model
     assert "only --max-operand 9 " in capsys.readouterr().out
     assert "use --max-operand 9" in error_message(capsys, "run", folder, "--out", tmp_path / "run")
     assert call("run", folder, "--max-operand", "9", "--stages", "accuracy", "--out", tmp_path / "run") == 0
@@ -205,7 +232,7 @@ def test_prefixes_may_contain_line_breaks(
     folder = Path(shutil.copytree(saved_model, tmp_path / "digits"))
     digit_splitting().save_pretrained(folder)
     arguments = ("--template", "{op1} {operator} {op2} = ", "--prefix", r"1 + 2 = 3\n4 + 3 = 7\n")
-    assert call("doctor", folder, *arguments) == 0
+    assert call("doctor", folder, *arguments) == 2  # a random model
     assert r"7\n" in capsys.readouterr().out
 
 
@@ -257,10 +284,10 @@ def test_the_package_needs_no_posix_module() -> None:
 def test_a_real_gguf_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SmolLM2-135M-Instruct splits numbers into digits; with few-shot examples it adds, with spaces better than without."""
     file = os.environ["ARITHSCOPE_GGUF"]
-    assert call("doctor", file) == 0
+    shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
+    assert call("doctor", file, "--template", "{op1} {operator} {op2} = ", "--prefix", shots) == 0
     assert "only --max-operand 9 " in capsys.readouterr().out
     assert "use --max-operand 9" in error_message(capsys, "run", file, "--out", tmp_path / "refused")
-    shots = r"1 + 2 = 3\n4 + 3 = 7\n2 + 2 = 4\n5 + 1 = 6\n"
     accuracy = {}
     for name, template, prefix in (
         ("spaced", "{op1} {operator} {op2} = ", shots),

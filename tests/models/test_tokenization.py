@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from arithscope.errors import UserError
 from arithscope.models.tokenization import Positions, PromptEncoder
 from arithscope.models.untrained import number_tokenizer
-from arithscope.prompts import Prompts, Template, operand_grid
+from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid
 from tests import tokenizers_for_tests as made
 from tests.families import small
 
 SPACED = Template("{op1} {operator} {op2} = ", prefix="1 + 2 = 3\n")
+
+
+def word_digits(digits: str) -> PreTrainedTokenizerFast:
+    return made.word_tokenizer(".", [*digits, *"+-*/="])
 
 
 def one(a: int, operator: int, b: int) -> Prompts:
@@ -64,11 +71,43 @@ def test_a_tokenizer_without_bos() -> None:
         (made.digit_splitting(), SPACED),
         (made.with_leading_spaces(30, 20), SPACED),
         (made.with_leading_spaces(30, 20, bos=None), Template()),
+        (made.byte_level(30), Template()),
+        (made.byte_level(30), SPACED),
+        (made.sentence_piece(), Template()),
+        (made.sentence_piece(), SPACED),
+        (made.sentence_piece(digits="13579"), Template()),
+        (made.misreading(made.digit_splitting(), {"½": "1/2 "}), Template(prefix="½")),
+        (made.misreading(word_digits("٠١٢٣٤٥٦٧٨٩"), dict(zip("0123456789", "٠١٢٣٤٥٦٧٨٩", strict=True))), Template()),
     ],
 )
 def test_tables_equal_encoding_whole_texts(tokenizer: object, template: Template) -> None:
     encoder = PromptEncoder(tokenizer, template)
     assert encoder.first_mismatch(operand_grid("+-*/", encoder.limit - 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("letters", "message"),
+    [
+        ({"6": "7", "7": "6"}, "reads the number 6 as op1 as '7'"),
+        (dict(zip("0123456789", "1234567890", strict=True)), "reads the number 0 as op1 as '1'"),
+        ({"-": "+", "+": "-"}, r"reads the operator \+ as '-'"),
+        ({"=": "-"}, "as '<bos>.*-"),
+    ],
+)
+def test_misread_numbers_and_operators_are_refused(letters: dict[str, str], message: str) -> None:
+    """All tokens stay distinct, so tables and whole texts agree; only decoding shows it."""
+    with pytest.raises(UserError, match=message):
+        PromptEncoder(made.misreading(number_tokenizer(100), letters), Template())
+
+
+@given(st.integers(2, 400), st.sets(st.sampled_from(OPERATORS)))
+def test_examples_are_legal_prompts(limit: int, operators: set[str]) -> None:
+    encoder = copy.copy(small("llama").encoder)
+    encoder.limit, encoder.operators = limit, tuple(sorted(operators))
+    examples = encoder.examples()
+    assert examples.legal(limit).all()
+    assert {OPERATORS[i] for i in examples.operator} == operators
+    assert len(examples) >= 4 or limit < 4 or not operators
 
 
 @given(st.data())

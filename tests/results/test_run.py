@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,15 @@ import pytest
 import arithscope
 from arithscope.errors import UserError
 from arithscope.models.load import load
+from arithscope.models.sources import FOLDER
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import parse_prompt
 from arithscope.results.explanation import explain_prompt
+from tests.command_line import error_message
 from tests.markup import parsed, words
+
+TINY_LLAMA = FOLDER / "tiny-llama"
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -150,6 +156,115 @@ def test_the_model_must_be_that_of_the_run(small_run: Path, saved_adder: Path) -
         _ = other.model
     other.elsewhere = "tiny-llama"
     assert other.model.identity.name == "tiny-llama"
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Addresses that were looked up or connected to; none of them is."""
+    tried: list[Any] = []
+
+    def refuse(*address: Any, **_: Any) -> None:
+        tried.append(address)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    return tried
+
+
+@pytest.fixture
+def of_another_source(small_run: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a run whose manifest names this source."""
+
+    def named(source: str) -> Path:
+        copy = Path(shutil.copytree(small_run, tmp_path / "run", dirs_exist_ok=True))
+        changed(copy, lambda manifest: manifest["model"].update(source=source))
+        return copy
+
+    return named
+
+
+@pytest.mark.parametrize("command", [("explain", "2+3="), ("verify",)])
+def test_no_hub_is_contacted_for_a_model_that_only_the_manifest_names(
+    command: tuple[str, ...],
+    of_another_source: Any,
+    connections: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(source: str, **_: Any) -> None:
+        raise OSError(f"no connection for {source}")
+
+    folder = of_another_source("some-one/llama")
+    error = error_message(capsys, command[0], folder, *command[1:])
+    assert "names the hub model some-one/llama, which is not on this machine; to download it, use --model" in error
+    assert not connections
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
+    error = error_message(capsys, command[0], folder, *command[1:], "--model", "some-one/llama")
+    assert "model hub: no connection for some-one/llama" in error  # the user asked for it
+
+
+def test_a_hub_model_in_the_local_cache_is_loaded_without_contacting_the_hub(
+    of_another_source: Any, connections: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached, commit = tmp_path / "hub" / "models--some-one--llama", "0123456789abcdef0123456789abcdef01234567"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    snapshot = cached / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    run = arithscope.open(of_another_source("some-one/llama"))
+    shutil.copy(TINY_LLAMA / "config.json", snapshot)
+    with pytest.raises(UserError, match="is not on this machine"):  # its weights were never downloaded
+        _ = run.model
+    shutil.copytree(TINY_LLAMA, snapshot, dirs_exist_ok=True)
+    assert (run.model.identity.name, run.model.identity.revision) == ("some-one/llama", commit)
+    assert not connections
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/",
+        "{tmp}/gone",
+        "{tmp}/fifo",
+        "/dev/zero",
+        "//host/share/m",
+        r"\\host\share",
+        "https://host/m",
+        "file:///etc",
+        "a b",
+    ],
+)
+def test_a_model_that_is_not_where_the_manifest_says(
+    source: str, of_another_source: Any, connections: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    source = source.replace("{tmp}", str(tmp_path))
+    error = error_message(capsys, "explain", of_another_source(source), "2+3=")
+    assert f"is not at {source} any more; say where it is with --model (in Python, with `elsewhere`)" in error
+    assert not connections
+
+
+def test_a_model_with_a_file_that_cannot_be_read_to_its_end(
+    of_another_source: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(TINY_LLAMA, tmp_path / "model"))
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "is not a regular file" in error_message(capsys, "explain", of_another_source(str(folder)), "2+3=")
+
+
+def test_a_part_of_a_run_is_not_a_run(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = Path(shutil.copytree(small_run, tmp_path / "run"))
+    (copy / "report.html").touch()
+    for part in ("report.html", "summary.json", "circuit", "circuit/stage.json"):
+        for command in (("report",), ("explain", "2+3="), ("verify",)):
+            error = error_message(capsys, command[0], copy / part, *command[1:])
+            assert f"{copy / part} is only a part of a run; name the run folder {copy}." in error
+    (tmp_path / "file.txt").touch()
+    error = error_message(capsys, "report", tmp_path / "file.txt")
+    assert "file.txt is not a folder; name a run folder, which holds a manifest.json." in error
 
 
 def test_the_model_is_loaded_with_the_template_of_the_run(small_run: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from arithscope.stats.intervals import (
     bootstrap_means,
     difference,
     resampled_means,
+    share,
     sign_test,
 )
 
@@ -31,6 +32,16 @@ def test_interval_of_a_share_is_the_binomial_one() -> None:
     assert (mean.value, mean.n) == (0.7, 1000)
     assert mean.low == pytest.approx(0.7 - half, abs=0.004)
     assert mean.high == pytest.approx(0.7 + half, abs=0.004)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 100), (7, 40), (100, 100)])
+def test_the_wilson_interval_holds_all_shares_that_a_test_does_not_reject(successes: int, n: int) -> None:
+    """Its ends are the shares p with |share − p| = 1.96 √(p (1 − p) / n)."""
+    found = share(successes, n)
+    p = np.linspace(0, 1, 100_001)
+    kept = p[np.abs(successes / n - p) <= 1.959964 * np.sqrt(p * (1 - p) / n)]
+    assert (found.value, found.n) == (successes / n, n)
+    assert [found.low, found.high] == pytest.approx([kept.min(), kept.max()], abs=2e-5)
 
 
 def test_the_interval_is_that_of_the_resampled_means() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from arithscope.__main__ import main as entry_point
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
@@ -51,7 +52,7 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
         time.sleep(0.005)
 
 
-def stop(process: subprocess.Popen[str], number: int, times: int = 1) -> None:
+def stop(process: subprocess.Popen[str], number: int, times: int = 1, message: str = STOPPED) -> None:
     """Send a signal and check that the process and all its children end."""
     children = psutil.Process(process.pid).children(recursive=True)
     for i in range(times):
@@ -60,7 +61,7 @@ def stop(process: subprocess.Popen[str], number: int, times: int = 1) -> None:
         process.send_signal(number)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 128 + number, stderr
-    assert stderr.endswith(STOPPED)
+    assert stderr.endswith(message)
     assert "Traceback" not in stderr
     psutil.wait_procs(children, timeout=20)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
@@ -93,6 +94,31 @@ def test_stopped_while_loading(tmp_path: Path, saved_adder: Path) -> None:
     time.sleep(0.3)
     stop(process, signal.SIGINT)
     assert not (tmp_path / "run").exists()
+
+
+def test_only_commands_that_resume_promise_to(saved_adder: Path) -> None:
+    process = start("doctor", saved_adder)
+    time.sleep(0.3)
+    stop(process, signal.SIGINT, message="Stopped.\n")
+
+
+def test_stopped_while_the_command_line_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "arithscope.cli.app", Interrupted())
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    with pytest.raises(SystemExit, match="130"):
+        entry_point()
+    assert capsys.readouterr().err == "Stopped.\n"
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"  # the user's
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit, match="130"):
+        entry_point()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder, RunWriter
 from arithscope.results.run import Run
 from arithscope.utils.progress import Silent
-from arithscope.verify.verify import Verdict, Verification
+from arithscope.verify.verify import Verdict, Verification, conclusion
 from tests.command_line import call
 from tests.conftest import smaller
 
@@ -194,7 +194,9 @@ def test_the_verify_command(two_stages: Path, capsys: pytest.CaptureFixture[str]
     output = capsys.readouterr()
     first = [line.split()[:2] for line in output.out.splitlines()[:-1]]
     assert first == [[name, "agrees:"] for name in ("files", "summary", "model", "keys", "means", "accuracy")]
-    assert output.out.splitlines()[-1].startswith("The run agrees: ")
+    assert "files            agrees: no file of 2 stages has changed since it was written\n" in output.out
+    assert re.search(r"\naccuracy +agrees: recomputed .*; [\d,]+ numbers compared; none differs\n", output.out)
+    assert re.search(r"\nThe run agrees with what was recomputed: [\d,]+ numbers of 2 stages compared\.\n$", output.out)
     assert "verify: 2 to do" in output.err
 
 
@@ -209,7 +211,17 @@ def test_the_verify_command_reports_differences(
         r"accuracy +DIFFERS: table, value of row \d+ \(stored 0\.\d+, now 0\.\d+, and 5 more\)", output.out
     )
     assert "means            agrees" in output.out
-    assert output.err.splitlines()[-1].endswith("recomputed from its manifest; see accuracy.")
+    assert output.err.splitlines()[-1].endswith("The run differs from what was recomputed; see line accuracy.")
+
+
+def test_conclusions_of_one_and_of_several() -> None:
+    one, other = Verdict("means", False, "", 1), Verdict("files", False, "")
+    assert (
+        conclusion([replace(one, agrees=True)], 1)
+        == "The run agrees with what was recomputed: 1 number of 1 stage compared."
+    )
+    assert conclusion([one], 1).endswith("; see line means.")
+    assert conclusion([other, one], 1).endswith("; see lines files and means.")
 
 
 def test_damaged_files_are_noticed(two_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +261,7 @@ def test_a_run_of_another_version(two_stages: Path, tmp_path: Path, capsys: pyte
     manifest["version"] = "0.3.0"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert call("verify", folder) == 0
-    assert "keys depend on the version; the run is of 0.3.0, and this is " in capsys.readouterr().out
+    assert "they depend on the version, and the run is from 0.3.0, while this is " in capsys.readouterr().out
 
 
 def test_bad_arguments_are_refused(

@@ -202,7 +202,7 @@ def doctor(
     *,
     options: opt.ModelOptions,
 ) -> None:
-    """Check whether a model can be studied; show its sizes, tokens, and memory needs. Exits with code 2 if it cannot."""
+    """Check whether a model can be studied; show sizes, tokens, memory needs and accuracy. Exits with code 2 if it cannot."""
     from arithscope.cli.doctor import examine
     from arithscope.models.load import load
     from arithscope.prompts import operator_indices
@@ -308,17 +308,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. A UserError becomes one sentence on stderr and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals that lack a character
+    arguments = sys.argv[1:] if arguments is None else arguments
+    resumes = arguments[:1] in (["run"], ["train"])
     with stop_on_signals() as handler:
         try:
             code: Any = app(args=arguments, prog_name="arithscope", standalone_mode=False)
             if code == INTERRUPTED:  # Typer may return this instead of raising
-                code = handler.announce()
+                code = handler.announce(resumes)
         except KeyboardInterrupt:
-            code = handler.announce()
+            code = handler.announce(resumes)
         except Exception as error:
             # Libraries may turn an interruption into another error; Typer's is called Abort.
             if handler.signal is not None or type(error).__name__ == "Abort":
-                code = handler.announce()
+                code = handler.announce(resumes)
             elif (message := _message(error)) is not None:
                 message = printable(" ".join(message.split()))
                 say(f"arithscope: {message if len(message) <= 1000 else message[:999] + '…'}", error=True)

@@ -1,15 +1,23 @@
-"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether it passes all checks, and the memory it needs."""
+"""`arithscope doctor`: what a model is, how it tokenizes prompts, whether it passes all checks, the memory it needs, and how
+many prompts it answers correctly."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from arithscope.errors import UserError
+from arithscope.experiments.accuracy import measure_accuracy
+from arithscope.experiments.common.samples import ADVICE
 from arithscope.models.checks import Check, float32_copy, rounding_noise, soundness_checks, tokenization_check
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import device_name, failed_checks
-from arithscope.prompts import Prompts, legal_prompts
+from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source, sample
 from arithscope.settings import Settings
+from arithscope.stats.intervals import share
+
+SAMPLE = 100  # prompts of each operator whose answers are computed
 
 
 def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[str]:
@@ -57,7 +65,35 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     yield f"memory        weights {_size(weights)}, plus for each stage:"
     for stage in all_stages():
         yield f"  {stage.name:17}{_size(stage.memory(model, settings))}"
-    yield "This model can be studied."
+    yield "accuracy      beside that of always giving the most frequent answer, with 95 % intervals"
+    able = []
+    for operator in settings.operators:
+        is_able, line = _accuracy(model, prompts[prompts.operator == OPERATORS.index(operator)], operator)
+        able += [operator] if is_able else []
+        yield f"  {operator}  {line}"
+    if not able:
+        raise UserError(
+            f"{model.identity.name} can be loaded and its tokenizer read, but it answers hardly any prompt correctly (with no "
+            "operator more than by always giving the same answer), so a study would find nothing: a run leaves out every "
+            "operator with fewer than two correct prompts, and stops if none is left or if all correct answers are equal; "
+            f"{ADVICE}."
+        )
+    only = f" with --operators '{''.join(able)}'; with others it is no better than one fixed answer"
+    yield f"This model can be studied{'' if len(able) == len(settings.operators) else only}."
+
+
+def _accuracy(model: Model, prompts: Prompts, operator: str) -> tuple[bool, str]:
+    """Whether the model answers a sample of an operator's legal prompts better than one number for all would, and a line."""
+    if not len(prompts):
+        return False, "there is no legal prompt"
+    some = sample(prompts, SAMPLE, random_source(0, "doctor", operator))
+    right = share(int(measure_accuracy(model, some).prompts.correct.sum()), len(some))
+    numbers, counts = np.unique(some.answer, return_counts=True)
+    baseline, sampled = float(counts.max()) / len(some), len(some) < len(prompts)
+    measured = f"{right.value:.2f} ({right.low:.2f}–{right.high:.2f})" if sampled else f"{right.value:.2f}"
+    of = f"{len(some)} random prompts" if sampled else f"all {len(some)} legal prompts"
+    line = f"{measured} of {of}; {baseline:.2f} by always answering {numbers[counts.argmax()]}"
+    return (right.low if sampled else right.value) > baseline, line
 
 
 def _checks(model: Model, prompts: Prompts) -> Iterator[tuple[str, Iterable[Check]]]:

@@ -39,6 +39,7 @@ AllowPickle = Annotated[bool, model_option("--allow-pickle", "Also load weights 
 TrustRemoteCode = Annotated[bool, model_option("--trust-remote-code", "Run code that comes with the model.")]
 Operators = Annotated[str, study("--operators OPERATORS", "Operators to study: any of + - * /.")]
 MODEL = "An embedded model (see `arithscope models`), a folder, a .gguf file, or a Hugging Face id (ID@REVISION)."
+RUN_MODEL = "Where the run's model is now if it has moved, or a hub id to download."
 ModelName = Annotated[str, argument("MODEL", MODEL)]
 OUT = "Run folder; default: runs/MODEL, followed by the settings that are not the default ones, as in runs/MODEL-paper."
 STAGES = "Run only these stages, and those they need: names separated by commas, as in circuit,classify."
@@ -84,7 +85,7 @@ class ModelOptions:
 class RunOptions:
     """How to load the model of a finished run."""
 
-    model: Annotated[str | None, model_option("--model MODEL", "Where the run's model is now, if it has moved.")] = None
+    model: Annotated[str | None, model_option("--model MODEL", RUN_MODEL)] = None
     allow_pickle: AllowPickle = False
     trust_remote_code: TrustRemoteCode = False
     device: Device = "auto"

@@ -61,8 +61,7 @@ def soundness_checks(model: Model, noise: float | None = None) -> Iterator[Check
     """All checks that need a few passes. `noise` is the effect of rounding on the model's own logits, if known."""
     examples = model.encoder.examples()
     ids = model.encode(examples)
-    # A token for each prompt: the right answer where it is one token.
-    answers = model.encoder.answer_tokens[torch.from_numpy(examples.answer).clamp(0, model.limit - 1)].to(model.device)
+    answers = model.encoder.answers(examples).to(model.device)
     with torch.no_grad():
         allowed = EXACT if model.full_precision else HALF if noise is None else NOISE * noise + EXACT
         sample = _Sample(model, ids, answers, model.logits(ids), allowed)

@@ -53,6 +53,7 @@ class LoadOptions:
         quantize: 4bit or 8bit.
         allow_pickle: Also load pickled weights, which can run code.
         trust_remote_code: Run code that comes with the model.
+        local_files_only: Contact no model hub: a hub model must have been downloaded before.
     """
 
     device: str = "auto"
@@ -61,6 +62,7 @@ class LoadOptions:
     quantize: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
+    local_files_only: bool = False
 
 
 def load(model: str, template: Template | None = None, options: LoadOptions | None = None) -> Model:
@@ -84,7 +86,7 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
     with explain_out_of_memory(f"loading {model}"):
         device = check_options(options)
         _silence_libraries()
-        source = find_model(model)
+        source = find_model(model, options.local_files_only)
         arguments = _source_arguments(source, options)
         config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
         hf_model = _load_weights(source, config, device, options)

@@ -17,6 +17,14 @@ DEFAULT = "tiny-llama"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
+class ModelNotFound(UserError):
+    """There is no model of that name on this machine; if it is a hub id, one could be downloaded."""
+
+    def __init__(self, message: str, hub: bool = False):
+        super().__init__(message)
+        self.hub = hub
+
+
 def embedded_names() -> list[str]:
     """Names of the models that come with the package."""
     return sorted(folder.name for folder in FOLDER.iterdir() if (folder / CONFIG).is_file())
@@ -31,7 +39,7 @@ def checkpoint_folder(folder: Path, checkpoint: str) -> Path:
     """Folder of a model's checkpoint. Raises UserError if there is none of that name."""
     known = local_checkpoints(folder)
     if checkpoint not in known:
-        raise UserError(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {', '.join(known) or 'none'}.")
+        raise ModelNotFound(f"{folder.name} has no checkpoint {checkpoint!r}; it has: {', '.join(known) or 'none'}.")
     return folder / "checkpoints" / checkpoint
 
 
@@ -56,6 +64,21 @@ def select_checkpoints(model: str, wanted: str) -> list[str]:
         problem = f"{model} has no checkpoint {unknown[0]!r}" if unknown else "No checkpoint was named"
         raise UserError(f"{problem}; choose from {', '.join(known)}, or all.")
     return [name for name in known if name in chosen]
+
+
+def _cached_folder(model: str, revision: str | None) -> Path:
+    """Folder of a hub model in the local cache, which is named after the commit."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(model, CONFIG, revision=revision)
+    except HFValidationError:
+        raise ModelNotFound(f"{model!r} is neither a folder nor a hub id; check the name.") from None
+    folder = Path(cached).parent if isinstance(cached, str) else None
+    if folder is None or not any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
+        raise ModelNotFound(f"The hub model {model} has not been downloaded to this machine.", hub=True)
+    return folder
 
 
 def _hub_revisions(model: str) -> list[str]:
@@ -110,8 +133,13 @@ class ModelSource:
                 raise UserError(f"The weights of {self.name} are incomplete: {absent}.")
 
 
-def find_model(model: str) -> ModelSource:
-    """Locate an embedded model, a folder, a GGUF file or a hub id, optionally followed by `@` and a checkpoint."""
+def find_model(model: str, local_files_only: bool = False) -> ModelSource:
+    """Locate an embedded model, a folder, a GGUF file or a hub id, optionally followed by `@` and a checkpoint.
+
+    With `local_files_only`, a hub model is its folder in the local cache, and no other computer is contacted.
+    """
+    if local_files_only and re.match(r"[\\/]{2}|[\w+.-]+:[\\/]{2}", model):
+        raise ModelNotFound(f"{model!r} is on another computer; name a model on this one.")
     if not model.strip():
         raise UserError(f"No model was named; use an embedded one ({', '.join(embedded_names())}) or a path.")
     base, revision = model, ""
@@ -121,7 +149,9 @@ def find_model(model: str) -> ModelSource:
     if path.is_dir():
         folder = checkpoint_folder(path, revision) if revision else path
         if not (folder / CONFIG).is_file():
-            raise UserError(f"The folder {base} has no config.json; name a folder in Hugging Face format.")
+            raise ModelNotFound(f"The folder {base} has no config.json; name a folder in Hugging Face format.")
+        if special := [f for f in folder.iterdir() if f.exists() and not f.is_file() and not f.is_dir()]:
+            raise UserError(f"{special[0]} is not a regular file (reading it may never end); remove it from the model.")
         return ModelSource(path.resolve().name, str(folder), revision or None, gguf=None, local=True)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -130,5 +160,8 @@ def find_model(model: str) -> ModelSource:
             raise UserError("Reading a GGUF file needs the package gguf; run: pip install 'arithscope[quant]'.")
         return ModelSource(path.stem, str(path.parent), revision=None, gguf=path.name, local=True)
     if base.startswith((".", "/", "~")) or base.endswith(".gguf") or base.count("/") > 1:
-        raise UserError(f"There is no folder or file {base!r}; check the path.")
+        raise ModelNotFound(f"There is no folder or file {base!r}; check the path.")
+    if local_files_only:
+        folder = _cached_folder(base, revision or None)
+        return ModelSource(base, str(folder), folder.name, gguf=None, local=True)
     return ModelSource(base, base, revision or None, gguf=None, local=False)

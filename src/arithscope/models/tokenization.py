@@ -6,13 +6,14 @@ Nothing is assumed about a tokenizer:
    changes is the slot's position.
 2. The same comparison shows which numbers are single tokens in each slot. They make up a table per slot.
 3. A sample of whole prompts is compared with the tables.
+4. Every token is decoded: a tokenizer that replaces digits or operators would otherwise pass, as it also does so in 3.
 
 Encoding the operand grid is then a table look-up.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, count, cycle
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.prompts import OPERATORS, Prompts, Template, random_source
+from arithscope.prompts import OPERATORS, Prompts, Template, concatenate_prompts, legal_prompts, random_source, sample
 
 _REFERENCE = {"op1": "1", "operator": "+", "op2": "2", "answer": "3"}
 _BLOCK = 128  # numbers tried at a time while looking for the single-token limit
@@ -79,6 +80,7 @@ class PromptEncoder:
         self._op1, self._op2 = (np.array(numbers[s][: self.limit], dtype=np.int64) for s in ("op1", "op2"))
         self.answer_tokens: Int[Tensor, " limit"] = torch.tensor(numbers["answer"][: self.limit], dtype=torch.long)
         self._check_sample()
+        self._check_decoded()
 
     @property
     def is_plain(self) -> bool:
@@ -101,12 +103,12 @@ class PromptEncoder:
         return max(*self._frame, *self._operators.values(), *numbers)
 
     def examples(self) -> Prompts:
-        """A few prompts with large and small numbers over all usable operators, for checks and for display."""
-        top = min(self.limit - 1, 300)
-        pairs = [(top * 3 // 4, top * 2 // 9), (2, top // 2), (top // 8, min(7, top)), (top, 3)]
-        usable = cycle([OPERATORS.index(o) for o in self.operators])  # empty if there are none
-        rows = [(op1, operator, op2) for operator, (op1, op2) in zip(usable, pairs, strict=False)]
-        return Prompts(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+        """A few legal prompts of each usable operator, at least four in all if there are so many: for checks and display."""
+        top, each = min(self.limit - 1, 300), -(-4 // max(1, len(self.operators)))
+        drawn = [
+            sample(legal_prompts(o, top, self.limit), each, random_source(0, "examples", o)) for o in self.operators
+        ]
+        return concatenate_prompts(drawn) if drawn else Prompts(*np.empty((3, 0), dtype=np.int64))
 
     def check(self, operators: Sequence[str], max_operand: int) -> None:
         """Refuse operands and operators that are not single tokens."""
@@ -156,6 +158,27 @@ class PromptEncoder:
             advice = "choose another --template, for example one with spaces"
             raise UserError(f"The tokenizer splits {wrong!r} in a way that {problem}; {advice}.")
 
+    def _check_decoded(self) -> None:
+        """Refuse a tokenizer that reads a number or an operator as another one."""
+        tables = self._op1.tolist(), self._op2.tolist(), self.answer_tokens.tolist()
+        for slot, tokens in zip(("op1", "op2", "answer"), tables, strict=True):
+            for number, text in enumerate(self._decode([[token] for token in tokens])):
+                digits = "".join(letter for letter in text if letter.isdecimal())
+                if not digits or int(digits) != number:
+                    raise _misread(f"the number {number} as {slot}", text)
+        for operator, text in zip(self.operators, self._decode([[t] for t in self._operators.values()]), strict=True):
+            if operator not in text:
+                raise _misread(f"the operator {operator}", text)
+        examples = self.examples()
+        texts = examples.text(replace(self.template, prefix=""))
+        rows = torch.cat([self.encode(examples), self.answers(examples)[:, None]], dim=1).tolist()
+        for text, answer, whole in zip(texts, examples.answer, self._decode(rows), strict=True):
+            if not _symbols(whole).endswith(_symbols(f"{text}{answer}")):
+                raise _misread(f"{text}{answer}", whole)
+
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        return list(self.tokenizer.batch_decode(rows, skip_special_tokens=False))
+
     def _text(self, slots: dict[str, str]) -> str:
         return self.template.render(slots["op1"], slots["operator"], slots["op2"]) + slots["answer"]
 
@@ -192,3 +215,13 @@ class PromptEncoder:
                 break
             tokens[token] = None
         return list(tokens)
+
+
+def _symbols(text: str) -> str:
+    """Digits, operators and equals signs of a text. Decoding may change the rest: spaces, letters, the first token."""
+    return "".join(str(int(x)) if x.isdecimal() else x for x in text if x.isdecimal() or x in (*OPERATORS, "="))
+
+
+def _misread(what: str, text: str) -> UserError:
+    advice = "so its answers would mean nothing; use the tokenizer with which the model was trained"
+    return UserError(f"The tokenizer reads {what} as {text.strip()!r}, {advice}.")

@@ -33,6 +33,7 @@ from arithscope.pipeline.table_files import read_table
 from arithscope.utils import files
 
 SCHEMA = 2
+MANIFEST = "manifest.json"
 R = TypeVar("R", bound=Result)
 
 
@@ -46,8 +47,9 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self._intact: dict[str, dict[str, Any]] = {}  # records of the stages whose checksums have been verified
+        _refuse_a_part(path)
         self.stamp = manifest_stamp(path)  # before it is read: a change while it is read is then noticed
-        self.manifest = _read_json(path / "manifest.json", "run")
+        self.manifest = _read_json(path / MANIFEST, "run")
         schema = self.manifest.get("schema")
         if schema != SCHEMA:
             problem = f"The run in {path} has schema {schema}, but this version of arithscope reads schema {SCHEMA}"
@@ -174,7 +176,7 @@ class RunWriter(RunFolder):
 
     def _write_manifest(self, entries: dict[str, Any]) -> None:
         self.manifest["stages"] |= entries
-        files.write_json(self.path / "manifest.json", self.manifest)
+        files.write_json(self.path / MANIFEST, self.manifest)
 
 
 def check_writable(
@@ -188,7 +190,7 @@ def check_writable(
     with files.explain_write_errors(path, "choose another --out"):
         ours = {files.LOCK, ".manifest.json.tmp"}  # all that a run killed at its very beginning leaves
         names = {entry.name for entry in path.iterdir()} - ours if path.exists() else set()
-    manifest = RunFolder(path).manifest if "manifest.json" in names else None
+    manifest = RunFolder(path).manifest if MANIFEST in names else None
     # Stages are a run even if the manifest was removed.
     if names and manifest is None:
         if not any((path / name / "stage.json").exists() for name in names):
@@ -242,7 +244,7 @@ def open_for_writing(
         created = _now() if earlier is None else earlier["created"]
         about = {"schema": SCHEMA, "version": __version__, "created": created, "model": model}
         with files.explain_write_errors(path):
-            files.write_json(path / "manifest.json", {**about, "configuration": configuration, "stages": {}})
+            files.write_json(path / MANIFEST, {**about, "configuration": configuration, "stages": {}})
             yield RunWriter(path, keys)
 
 
@@ -264,7 +266,7 @@ def damaged_files(stage: Path) -> list[str]:
 def manifest_stamp(run: Path) -> tuple[int, int, int] | None:
     """What changes whenever a run's manifest is written; None if there is none."""
     try:
-        found = (run / "manifest.json").stat()
+        found = (run / MANIFEST).stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
@@ -287,6 +289,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _refuse_a_part(path: Path) -> None:
+    """Raise UserError for a file, or for a folder inside a run folder: which folder to name instead."""
+    exists = os.path.exists
+    if not exists(path) or exists(path / MANIFEST):
+        return
+    for folder in path.absolute().parents:
+        if exists(folder / MANIFEST) and exists(folder / "summary.json"):
+            raise UserError(f"{path} is only a part of a run; name the run folder {folder}.")
+    if not os.path.isdir(path):
+        raise UserError(f"{path} is not a folder; name a run folder, which holds a {MANIFEST}.")
 
 
 def _stage_record(folder: Path) -> dict[str, Any]:

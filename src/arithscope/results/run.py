@@ -18,6 +18,7 @@ from arithscope.experiments.common.result import MEAN, Result, summary_numbers
 from arithscope.experiments.common.stage import Results
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
+from arithscope.models.sources import ModelNotFound
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
 from arithscope.pipeline.runner import compute_stage
 from arithscope.pipeline.schema import check_description
@@ -41,7 +42,7 @@ def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | 
 
     Args:
         path: The run folder.
-        elsewhere: Where the run's model is now, if it has moved.
+        elsewhere: Where the run's model is now if it has moved, or a hub id to download.
         options: How to load the model once it is needed.
 
     Raises:
@@ -236,14 +237,29 @@ class Run(StudyResults):
     def model(self) -> Model:
         """The run's model, loaded on first use and compared with the one that was studied.
 
+        The manifest may come from a stranger, so the source it names is only looked for on this machine. A model is
+        downloaded only if you name it yourself, with `elsewhere`.
+
         Raises:
-            UserError: If it cannot be loaded, or is not the same model.
+            UserError: If it cannot be found or loaded, or is not the same model.
         """
         known = self.manifest["model"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
         source = known["source"] if self.elsewhere is None else self.elsewhere
         template = Template(self.configuration["template"], self.configuration["prefix"])
-        model = load(source, template, replace(self.options, dtype=known["dtype"], quantize=quantize))
+        options = replace(self.options, dtype=known["dtype"], quantize=quantize)
+        if self.elsewhere is None:
+            options = replace(options, local_files_only=True)
+        try:
+            model = load(source, template, options)
+        except ModelNotFound as error:
+            if self.elsewhere is not None:
+                raise
+            if error.hub:
+                named = f"The run in {self.path} names the hub model {source}, which is not on this machine"
+                raise UserError(f"{named}; to download it, use --model {source} (in Python, `elsewhere`).") from None
+            moved = f"The model of the run in {self.path} is not at {source} any more"
+            raise UserError(f"{moved}; say where it is with --model (in Python, with `elsewhere`).") from None
         if any(getattr(model.identity, k) != known[k] for k in ("weight_hash", "tokenizer_hash")):
             raise UserError(
                 f"{source} is not the model of the run in {self.path}: its weights or its tokenizer differ; name the right one "

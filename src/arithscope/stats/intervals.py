@@ -44,6 +44,12 @@ def bootstrap_mean(values: ArrayLike, random: Generator) -> Mean:
     return Mean(float(x.mean()), float(low), float(high), len(x))
 
 
+def share(successes: int, n: int) -> Mean:
+    """A share with its Wilson interval, which unlike a bootstrap interval has a width where it is 0 or 1."""
+    interval = binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
+    return Mean(successes / n, float(interval.low), float(interval.high), n)
+
+
 def resampled_means(values: ArrayLike, random: Generator) -> Float[np.ndarray, " resamples"]:
     """Means of RESAMPLES samples drawn with replacement from the values.
 

@@ -21,12 +21,16 @@ class StopHandler:
         self.signal = number
         raise KeyboardInterrupt
 
-    def announce(self) -> int:
-        """Print that the command was stopped, ignore further signals, and return the exit code."""
+    def announce(self, resumes: bool) -> int:
+        """Print that the command was stopped, ignore further signals, and return the exit code.
+
+        Args:
+            resumes: Whether the command, run again, continues where it was stopped.
+        """
         with suppress(ValueError):  # not in the main thread
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-        print("Stopped; run the same command again to continue.", file=sys.stderr)
+        print("Stopped; run the same command again to continue." if resumes else "Stopped.", file=sys.stderr)
         return 128 + (self.signal or signal.SIGINT)
 
 

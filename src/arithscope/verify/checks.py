@@ -32,7 +32,7 @@ from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import stage_of
 from arithscope.prompts import Prompts, operand_grid, random_source
-from arithscope.verify.compare import Noise, Tally
+from arithscope.verify.compare import Noise, Tally, counted
 
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[["VerifyContext", Any], None])
@@ -75,11 +75,11 @@ class VerifyContext(Context):
                 parts = tolerance(measured, self, hints) if tolerance else [(measured, tally.noise)]
                 for part, noise in parts:
                     tally.rows(name, stored, part, declared.keys, noise)
-                tally.recomputed.append(f"{len(measured):,} of {len(stored):,} rows of {name}")
+                tally.recomputed.append(f"{len(measured):,} of {counted(len(stored), 'row')} of {name}")
         else:
             now, whole = np.asarray(measured), np.asarray(stored)
             tally.close(name, whole[rows], now, replace(tally.noise, extra=self._array_extra(name, now)))
-            tally.recomputed.append(f"{now.size:,} of {whole.size:,} numbers of {name}")
+            tally.recomputed.append(f"{now.size:,} of {counted(whole.size, 'number')} of {name}")
         return stored
 
     def _array_extra(self, name: str, now: NDArray[Any]) -> ArrayLike:
@@ -148,14 +148,14 @@ def share_error(share: NDArray[np.float64], n: ArrayLike) -> NDArray[np.float64]
 def _matches(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
     """Overlaps are counts; p of direct heuristics was counted among the permutations of all neurons, now of a sample."""
     if "p" not in rows:
-        yield rows, Noise("of sums over prompts", 1e-4, 1e-5)
+        yield rows, Noise("rounding of sums over prompts", 1e-4, 1e-5)
         return
-    counted, sampled = Noise("of logarithms", 1e-5, 1e-6), hints["sampled_null"]
-    yield rows.drop(columns="p"), counted
+    rounding, sampled = Noise("rounding of logarithms", 1e-5, 1e-6), hints["sampled_null"]
+    yield rows.drop(columns="p"), rounding
     neurons = rows.operator.map(sampled).to_numpy(float)
     error = N_CLASSES * share_error(rows.p.to_numpy() / N_CLASSES, neurons)
     extra = np.where(rows.direct & rows.operator.isin(list(sampled)), error, 0.0)
-    p_noise = replace(counted, name="of the permutations of a sample of neurons", extra=extra)
+    p_noise = replace(rounding, name="the permutations of a sample of neurons", extra=extra)
     yield rows[["operator", "layer", "neuron", "heuristic", "p"]], p_noise
 
 
@@ -168,7 +168,7 @@ TABLES: dict[str, Tolerance] = {  # by stage and table
     "knockout.differences": _shares_correct(4),
     "prompt_knockout.curve": _shares_correct(1),
     "prompt_knockout.differences": _shares_correct(2),
-    "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("of sums over prompts", 1e-6, 1e-9))]),
+    "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("rounding of sums over prompts", 1e-6, 1e-9))]),
     **dict.fromkeys(("classify.matches", "classify.best"), _matches),
 }
 
@@ -207,7 +207,7 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
         answers.observe(some, logits)
         first, second = logits.topk(2, dim=-1).values.T  # rounding may swap two that are close
         sure[some] = ~(first - second < noise.tie * (first - logits.mean(-1))).cpu().numpy()
-    tally.recomputed.append(f"the answers to {len(rows)} prompts")
+    tally.recomputed.append(f"the answers to {counted(len(rows), 'prompt')}")
     texts = prompts[rows].text(replace(model.encoder.template, prefix=""))
     tally.close("p_answer", stored.p_answer[rows], answers.p_answer, noise, lambda i: texts[i])
     before, now = (pd.DataFrame({"predicted": x[sure]}) for x in (stored.predicted[rows], answers.predicted))
@@ -224,7 +224,7 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
         distance, norm = (np.sqrt(np.square(x).sum(axes)) for x in (kept - mean, mean))
         # With parallel attention and MLP, the first MLP sees only "=" at the last position: no variance, but rounding.
         error = STANDARD_ERRORS * np.sqrt(np.maximum(variance, 0.0).sum(axes) / len(rows)) + noise.relative * norm
-        allowed = replace(noise, name="of a sample of prompts", extra=error)
+        allowed = replace(noise, name="a sample of prompts", extra=error)
         tally.close(f"mean {name}", np.zeros_like(distance), distance, allowed)
 
 

@@ -30,7 +30,7 @@ class Noise:
         return replace(self, relative=self.relative * factor, absolute=self.absolute * factor)
 
 
-EXACT = Noise("derived from stored results", 1e-9, 1e-12)
+EXACT = Noise("rounding", 1e-9, 1e-12)
 # In single precision logits agree to about 1e-6, and numbers computed from them (ratios of probabilities, shares of a span)
 # to a hundred times that. In half precision every activation is rounded to two or three digits.
 _NOISE = {
@@ -137,6 +137,11 @@ class Tally:
     def _differs(self, what: str, stored: Any, now: Any, others: int = 0) -> None:
         more = f", and {others} more" if others else ""
         self.differences.append(f"{what} (stored {_shown(stored)}, now {_shown(now)}{more})")
+
+
+def counted(n: int, what: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _items(column: Column) -> list[Any]:

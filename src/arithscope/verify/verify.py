@@ -21,12 +21,13 @@ from arithscope.pipeline import study
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import DeclaredSettings, Given, describe_model, device_name, keys_of
 from arithscope.pipeline.store import damaged_files, plain
+from arithscope.report.formatting import listed
 from arithscope.results.run import Run
 from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.files import child
 from arithscope.utils.progress import Progress
 from arithscope.verify.checks import CHECKS, VerifyContext
-from arithscope.verify.compare import EXACT, Tally, noise_of
+from arithscope.verify.compare import EXACT, Tally, counted, noise_of
 
 SHOWN = 3  # differences of a stage that a verdict lists
 
@@ -89,8 +90,8 @@ class Verification:
         tally = Tally(EXACT)
         tally.same("summary.json", _json(self.run.path / "summary.json"), {n: s for n, s in summaries.items() if s})
         return [
-            _verdict("files", wrong, f"unchanged in all {len(done)} stages"),
-            _verdict("summary", tally.differences, "the same as in the stages"),
+            _verdict("files", wrong, f"no file of {counted(len(done), 'stage')} has changed since it was written"),
+            _verdict("summary", tally.differences, "summary.json is the same as the summaries in the stages"),
         ]
 
     def check_model(self) -> list[Verdict]:
@@ -99,17 +100,19 @@ class Verification:
         known, found = run.manifest["model"], plain(describe_model(model))
         here = device_name(model)
         wrong = [f"{name} (stored {known.get(name)}, now {x})" for name, x in found.items() if known.get(name) != x]
-        elsewhere = "" if known.get("device") == here else f", while the run was made on {known.get('device')}"
-        right = f"weights and tokenizer are those of the manifest; on {here}{elsewhere}"
+        elsewhere = "" if known.get("device") == here else f"; the run was made on {known.get('device')}"
+        right = f"weights and tokenizer are those of the manifest; this is {here}{elsewhere}"
         verdicts = [_verdict("model", wrong, right)]
         version = run.manifest.get("version")
         if version != __version__:
-            text = f"not compared: keys depend on the version; the run is of {version}, and this is {__version__}"
+            text = (
+                f"not compared: they depend on the version, and the run is from {version}, while this is {__version__}"
+            )
             return [*verdicts, Verdict("keys", True, text)]
         keys = keys_of(model, self.settings, self.stages, self._from_final())
         stored = {name: run.folder.key(name) for name in run.stages}
         other = [f"{name} was computed from something else" for name, key in stored.items() if key != keys.get(name)]
-        return [*verdicts, _verdict("keys", other, f"all {len(stored)} follow from the manifest's settings")]
+        return [*verdicts, _verdict("keys", other, "every stage was computed with the manifest's settings")]
 
     def check_stages(self, progress: Progress) -> list[Verdict]:
         """Check every stage that is done."""
@@ -139,10 +142,12 @@ class Verification:
             tally.differences.append(f"its tables do not fit together ({type(error).__name__}: {error})")
         shown, others = tally.differences[:SHOWN], len(tally.differences) - SHOWN
         wrong = [*shown, f"and {others} more"] if others > 0 else shown
-        what = ", ".join(tally.recomputed) or "all of it, from stored results"
-        largest = f"largest difference {tally.largest:.1g} of {tally.allowed:.1g} allowed ({tally.reason})"
-        measured = f"{tally.numbers:,} numbers, {largest if tally.largest else 'all the same'}"
-        return _verdict(stage.name, wrong, f"{what}; {measured}", tally.numbers)
+        what = listed(tally.recomputed) if tally.recomputed else "all of it, from stored results"
+        largest = (
+            f"the largest difference is {tally.largest:.1g}, and {tally.allowed:.1g} is allowed for {tally.reason}"
+        )
+        compared = f"{counted(tally.numbers, 'number')} compared; {largest if tally.largest else 'none differs'}"
+        return _verdict(stage.name, wrong, f"recomputed {what}; {compared}", tally.numbers)
 
     def _context(self, stage: Stage, stored: Result, tally: Tally) -> VerifyContext:
         results = Results(*(given.result for given in self._from_final()))
@@ -181,5 +186,9 @@ def conclusion(verdicts: list[Verdict], stages: int) -> str:
     wrong = [verdict.about for verdict in verdicts if not verdict.agrees]
     numbers = sum(verdict.numbers for verdict in verdicts)
     if wrong:
-        return f"The run does not agree with what was recomputed from its manifest; see {', '.join(wrong)}."
-    return f"The run agrees: {numbers:,} numbers of {stages} stages were recomputed from its manifest."
+        return (
+            f"The run differs from what was recomputed; see {'line' if len(wrong) == 1 else 'lines'} {listed(wrong)}."
+        )
+    return (
+        f"The run agrees with what was recomputed: {counted(numbers, 'number')} of {counted(stages, 'stage')} compared."
+    )

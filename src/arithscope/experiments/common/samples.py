@@ -15,6 +15,7 @@ from arithscope.settings import SampleSizes
 from arithscope.utils.executor import split_evenly
 
 TRAINING_SHARE = 0.8  # of the probes' prompts; the rest are test prompts
+ADVICE = "try examples in a --prefix, another --template or another model"
 Places = Sequence[tuple[str, Sequence[int]]]  # names of positions, with layers
 
 
@@ -96,9 +97,7 @@ class TooFewCorrect(UserError):
     """The model answers too few prompts correctly to be studied."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "The model answers almost no prompt correctly; try examples in a --prefix, another --template or another model."
-        )
+        super().__init__(f"The model answers almost no prompt correctly; {ADVICE}.")
 
 
 def batches(model: Model, prompts: Prompts, first: int, extra_bytes: int = 0) -> Iterator[tuple[Ints, Prompts]]:
