@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from arithscope.cli.bench import PROMPTS, Task
-from arithscope.cli.doctor import examine
+from arithscope.cli.doctor import check_soundness
 from arithscope.experiments.circuit import head_counts
 from arithscope.experiments.common.samples import TRAINING_SHARE
 from arithscope.experiments.common.stage import Context, Stage
@@ -300,7 +300,7 @@ def main() -> None:
     with held(arguments.hold) as taken:
         model = random_model(arguments.shape, arguments.layers, device)
         print(model, flush=True)
-        for line in examine(model, arguments.operators, settings.max_operand):
+        for line in check_soundness(model, settings):
             print(line, flush=True)
         names = None if arguments.stages is None else arguments.stages.split(",")
         stages, every = study_table(model, settings, names, speed, taken)

@@ -51,7 +51,9 @@ def test_the_run_folder_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call("run", "--max-operand", "20", "--operators", "+", "--stages", "accuracy") == 0
+    assert (
+        call("run", "--max-operand", "20", "--operators", "+", "--stages", "accuracy", "--out", "runs/tiny-llama") == 0
+    )
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/run-folder.md").read_text(encoding="utf-8"), re.S)
     exec(compile(code, "run-folder.md", "exec"), {})
     assert "operator" in capsys.readouterr().out

@@ -68,7 +68,8 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_neuron(adder_run: Path, saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neuron a · 31 + b of layer 3 fires for a + b alone. With one top neuron of a layer, the others have no pattern."""
     out = Path(shutil.copytree(adder_run, tmp_path / "run"))
-    run_stages(load(str(saved_adder)), Settings(("+",), MAX_OPERAND, topk=1), out, ["classify"], Silent())
+    other = Settings(("+",), MAX_OPERAND, topk=1)
+    run_stages(load(str(saved_adder)), other, out, ["classify"], Silent(), overwrite=True)
     top = pd.read_parquet(out / "patterns" / "neurons.parquet").set_index("layer").loc[3]
     a, b = divmod(int(top.neuron), 31)
     capsys.readouterr()

@@ -170,7 +170,7 @@ def act(action: str, run: Path, model: Model) -> None:
         opened.summary.to_dict()
         for stage in opened.stages:
             opened.result(stage)
-        for served in RunRegistry([opened]).runs.values():
+        for served in RunRegistry([opened]):
             views.run_info(served)
             views.results(served)
     elif action == "report":

@@ -158,7 +158,7 @@ def test_names_of_files_are_not_paths(received: Path) -> None:
 
 
 def test_names_of_checkpoints_are_not_paths(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [served] = RunRegistry([Run(received)]).runs.values()
+    [served] = RunRegistry([Run(received)])
     monkeypatch.setattr(Run, "stages", ["training"])
     for name in ("../../outside", str(received), "..", ""):
         monkeypatch.setattr(Run, "training", SimpleNamespace(checkpoints=[name, "final"]), raising=False)

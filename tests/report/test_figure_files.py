@@ -24,7 +24,8 @@ SMALL = Settings(("+", "-"), 5)
 
 
 def study(folder: Path, settings: Settings = SMALL) -> None:
-    run_stages(small("llama", "sdpa"), settings, folder, ["accuracy"], Silent(), lambda f: draw_figures(f, Silent()))
+    model, draw = small("llama", "sdpa"), lambda f: draw_figures(f, Silent())
+    run_stages(model, settings, folder, ["accuracy"], Silent(), draw, overwrite=True)
 
 
 def index(folder: Path) -> dict[str, dict[str, str]]:

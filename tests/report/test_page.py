@@ -234,12 +234,14 @@ def test_a_run_without_any_number(tmp_path: Path) -> None:
 def test_stale_results_and_figures_are_left_out(partial: Path) -> None:
     settings = Settings(("+", "-"), 5)
     draw_figures(RunFolder(partial), Silent())
-    run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent())
+    run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["means"], Silent(), overwrite=True)
     assert "accuracy" not in drawn_figures(RunFolder(partial))
     document = report(partial)  # accuracy is of other operands
     assert document.images == []
     assert "no results of the stage accuracy" in document.text
-    run_stages(small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["accuracy"], Silent())
+    run_stages(
+        small("llama", "sdpa"), replace(settings, max_operand=4), partial, ["accuracy"], Silent(), overwrite=True
+    )
     assert report(partial).images == []  # the figure still shows the old numbers
     draw_figures(RunFolder(partial), Silent())
     assert len(report(partial).images) == 1

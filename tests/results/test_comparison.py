@@ -48,5 +48,5 @@ def test_a_run_is_not_compared_with_itself(small_run: Path, small_training_run: 
 def test_one_run_cannot_be_compared(small_run: Path) -> None:
     with pytest.raises(UserError, match="One run cannot be compared"):
         arithscope.compare([small_run])
-    with pytest.raises(UserError, match="no run at"):
+    with pytest.raises(UserError, match="is only a part of a run; name the run folder"):
         arithscope.compare([small_run, small_run / "accuracy"])

@@ -74,4 +74,4 @@ def test_everything_is_printed_in_this_way() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "Console")
     }
-    assert found == {("utils/printing.py", "print"), ("utils/signals.py", "print")}
+    assert found == {(f"{module}.py", "print") for module in ("__main__", "utils/printing", "utils/signals")}

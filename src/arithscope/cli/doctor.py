@@ -22,6 +22,15 @@ SAMPLE = 100  # prompts of each operator whose answers are computed
 
 def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[str]:
     """Yield lines for the terminal. Raises UserError if the model cannot be studied with these settings."""
+    default = Settings(tuple(operators))
+    possible = min(default.max_operand, model.limit - 1)
+    settings = replace(default, max_operand=possible if max_operand is None else max_operand)
+    yield from check_soundness(model, settings)
+    yield from _check_ability(model, settings)
+
+
+def check_soundness(model: Model, settings: Settings) -> Iterator[str]:
+    """What the model is, how it tokenizes prompts, all checks of it, and the memory it needs. Raises UserError if one fails."""
     s, encoder = model.sizes, model.encoder
     yield f"model         {model.identity.name} {model.identity.revision}".rstrip()
     yield f"weights       sha256 {model.identity.weight_hash[:16]}…, {s.parameters:,} parameters"
@@ -43,12 +52,9 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
         start = encoder.length - len(tokens)
         shown = "  ".join(f"{token!r}{names.get(i, '')}" for i, token in enumerate(tokens, start))
         yield f"  {text[-40:]!r} → {'… ' if start else ''}{shown}"
-    default = Settings(tuple(operators))
-    if max_operand is None and encoder.limit <= default.max_operand:
+    if encoder.limit <= Settings.max_operand:
         left = f"only --max-operand {encoder.limit - 1} (or less) is possible, with answers below {encoder.limit}"
         yield f"note          this tokenizer splits larger numbers: {left}"
-    possible = min(default.max_operand, encoder.limit - 1)
-    settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     encoder.check(settings.operators, settings.max_operand)
     prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
     if len(prompts) == 0:
@@ -65,6 +71,11 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     yield f"memory        weights {_size(weights)}, plus for each stage:"
     for stage in all_stages():
         yield f"  {stage.name:17}{_size(stage.memory(model, settings))}"
+
+
+def _check_ability(model: Model, settings: Settings) -> Iterator[str]:
+    """How many prompts the model answers correctly. Raises UserError if it does no better than one fixed answer."""
+    prompts = legal_prompts(settings.operators, settings.max_operand, model.limit)
     yield "accuracy      beside that of always giving the most frequent answer, with 95 % intervals"
     able = []
     for operator in settings.operators:
