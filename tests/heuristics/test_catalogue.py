@@ -11,7 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import Catalogue, _group, catalogue
-from arithscope.heuristics.kinds import BOTH, DIVISORS, Identical, Rule, all_heuristics, parse, ranges
+from arithscope.heuristics.kinds import (
+    BOTH,
+    DIVISORS,
+    VARIABLES,
+    Identical,
+    Modulo,
+    Range,
+    Rule,
+    all_heuristics,
+    parse,
+    ranges,
+)
 from arithscope.heuristics.overlaps import count_overlaps, top_prompts
 from arithscope.prompts import Prompts, legal_prompts
 from tests.heuristics import brute
@@ -152,3 +163,20 @@ def test_heuristics_about_both_operands_are_an_option() -> None:
     without, with_them = catalogue("+", 9, 100), catalogue("+", 9, 100, both_operands=True)
     assert {str(h) for h in without.indirect.heuristics if h.on == BOTH} == {"op1 = op2"}
     assert "op1, op2 mod 2 = 0" in {str(h) for h in with_them.indirect.heuristics}
+
+
+def test_ranges_reach_the_largest_operand_and_the_largest_result() -> None:
+    sets = catalogue("+", 25, 1000)
+    starts = {
+        on: {h.low for g in sets.groups for h in g.heuristics if isinstance(h, Range) and h.on == on}
+        for on in VARIABLES
+    }
+    assert starts == {"op1": {0, 10, 20, 16}, "op2": {0, 10, 20, 16}, "result": {0, 10, 20, 30, 40, 16, 32, 48, 33}}
+
+
+def test_heuristics_about_both_operands_have_their_prompts() -> None:
+    sets = catalogue("-", 60, 1000, both_operands=True)
+    about_both = [(h, int(k)) for g in sets.groups for h, k in zip(g.heuristics, g.sizes, strict=True) if h.on == BOTH]
+    assert {type(h) for h, _ in about_both} == {Range, Modulo, Identical}
+    for h, k in about_both:
+        assert k == len(brute.members(str(h), "-", pairs_of(sets)))
