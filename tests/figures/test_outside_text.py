@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from arithscope.figures.causal import knockout_by_heuristic
 from arithscope.figures.heads import attention_patterns, circuit_diagram, head_roles
 from arithscope.figures.studies import training_curves
 from arithscope.figures.style import finish, literal, new_figure, outside_legend
@@ -80,3 +81,14 @@ def test_names_of_checkpoints_are_drawn_as_they_are(small_training_run: Any) -> 
     figure = training_curves(replace(training, checkpoints=[HOSTILE, *training.checkpoints[1:]], **tables))
     svg(figure)
     assert f"\N{ZERO WIDTH SPACE}{printable(HOSTILE)}" in shown(figure.axes[-1].get_xticklabels())
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_heuristics_are_drawn_as_they_are(adder_results: dict[str, Any]) -> None:
+    """Their names come from the tables of a run, which may be somebody else's."""
+    knockout = adder_results["knockout"]
+    hostile = replace(knockout, accuracy=knockout.accuracy.assign(heuristic=knockout.accuracy.heuristic + HOSTILE))
+    figure = knockout_by_heuristic(hostile)
+    svg(figure)
+    labels = [label for axes in figure.axes for label in shown(axes.get_xticklabels())]
+    assert any(printable(HOSTILE) in label for label in labels)

@@ -133,6 +133,8 @@ def make(change: Change, run: Path, tables: dict[str, Path]) -> None:
         if os.path.lexists(part) and stat.S_IFMT(part.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
             return
     if change.kind == "table":
+        if not all(stat.S_ISREG(file.lstat().st_mode) for file in path.parent.iterdir()):
+            return  # its checksum would never be computed
         path.unlink()  # it may be a hard link
         shutil.copy(tables[value], path)
         update_checksums(run / "accuracy")

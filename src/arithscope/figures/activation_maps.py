@@ -15,7 +15,7 @@ from arithscope.experiments.classify import ANY, Classification
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.registry import figure
-from arithscope.figures.style import SIGNS, grid_shape, hide_unused, new_figure, styled
+from arithscope.figures.style import SIGNS, grid_shape, hide_unused, literal, new_figure, styled
 from arithscope.heuristics.catalogue import catalogue
 from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.neuron_matching import NeuronBatch
@@ -61,7 +61,7 @@ def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
             _zoom_in(panel, maps.max_operand)
         neuron = f"{neuron_name(row['layer'], row['neuron'])}, {SIGNS[row['operator']]}"
         scores = f"score {row['score']:.2f}, expected {row['expected']:.2f}"
-        panel.set_title(f"{row['kind']}: {row['heuristic']}\n{neuron}, {scores}", fontsize=7.5)
+        panel.set_title(f"{literal(row['kind'])}: {literal(row['heuristic'])}\n{neuron}, {scores}", fontsize=7.5)
     hide_unused(axes.ravel(), len(matches))
     return figure
 
@@ -263,7 +263,7 @@ def _description(classify: Classification, row: Any) -> str:
     layer, neuron = int(str(row.layer)), int(str(row.neuron))
     matches = classify.of_neuron(str(row.operator), layer, neuron)
     matches = matches[matches.calibrated] if matches.calibrated.any() else matches
-    names = [f"{h} ({s:.2f})" for h, s in zip(matches.heuristic, matches.score, strict=True)]
+    names = [f"{literal(h)} ({s:.2f})" for h, s in zip(matches.heuristic, matches.score, strict=True)]
     more = f"\nand {len(names) - HEURISTICS} more" if len(names) > HEURISTICS else ""
     tokens = textwrap.fill(" ".join(map(str, np.asarray(row.tokens))), 34)
     heuristics = "\n".join(names[:HEURISTICS]) or "no heuristic scores 0.6"

@@ -24,6 +24,7 @@ from arithscope.figures.style import (
     grouped_bars,
     hide_unused,
     line_with_band,
+    literal,
     new_figure,
     outside_legend,
     table_figure,
@@ -96,7 +97,7 @@ def _paired_bars(panel: Axes, table: pd.DataFrame) -> None:
     panel.set_ylim(0, 1.05)
     panel.margins(x=0.01)
     if few:
-        panel.set_xticks(x, list(wide.index), rotation=90, fontsize=5)
+        panel.set_xticks(x, map(literal, wide.index), rotation=90, fontsize=5)
     else:
         panel.set_xticks([])
         panel.set_xlabel(f"{len(x)} heuristics")
@@ -204,7 +205,9 @@ def worst_prompts(failures: Failures) -> Figure:
     rows = []
     for _, worst in failures.worst.groupby("operator", sort=False):
         for row in worst.head(SHOWN).to_dict("records"):
-            shares = [f"{h} ({x:+.2f})" for h, x in zip(row["heuristics"], row["logit_differences"], strict=True)]
+            shares = [
+                f"{literal(h)} ({x:+.2f})" for h, x in zip(row["heuristics"], row["logit_differences"], strict=True)
+            ]
             prompt = f"{row['op1']}{SIGNS[row['operator']]}{row['op2']}="
             answers = str(row["answer"]), str(row["predicted"])
             numbers = f"{row['p_answer']:.1e}", f"{row['logit_difference']:+.2f}"
