@@ -83,7 +83,7 @@ def test_names_of_checkpoints_are_drawn_as_they_are(small_training_run: Any) -> 
     assert f"\N{ZERO WIDTH SPACE}{printable(HOSTILE)}" in shown(figure.axes[-1].get_xticklabels())
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")  # names are longer than the figure is high
 def test_heuristics_are_drawn_as_they_are(adder_results: dict[str, Any]) -> None:
     """Their names come from the tables of a run, which may be somebody else's."""
     knockout = adder_results["knockout"]

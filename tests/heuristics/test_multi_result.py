@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,3 +123,11 @@ def test_numbers_of_top_prompts_that_are_tried() -> None:
     assert top_sizes(2) == [2]
     assert top_sizes(10) == [2, 3, 4, 6, 9, 10]
     assert top_sizes(20) == [2, 3, 4, 6, 9, 13, 19, 20]
+
+
+def test_an_overlap_below_chance_is_no_information() -> None:
+    """Of 100 prompts, sets of 50 share 25 by chance."""
+    k, overlap = torch.full((5,), 50), torch.tensor([0, 10, 25, 26, 50])
+    found = _mutual_information(100, k, overlap).tolist()
+    assert found[:3] == [0, 0, 0]
+    assert 0 < found[3] < found[4] == pytest.approx(100 * math.log(2))
