@@ -8,7 +8,8 @@ from pathlib import Path
 from arithscope.cli.options import ModelOptions, SettingsOptions
 from arithscope.utils.files import user_path
 
-OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
+OPERATOR_WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
+SETTING_WORDS = {"max_operand": "max", "seed": "seed", "topk": "top", "both_operands": "both-operands"}  # before values
 
 
 def default_folder(model: str, settings: SettingsOptions, options: ModelOptions) -> Path:
@@ -22,13 +23,12 @@ def _settings_words(settings: SettingsOptions) -> Iterator[str]:
     """A word for each setting that is not the default one."""
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name == "operators" and set(value) < set(OPERATORS):
-            yield "-".join(word for operator, word in OPERATORS.items() if operator in value)
+        if field.name == "operators" and set(value) < set(OPERATOR_WORDS):
+            yield "-".join(word for operator, word in OPERATOR_WORDS.items() if operator in value)
         elif field.name != "operators" and value != field.default:
-            word = {"max_operand": "max", "seed": "seed", "topk": "top", "both_operands": "both-operands"}.get(
-                field.name, ""
+            yield SETTING_WORDS.get(field.name, "") + (
+                "" if value is True else str(value).replace("_", "-").replace("+", "-")
             )
-            yield word + ("" if value is True else str(value).replace("_", "-").replace("+", "-"))
 
 
 def _model_words(options: ModelOptions) -> Iterator[str]:

@@ -16,8 +16,7 @@ SHARE = 4  # a table may take this part of the available memory
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table. Raises ValueError if it has more rows than any run writes, or does not fit into memory."""
-    with pq.ParquetFile(path) as file:
-        rows = file.metadata.num_rows
+    rows = pq.read_metadata(path).num_rows
     if rows > MOST_ROWS:
         raise ValueError(f"it has {rows:,} rows, and no run writes more than {MOST_ROWS:,}")
     available, needed = psutil.virtual_memory().available // SHARE, _bytes_in_memory(path)
@@ -28,16 +27,15 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def _bytes_in_memory(path: Path) -> int:
     """Bytes that a table takes in memory: 8 for each value, or its own length, and the text of each row."""
-    with pq.ParquetFile(path) as file:
-        metadata, total, texts = file.metadata, 0, []
-        for i in range(metadata.num_columns):
-            column = metadata.schema.column(i)
-            chunks = [metadata.row_group(group).column(i) for group in range(metadata.num_row_groups)]
-            total += max(8, column.length) * sum(chunk.num_values for chunk in chunks)
-            if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0:
-                texts.append(column.path)
-            elif column.physical_type == "BYTE_ARRAY":  # lists of texts, which no run writes: at most this
-                total += sum(chunk.num_values * chunk.total_uncompressed_size for chunk in chunks)
+    metadata, total, texts = pq.read_metadata(path), 0, []
+    for i in range(metadata.num_columns):
+        column = metadata.schema.column(i)
+        chunks = [metadata.row_group(group).column(i) for group in range(metadata.num_row_groups)]
+        total += max(8, column.length) * sum(chunk.num_values for chunk in chunks)
+        if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0:
+            texts.append(column.path)
+        elif column.physical_type == "BYTE_ARRAY":  # lists of texts, which no run writes: at most this
+            total += sum(chunk.num_values * chunk.total_uncompressed_size for chunk in chunks)
     for column in pq.read_table(path, columns=texts, read_dictionary=texts).columns if texts else ():  # each text once
         for chunk in column.chunks:
             lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0).take(chunk.indices)
