@@ -147,8 +147,6 @@ class RunWriter(RunFolder):
             for field in dataclasses.fields(result):  # type: ignore[arg-type]
                 value = getattr(result, field.name)
                 if isinstance(value, pd.DataFrame):
-                    if value.columns.empty:  # an experiment that found no rows
-                        value = result.frame(field.name, [])
                     value.to_parquet(folder / f"{field.name}.parquet", index=False)
                 elif isinstance(value, np.ndarray):
                     np.save(folder / f"{field.name}.npy", np.ascontiguousarray(value), allow_pickle=False)

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import NeuronRows, Result, summary_numbers
+from arithscope.experiments.common.schema import Table
+from arithscope.experiments.common.stage import Stage
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.store import RunFolder
 from tests.markup import tags, words
@@ -93,9 +96,9 @@ def test_the_html_of_a_result_shows_every_number_of_its_summary(results: dict[st
 
 @dataclass(frozen=True, repr=False)
 class Hostile(Result):
-    table: pd.DataFrame
-    numbers: np.ndarray[Any, Any]
-    name: str
+    table: pd.DataFrame = schema.table("Some rows.", schema.integer("op1", "a number"))
+    numbers: np.ndarray[Any, Any] = schema.array("Some numbers.", "float64", "rows, columns")
+    name: str = schema.value("A name.")
 
     def summary(self) -> dict[str, Any]:
         mean = {"value": 0.25, "low": 0.125, "high": 0.5, "n": 3}
@@ -119,3 +122,14 @@ def test_long_values_are_cut() -> None:
 def test_summary_numbers_skips_booleans_and_names() -> None:
     found = list(summary_numbers(Hostile(pd.DataFrame(), np.zeros(0), "").summary()))
     assert [(row["measure"], row["value"]) for row in found] == [("<script>alert(1)</script>", 0.25), ("a & b", 7.0)]
+
+
+@pytest.mark.parametrize("stage", all_stages(), ids=lambda stage: stage.name)
+def test_a_table_without_rows_has_the_declared_columns(stage: Stage) -> None:
+    """Also one that was made of no rows, and so of no columns."""
+    declared = stage.result.schema()
+    result = stage.result(
+        **{name: pd.DataFrame() if isinstance(held, Table) else None for name, held in declared.items()}
+    )
+    for name in (name for name, held in declared.items() if isinstance(held, Table)):
+        assert list(getattr(result, name).columns) == stage.result.columns(name)

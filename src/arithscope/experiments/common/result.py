@@ -37,6 +37,12 @@ class Result(Described):
 
     table: pd.DataFrame  # a summary table, in most results
 
+    def __post_init__(self) -> None:
+        """A table made of no rows has no columns; it gets those that are declared."""
+        for name, declared in self.schema().items():
+            if isinstance(declared, Table) and getattr(self, name).columns.empty:
+                object.__setattr__(self, name, self.frame(name, []))
+
     @classmethod
     def schema(cls) -> dict[str, Table | Array | Value]:
         """What each field holds."""
