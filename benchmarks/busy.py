@@ -20,7 +20,7 @@ from benchmarks.record import Table, record, record_option
 
 COMMANDS = {
     "doctor": ["doctor"],
-    "run": ["run", "--max-operand", "50", "--operators", "+", "--stages", "classify", "--out", "FOLDER"],
+    "run": ["run", "--max-operand", "30", "--operators", "+", "--stages", "classify", "--out", "FOLDER"],
 }
 WITHOUT_SETTING = "from arithscope.cli.app import main; main()"  # the entry point sets OMP_WAIT_POLICY, this does not
 WAYS = {
@@ -64,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cores, rows = os.cpu_count() or 1, []
     for command in COMMANDS:
-        for busy in (0, cores, 2 * cores):
+        for busy in (0, cores):
             with busy_processes(busy):
                 rounds = [{way: seconds_of(command, way) for way in WAYS} for _ in range(arguments.runs)]
             one = median(each["one thread"] for each in rounds)

@@ -39,7 +39,7 @@ TESTS = [
 ]
 KEPT = ROOT / "build" / "matrix"
 TOOLS = ["pytest", "hypothesis"]
-SMALL = ["--operators", "+-", "--max-operand", "30", "--topk", "8", "--neurons", "atp"]
+SMALL = ["--operators", "+-", "--max-operand", "30", "--topk", "8", "--neurons", "atp", "--out", "small"]
 SHOWN = ["torch", "transformers", "numpy", "pandas", "pyarrow"]
 COLUMNS = ["arithscope", "environment", "python", *SHOWN, "passed", "failed", "skipped", "small run"]
 
@@ -98,7 +98,7 @@ def tried(python: Path) -> dict[str, Any]:
         count = {word: int(suite.attrib[word]) for word in ("tests", "failures", "errors", "skipped")}
         failed = count["failures"] + count["errors"]
         study = ran(python.parent / "arithscope", "run", "tiny-llama", *SMALL, folder=elsewhere, check=False)
-        done = study.returncode == 0 and (elsewhere / "runs" / "tiny-llama" / "report.html").is_file()
+        done = study.returncode == 0 and (elsewhere / "small" / "report.html").is_file()
         if not done:
             print(study.stderr[-4000:])
     passed = count["tests"] - failed - count["skipped"]
