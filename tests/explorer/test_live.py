@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -18,6 +17,7 @@ from arithscope.explorer import live, views
 from arithscope.explorer.runs import MapName, RunRegistry
 from arithscope.results.run import Run
 from tests.explorer.client import Reply, get, send, serving
+from tests.waiting import until
 
 
 class HeldWork:
@@ -52,14 +52,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWork]:
 def address(small_run: Path, held: HeldWork) -> Iterator[str]:
     with serving([small_run]) as url:
         yield url
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError("the condition never held")
 
 
 def computed(address: str, neuron: int) -> Reply:

@@ -27,6 +27,7 @@ from arithscope.settings import Settings
 from arithscope.utils.files import locked
 from arithscope.utils.progress import Silent
 from tests.hand_built import copy_and_add
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -147,6 +148,7 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_workers_draw_figures_of_other_modules(tmp_path: Path, workers: list[BaseProcess]) -> None:
     with drawing(Silent()) as draw:
         study(tmp_path / "run", draw)
+        until((tmp_path / "drawn-by").exists)  # at the end, this process draws what the worker has not begun
     assert (tmp_path / "run" / "figures" / "mine.png").exists()
     assert int((tmp_path / "drawn-by").read_text()) == workers[0].pid
 
@@ -194,15 +196,13 @@ def test_workers_ignore_ctrl_c_and_end_with_a_killed_run(tmp_path: Path) -> None
         assert process.stdout is not None
         [pid] = map(int, process.stdout.readline().split())
         worker = psutil.Process(pid)
-        for _ in range(200):
-            if worker.nice() == figure_files.NICE:
-                break
-            time.sleep(0.1)
-        assert worker.nice() == figure_files.NICE
-        worker.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert worker.is_running()
-        process.kill()
+        try:
+            until(lambda: worker.nice() == figure_files.NICE)
+            worker.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert worker.is_running()
+        finally:
+            process.kill()
         gone, alive = psutil.wait_procs([worker], timeout=60)
         assert gone
         assert not alive
