@@ -133,7 +133,7 @@ def test_the_installed_wheel_runs_a_study(environment: Path, tmp_path: Path) -> 
     small = ("--operators", "+", "--max-operand", "20", "--topk", "8", "--neurons", "atp")
     done = ran(environment / "arithscope", "run", *small, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs" / "tiny-llama"
+    run = tmp_path / "runs" / "tiny-llama-add-max20-atp-top8"
     stages = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["stages"]
     assert {entry["status"] for name, entry in stages.items() if name != "training"} == {"done"}
     assert (run / "report.html").stat().st_size > 100_000
