@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.models.sources import list_checkpoints, select_checkpoints
 from arithscope.pipeline.store import RunFolder
+from arithscope.pipeline.study import same_weights
 from arithscope.report import figure_files
 from tests.command_line import call, error_message
 from tests.conftest import saved
@@ -158,6 +160,46 @@ def test_a_run_without_checkpoints_keeps_the_training_stage(trained: Path, follo
     assert call("run", trained, *ARGUMENTS, "--seed", "1", "--out", out, "--overwrite") == 0
     assert "training" not in json.loads((out / "summary.json").read_text())
     assert json.loads((out / "manifest.json").read_text())["stages"]["training"]["status"] == "stale"
+
+
+def test_a_checkpoint_with_the_final_weights_is_not_an_earlier_one(
+    trained: Path, followed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is a copy of the final model, one has its weights in several files; both are later than the earlier ones."""
+    folder = Path(shutil.copytree(trained, tmp_path / "adder"))
+    saved(copy_and_add(), folder / "checkpoints" / "step-20")
+    in_parts = folder / "checkpoints" / "step-30"
+    saved(copy_and_add(), in_parts)
+    (in_parts / "model.safetensors").unlink()
+    copy_and_add().hf_model.save_pretrained(in_parts, max_shard_size="1MB")
+    assert len(list(in_parts.glob("*.safetensors"))) > 1
+    out = Path(shutil.copytree(followed, tmp_path / "run"))
+    capsys.readouterr()
+    assert call("run", folder, *ARGUMENTS, "--checkpoints", "all", "--out", out) == 0
+    shown = capsys.readouterr().err
+    assert "checkpoint step-20 is the final model itself" in shown
+    assert "checkpoint step-30 is the final model itself" in shown
+    assert RunFolder(out).read(Training).checkpoints == ["step-2", "step-10", LAST]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-10", "step-2"]
+
+
+@pytest.mark.parametrize("kind", ["values", "dtype", "meta"])
+def test_other_weights_are_not_the_same(kind: str) -> None:
+    """A last bit, or the type of the numbers; and weights that are not in memory cannot be compared."""
+
+    def change(hf_model: Any) -> None:
+        if kind == "values":
+            hf_model.lm_head.weight[-1, -1] = torch.nextafter(hf_model.lm_head.weight[-1, -1], torch.tensor(9.0))
+        else:
+            hf_model.to(torch.float16 if kind == "dtype" else "meta")
+
+    final, other = copy_and_add(), changed(change)
+    other.identity = replace(other.identity, weight_hash="other")
+    assert not same_weights(final, other)
+    assert not same_weights(other, final)
+    again = changed(lambda hf_model: None)
+    again.identity = other.identity
+    assert same_weights(final, again)
 
 
 def test_the_final_model_gets_only_the_stages_that_the_curves_need(followed: Path) -> None:

@@ -4,7 +4,8 @@ Every checkpoint and every repetition is a separate run inside the study's run f
 unchanged stages are not computed again. Whether results of other settings may be replaced is decided for the study, and holds
 for the runs inside it.
 
-1. An earlier checkpoint gets a smaller study that reuses choices of the final model; the stage `training` compares them.
+1. An earlier checkpoint gets a smaller study that reuses choices of the final model; the stage `training` compares them. One
+   with the weights of the final model is not an earlier one, and is left out.
 2. A repetition, on either half of the prompts or with another seed, shows how stable the numbers are (stage `stability`). It
    has no inputs but those of the study itself, so once `stability` is done, repetitions are not read again.
 """
@@ -15,6 +16,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from arithscope.errors import UserError
 from arithscope.experiments import stability, training
@@ -158,8 +162,11 @@ def follow_training(
     for i, name in enumerate(names):
         progress.note(f"checkpoint {name}, {i + 1} of {len(names)}")
         folder = child(final.path / CHECKPOINTS, name)
+        loaded = load_checkpoint(name)
+        if same_weights(loaded, model):
+            progress.note(f"checkpoint {name} is the final model itself, so it is not one of the earlier ones")
+            continue
         try:
-            loaded = load_checkpoint(name)
             run(loaded, fixed, folder, None, progress, known=checkpoint_stages(), given=given)
         except TooFewCorrect:
             progress.note(f"checkpoint {name} answers almost no prompt correctly, so it has no heuristic neurons")
@@ -168,11 +175,25 @@ def follow_training(
         keys.append(key)
     if final.is_done(TRAINING):  # its key covers the final model only, not the checkpoints it was gathered from
         earlier = final.read(training.Training)
-        if (earlier.checkpoints[:-1], earlier.keys) != (list(names), keys):
+        if (earlier.checkpoints[:-1], earlier.keys) != ([checkpoint.name for checkpoint in checkpoints], keys):
             with explain_write_errors(final.path):
                 shutil.rmtree(final.path / TRAINING)
     gathered = [Given("", training.CheckpointResults(checkpoints, keys))]
     return run(model, settings, final.path, [TRAINING], progress, after_stage, given=gathered)
+
+
+def same_weights(a: Model, b: Model) -> bool:
+    """Whether two models have the same weights. Where their files differ (the same weights can be split into files in several
+    ways), weights in memory are compared; those that are elsewhere count as different."""
+    if a.identity.weight_hash == b.identity.weight_hash:
+        return True
+    ours, theirs = (model.hf_model.state_dict() for model in (a, b))
+    return ours.keys() == theirs.keys() and all(_same_tensor(x, theirs[name]) for name, x in ours.items())
+
+
+def _same_tensor(x: Tensor, y: Tensor) -> bool:
+    in_memory = not x.is_meta and not y.is_meta
+    return in_memory and x.dtype == y.dtype and torch.equal(x, y.to(x.device))
 
 
 def wants_repeats(settings: Settings, stages: Sequence[str] | None) -> bool:
