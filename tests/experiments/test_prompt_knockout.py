@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import RAW, Classification
 from arithscope.experiments.common.association import association
 from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.prompt_knockout import (
+    ABLATED,
     DRAWS,
+    OTHER_HEURISTICS,
     OWN,
     RANDOM,
     REPORTED,
@@ -21,6 +25,7 @@ from arithscope.experiments.prompt_knockout import (
     AblationScores,
     PromptKnockout,
     ablated_by_prompt,
+    choose_neurons,
     first_by_rank,
     prompt_knockout,
     sizes_to_try,
@@ -70,7 +75,7 @@ def test_each_row_of_a_batch_equals_its_own_pass(name: str, monkeypatch: pytest.
 
     monkeypatch.setattr("arithscope.experiments.prompt_knockout.first_by_rank", watched)
     ways = [AblationScores(*ablated_by_prompt(model, bag, prompts, *way, 0, advance=lambda n: None)) for way in WAYS]
-    assert len(seen) == len(ways) == 1 + 2 * DRAWS
+    assert len(seen) == len(ways) == 1 + 3 * DRAWS
     different = set()
     for way, chosen in list(zip(ways, seen, strict=True))[:: DRAWS + 1]:
         for size in (3, 8, 12):
@@ -105,14 +110,82 @@ def test_the_best_scoring_associated_neurons_are_chosen() -> None:
             for s, size in enumerate(sizes):
                 mine = {top[row][1] for row in np.flatnonzero(chosen[s, i]) if top[row][0] == layer}
                 assert mine == set(order[:size])
-    # A control takes as many neurons of each layer, as far as there are enough, in the order of its own ranks.
-    preference = np.random.default_rng(0).random(scores.shape)
-    control = first_by_rank(bag, bag.ranks(np.where(scores == 0, preference, np.nan)), ranks, sizes)
-    assert not (control & (scores > 0).T[None]).any()
-    for layer in range(2):
-        here = bag.layers == layer
-        available = (scores == 0)[here].sum(0)
-        assert (control[..., here].sum(-1) == np.minimum(chosen[..., here].sum(-1), available)).all()
+
+
+def with_silent_neurons(seed: int, neurons: int) -> tuple[list[tuple[int, int]], list[Match]]:
+    """Two layers in which every neuron matches none to two rules."""
+    random = np.random.default_rng(seed)
+    top = [(layer, n) for layer in range(2) for n in range(neurons)]
+    matches: list[Match] = []
+    for neuron in top:
+        for text in random.choice(RULES, random.integers(0, 3), replace=False).tolist():
+            matches.append((*neuron, text, float(random.uniform(0.6, 1)), True))
+    return top, matches
+
+
+@given(seed=st.integers(0, 2**32 - 1), neurons=st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_controls_are_drawn_from_their_own_neurons(seed: int, neurons: int) -> None:
+    """By sets, prompt by prompt: as many of each layer as are associated, or all candidates if there are fewer."""
+    top, matches = with_silent_neurons(seed, neurons)
+    bag = association(made_up("+", top, matches), "+", RAW)
+    prompts = sample(legal_prompts("+", 40, 1000), 4, random_source(seed, "test"))
+    sizes = sizes_to_try(bag)
+    chosen = {way: choose_neurons(bag, prompts, *way, seed) for way in WAYS}
+    for i, (a, b) in enumerate(zip(prompts.op1.tolist(), prompts.op2.tolist(), strict=True)):
+        matched = {(layer, n) for layer, n, *_ in matches}
+        own = {(layer, n) for layer, n, text, *_ in matches if brute.rule(text)(a, b, a + b)}
+        candidates = {OWN: own, OTHER_HEURISTICS: matched - own, UNASSOCIATED: set(top) - own, RANDOM: set(top)}
+        for (way, _), sets in chosen.items():
+            before: set[tuple[int, int]] = set()
+            for size, which in zip(sizes, sets[:, i], strict=True):
+                drawn = {top[row] for row in np.flatnonzero(which)}
+                assert before <= drawn <= candidates[way]
+                for layer in range(2):
+                    wanted = min(size, sum(at == layer for at, _ in own))
+                    available = sum(at == layer for at, _ in candidates[way])
+                    assert sum(at == layer for at, _ in drawn) == min(wanted, available)
+                before = drawn
+
+
+def test_draws_of_a_control_differ() -> None:
+    top, matches = with_silent_neurons(0, 100)
+    bag = association(made_up("+", top, matches), "+", RAW)
+    prompts = sample(legal_prompts("+", 40, 1000), 4, random_source(0, "test"))
+    for control in ABLATED[1:]:
+        drawn = [choose_neurons(bag, prompts, control, draw, 0) for draw in range(DRAWS)]
+        assert all((a != b).any() for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_prompts_without_enough_neurons_for_a_control_are_in_no_curve() -> None:
+    """Ten neurons match a small op1, three an odd op2 and 80 none. With n > 3, a prompt with a small op1 has too few neurons
+    of other heuristics, or none if its op2 is odd too; one with only an odd op2 has enough."""
+    top = [(ADDING_LAYER, n) for n in range(93)]
+    matches: list[Match] = [
+        *((*n, "op1 in [0, 10]", 0.9, True) for n in top[:10]),
+        *((*n, "op2 mod 2 = 1", 0.9, True) for n in top[10:13]),
+    ]
+    known = known_sums()
+    found = knocked_out(known, made_up("+", top, matches))
+    held_out = split_prompts(known, SIZES, 0)["+"].held_out
+    prompts = sample(held_out, SIZES.prompt_knockout, random_source(0, "prompt knockout", "+"))
+    small, odd = prompts.op1 <= 10, prompts.op2 % 2 == 1
+    kept = {0: np.ones(len(prompts), dtype=np.bool_), 3: ~(small & odd), 5: ~small, 25: ~small}
+    neurons_of = {3: np.where(small | odd, 3, 0), 5: np.where(odd, 3, 0), 25: np.where(odd, 3, 0)}
+    curve = found.curve[found.curve.criterion == RAW].set_index(["size", "ablated", "measure"])
+    gaps = found.differences[found.differences.criterion == RAW].set_index(["size", "control"])
+    assert 0 < kept[25].sum() < kept[3].sum() < len(prompts)
+    for size, some in kept.items():
+        for ablated in ABLATED:
+            for measure in ("accuracy", "p_answer"):
+                row = curve.loc[(size, ablated, measure)]
+                assert row.n == some.sum()
+                assert row.removed == pytest.approx(neurons_of[size][some].mean() if size else 0)
+        for control in ABLATED[1:]:
+            row = gaps.loc[(size, control)]
+            assert row.n == some.sum()
+            want = curve.value[size, control, "accuracy"] - curve.value[size, OWN, "accuracy"]
+            assert row.value == pytest.approx(want)
 
 
 def test_the_adder_loses_a_sum_with_its_neuron() -> None:
@@ -132,7 +205,7 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
     # 31 neurons share the second operand, one of which has the pair: with 40 neurons ablated, all of them are gone.
     assert curve.loc[(OWN, 40)].value <= 2 / 30
     assert curve.loc[(OWN, 40)].removed == 40
-    assert curve.loc[(UNASSOCIATED, 40)].value == 1
+    assert curve.loc[(UNASSOCIATED, 40)].value == curve.loc[(OTHER_HEURISTICS, 40)].value == 1
     assert curve.loc[(UNASSOCIATED, 200)].removed == pytest.approx(61)  # no more are associated: 31 + 31 − 1
     assert curve.loc[(RANDOM, 40)].value > 0.9
     gaps = found.differences[found.differences.criterion == RAW].set_index(["control", "size"])
@@ -141,19 +214,16 @@ def test_the_adder_loses_a_sum_with_its_neuron() -> None:
     assert found.summary()["+"]["raw_associated_25"]["value"] == curve.loc[(OWN, 25)].value
 
 
-def test_without_unassociated_neurons_there_is_no_difference() -> None:
-    """Every neuron matches a rule that holds for all prompts, so that no other is left for the control."""
+def test_without_neurons_for_a_control_nothing_is_compared() -> None:
+    """Every neuron matches a rule that holds for all prompts, so that no other is left for two of the controls."""
     found = knocked_out(known_sums(), adder_bag(["result in [0, 60]"]))
-    curve = found.curve[found.curve.measure == "accuracy"].set_index(["criterion", "ablated", "size"])
-    assert (curve.xs(UNASSOCIATED, level="ablated").removed == 0).all()
-    assert (curve.xs(UNASSOCIATED, level="ablated").value == 1).all()
-    p = found.curve[found.curve.measure == "p_answer"].set_index(["criterion", "ablated", "size"]).value
-    assert p["raw", UNASSOCIATED, 25] == pytest.approx(p["raw", OWN, 0], abs=1e-5)  # that of the unedited model
-    assert p["raw", OWN, 0] < 0.95
-    gaps = found.differences[(found.differences.control == UNASSOCIATED) & (found.differences["size"] > 0)]
-    assert gaps.value.isna().all()
-    assert (gaps.n == 0).all()
-    assert np.isnan(found.summary()["+"][f"raw_vs_unassociated_{REPORTED[-1]}"]["value"])
+    for table in (found.curve, found.differences):
+        assert (table[table["size"] == 0].n == SIZES.prompt_knockout).all()
+        rows = table[table["size"] > 0]
+        assert rows[["value", "low", "high"]].isna().all(axis=None)
+        assert (rows.n == 0).all()
+    assert np.isnan(found.summary()["+"][f"raw_vs_other_heuristics_{REPORTED[-1]}"]["value"])
+    assert np.isnan(found.summary()["+"][f"raw_associated_{REPORTED[-1]}"]["value"])
 
 
 def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +238,7 @@ def test_prompts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     knocked_out(known, adder_bag(["op1 in [0, 10]"]))
     split = split_prompts(known, SIZES, 0)["+"]
     used = {(a, b) for p in (split.discovery, split.evaluation) for a, b in zip(p.op1, p.op2, strict=True)}
-    assert len(seen) == 2 * (1 + 2 * DRAWS)  # both criteria
+    assert len(seen) == 2 * (1 + 3 * DRAWS)  # both criteria
     for prompts in seen:
         assert len(prompts) == 30
         assert not set(zip(prompts.op1, prompts.op2, strict=True)) & used

@@ -2,7 +2,9 @@
 
 1. For each held-out prompt, zero-ablate at the last position the n best-scoring neurons of each layer that are associated with
    it, for growing n.
-2. Controls, as many neurons of each layer: top neurons not associated with the prompt, and any top neurons.
+2. Controls, as many neurons of each layer: neurons of other heuristics, none of which is associated with the prompt (the
+   paper's control); top neurons not associated with it, with or without a heuristic; any top neurons.
+3. At each n, compare on the prompts that have as many neurons for every control: the same prompts for all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +29,10 @@ from arithscope.models.hooks import edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Floats, bootstrap_means
+from arithscope.stats.intervals import Floats, bootstrap_mean
 from arithscope.utils.progress import Advance
 
-OWN, UNASSOCIATED, RANDOM = ABLATED = ("associated", "unassociated", "random")
+OWN, OTHER_HEURISTICS, UNASSOCIATED, RANDOM = ABLATED = ("associated", "other_heuristics", "unassociated", "random")
 COUNTS = (1, 2, 3, 5, 7, 10, 15, 25, 40, 60, 100, 150, 200, 300, 500)  # neurons per layer
 DRAWS = 3  # of each control
 WAYS = ((OWN, 0), *((control, draw) for control in ABLATED[1:] for draw in range(DRAWS)))
@@ -39,7 +41,12 @@ VERIFIED_CRITERIA = 1  # of each operator, that `verify` knocks out again
 _SIZE = schema.number("size", "number n of neurons per layer", key=True)
 CURVE = (
     *schema.CRITERION_KEY,
-    schema.text("ablated", "neurons ablated: `associated` with the prompt, `unassociated`, or `random`", key=True),
+    schema.text(
+        "ablated",
+        "neurons ablated: `associated` with the prompt; or as many of each layer that match heuristics but none associated "
+        "with it (`other_heuristics`), top neurons not associated with it (`unassociated`), or any (`random`)",
+        key=True,
+    ),
     _SIZE,
     *schema.MEASURED,
     schema.number("removed", "mean number of neurons ablated in all layers; a prompt may have fewer than n per layer"),
@@ -51,13 +58,14 @@ class PromptKnockout(Result):
     """Accuracy (1 before ablation) and probability of the answer without the neurons associated with each prompt."""
 
     curve: pd.DataFrame = schema.table(
-        "Accuracy and mean probability of the answer by number of ablated neurons; controls are averaged over draws.",
+        "Accuracy and mean probability of the answer by number of ablated neurons; controls are averaged over draws. The rows "
+        "of one size hold the same n prompts, those with enough neurons for every control; NaN if there are none.",
         *CURVE,
     )
     differences: pd.DataFrame = schema.table(
-        "Accuracy with a control minus with `associated` neurons ablated, over prompts with enough neurons for the control.",
+        "Accuracy with a control minus with `associated` neurons ablated, prompt by prompt, over the same prompts.",
         *schema.CRITERION_KEY,
-        schema.text("control", "`unassociated` or `random`", key=True),
+        schema.text("control", "`other_heuristics`, `unassociated` or `random`", key=True),
         _SIZE,
         *schema.MEAN_COLUMNS,
     )
@@ -89,7 +97,7 @@ def _memory(model: Model, settings: Settings) -> int:
 
 @stage(needs=(Accuracy, Classification), reads=("sizes", "seed"), memory=_memory, paper="4.2")
 def prompt_knockout(ctx: Context) -> PromptKnockout:
-    """Accuracy with the neurons of each prompt's heuristics ablated, compared with two controls."""
+    """Accuracy with the neurons of each prompt's heuristics ablated, compared with three controls."""
     classification, sizes, seed = ctx.results[Classification], ctx.settings.sizes, ctx.settings.seed
     prompts = {
         operator: sample(split.held_out, sizes.prompt_knockout, random_source(seed, "prompt knockout", operator))
@@ -110,10 +118,11 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
         scores = {name: AblationScores(*np.stack(some, axis=1)) for name, some in draws.items()}
         random = random_source(seed, "prompt knockout intervals", bag.operator, criterion)
         named = {"operator": bag.operator, "criterion": criterion}
-        curves += [{**named, **row} for row in _curve_rows(scores, sizes_to_try(bag), random)]
-        gaps += [{**named, **row} for row in _difference_rows(scores, sizes_to_try(bag), random)]
-    curve = ctx.confirmed("curve", PromptKnockout.frame("curve", curves))
-    differences = ctx.confirmed("differences", PromptKnockout.frame("differences", gaps))
+        curves += [{**named, **row} for row in curve_rows(scores, sizes_to_try(bag), random)]
+        gaps += [{**named, **row} for row in difference_rows(scores, sizes_to_try(bag), random)]
+    sampled = {operator: len(some) for operator, some in prompts.items()}
+    curve = ctx.confirmed("curve", PromptKnockout.frame("curve", curves), sampled=sampled)
+    differences = ctx.confirmed("differences", PromptKnockout.frame("differences", gaps), sampled=sampled)
     rows = curve[curve.measure == "accuracy"]
     rows = rows.assign(measure=rows.criterion + "_" + rows.ablated)
     controls = differences.assign(measure=differences.criterion + "_vs_" + differences.control)
@@ -147,7 +156,9 @@ def choose_neurons(bag: Association, prompts: Prompts, way: str, draw: int, seed
     own = bag.ranks(np.where(scores > 0, scores, np.nan))
     if way == OWN:
         return first_by_rank(bag, own, own, sizes_to_try(bag))
-    candidates = scores == 0 if way == UNASSOCIATED else np.ones_like(scores, dtype=np.bool_)
+    candidates = np.ones_like(scores, dtype=np.bool_) if way == RANDOM else scores == 0
+    if way == OTHER_HEURISTICS:
+        candidates &= bag.classified[:, None]
     random = random_source(seed, "prompt knockout", way, bag.operator)
     for _ in range(draw + 1):  # draws follow each other in one random stream
         preference = random.random(scores.shape)
@@ -164,19 +175,27 @@ def first_by_rank(bag: Association, ranks: Ints, own: Ints, sizes: Sequence[int]
     return chosen
 
 
-def _curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+def comparable(scores: Scores) -> Bool[np.ndarray, "sizes prompts"]:
+    """Which prompts had, at each size, as many neurons for every draw of every control as are associated with them."""
+    own = scores[OWN].removed
+    return np.all([(scores[control].removed == own).all(0) for control in ABLATED[1:]], axis=0)
+
+
+def curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+    """Rows of `curve`, without operator and criterion."""
+    kept = comparable(scores)
     for name, (removed, correct, p_answer) in scores.items():
         for measure, values in {"accuracy": correct, "p_answer": p_answer}.items():
-            means = bootstrap_means(values.mean(0), random)
-            for size, mean, n in zip(sizes, means, removed.mean(0).mean(1), strict=True):
-                yield {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
+            for i, size in enumerate(sizes):
+                mean = bootstrap_mean(values[:, i, kept[i]].mean(0), random)
+                number = removed[:, i, kept[i]].mean() if mean.n else np.nan
+                yield {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": number}
 
 
-def _difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
-    own = scores[OWN]
+def difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+    """Rows of `differences`, without operator and criterion."""
+    kept = comparable(scores)
     for control in ABLATED[1:]:
-        gaps = scores[control].correct.mean(0) - own.correct[0]
-        comparable = (scores[control].removed == own.removed).all(0)
-        for size, gap, kept in zip(sizes, gaps, comparable, strict=True):
-            [mean] = bootstrap_means(gap[None, kept], random)
-            yield {"control": control, "size": size, **asdict(mean)}
+        for i, size in enumerate(sizes):
+            control_correct, own_correct = (scores[name].correct[:, i, kept[i]].mean(0) for name in (control, OWN))
+            yield {"control": control, "size": size, **asdict(bootstrap_mean(control_correct - own_correct, random))}

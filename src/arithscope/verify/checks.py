@@ -137,6 +137,16 @@ def _shares_correct(factor: float) -> Tolerance:
     return lambda rows, ctx, hints: iter([(rows, replace(ctx.tally.noise, extra=4 * factor * ctx.engine.close_calls))])
 
 
+def _shares_of_sample(factor: float) -> Tolerance:
+    """The same where each share says of how many of the sampled prompts it is; `factor` shares are combined."""
+
+    def parts(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
+        smaller_by = rows.operator.map(hints["sampled"]).to_numpy() / np.maximum(rows.n.to_numpy(), 1)
+        yield rows, replace(ctx.tally.noise, extra=4 * factor * ctx.engine.close_calls * smaller_by)
+
+    return parts
+
+
 def share_error(share: NDArray[np.float64], n: ArrayLike) -> NDArray[np.float64]:
     """How far the share in a population may be from that in a sample of n: up to the farther end of the Wilson interval of
     STANDARD_ERRORS. Unlike √(share (1 − share) / n), it is not 0 where nothing was found in the sample."""
@@ -166,8 +176,8 @@ TABLES: dict[str, Tolerance] = {  # by stage and table
     "probe.table": _probes,
     "knockout.accuracy": _shares_correct(2),
     "knockout.differences": _shares_correct(4),
-    "prompt_knockout.curve": _shares_correct(1),
-    "prompt_knockout.differences": _shares_correct(2),
+    "prompt_knockout.curve": _shares_of_sample(1),
+    "prompt_knockout.differences": _shares_of_sample(2),
     "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("rounding of sums over prompts", 1e-6, 1e-9))]),
     **dict.fromkeys(("classify.matches", "classify.best"), _matches),
 }
