@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
-from numpy.random import Generator
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
@@ -27,7 +26,7 @@ from arithscope.models.hooks import edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Floats, bootstrap_means
+from arithscope.stats.intervals import Floats, paired_difference, unit_means
 from arithscope.utils.progress import Advance
 
 OWN, UNASSOCIATED, RANDOM = ABLATED = ("associated", "unassociated", "random")
@@ -108,10 +107,9 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
     for (criterion, bag), own in zip(planned, parts, strict=True):
         draws = {name: [x for x, way in zip(own, WAYS, strict=True) if way[0] == name] for name in ABLATED}
         scores = {name: AblationScores(*np.stack(some, axis=1)) for name, some in draws.items()}
-        random = random_source(seed, "prompt knockout intervals", bag.operator, criterion)
         named = {"operator": bag.operator, "criterion": criterion}
-        curves += [{**named, **row} for row in _curve_rows(scores, sizes_to_try(bag), random)]
-        gaps += [{**named, **row} for row in _difference_rows(scores, sizes_to_try(bag), random)]
+        curves += [{**named, **row} for row in _curve_rows(scores, sizes_to_try(bag))]
+        gaps += [{**named, **row} for row in _difference_rows(scores, sizes_to_try(bag))]
     curve = ctx.confirmed("curve", PromptKnockout.frame("curve", curves))
     differences = ctx.confirmed("differences", PromptKnockout.frame("differences", gaps))
     rows = curve[curve.measure == "accuracy"]
@@ -164,19 +162,19 @@ def first_by_rank(bag: Association, ranks: Ints, own: Ints, sizes: Sequence[int]
     return chosen
 
 
-def _curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+def _curve_rows(scores: Scores, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     for name, (removed, correct, p_answer) in scores.items():
         for measure, values in {"accuracy": correct, "p_answer": p_answer}.items():
-            means = bootstrap_means(values.mean(0), random)
+            means = unit_means(values.mean(0))
             for size, mean, n in zip(sizes, means, removed.mean(0).mean(1), strict=True):
                 yield {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": n}
 
 
-def _difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+def _difference_rows(scores: Scores, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     own = scores[OWN]
     for control in ABLATED[1:]:
-        gaps = scores[control].correct.mean(0) - own.correct[0]
+        correct = scores[control].correct.mean(0)
         comparable = (scores[control].removed == own.removed).all(0)
-        for size, gap, kept in zip(sizes, gaps, comparable, strict=True):
-            [mean] = bootstrap_means(gap[None, kept], random)
+        for size, other, mine, kept in zip(sizes, correct, own.correct[0], comparable, strict=True):
+            mean = paired_difference(other[kept], mine[kept])
             yield {"control": control, "size": size, **asdict(mean)}
