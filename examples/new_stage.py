@@ -10,8 +10,7 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result, by_operator, summary_table
 from arithscope.experiments.common.stage import Context, stage
-from arithscope.prompts import random_source
-from arithscope.stats.intervals import bootstrap_mean
+from arithscope.stats.intervals import share_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,12 +23,12 @@ class Symmetry(Result):
         return by_operator(self.table)
 
 
-@stage(needs=(Accuracy,), reads=("seed",))
+@stage(needs=(Accuracy,))
 def symmetry(ctx: Context) -> Symmetry:
     """Share of pairs a+b, b+a that get the same answer."""
     rows = ctx.results[Accuracy].prompts.query("operator == '+'")
     pairs = rows.merge(rows, left_on=["op1", "op2"], right_on=["op2", "op1"]).query("op1_x < op2_x")
-    same = bootstrap_mean(pairs.predicted_x == pairs.predicted_y, random_source(ctx.settings.seed, "symmetry"))
+    same = share_of(pairs.predicted_x == pairs.predicted_y)
     return Symmetry(summary_table({"+": {"same_answer": same}}))
 
 

@@ -13,7 +13,7 @@ from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, operator_indices, random_source
-from arithscope.stats.intervals import Mean, bootstrap_mean
+from arithscope.stats.intervals import Mean, unit_mean
 from arithscope.utils.progress import Progress, Silent
 
 
@@ -63,10 +63,10 @@ def accuracy(ctx: Context) -> Accuracy:
     rows = np.flatnonzero(prompts.legal(ctx.model.limit) & studied)
     if ctx.settings.half:
         rows = rows[in_half(prompts[rows], ctx.settings.half, seed)]
-    return _tabulate(prompts[rows], means.predicted[rows], means.p_answer[rows], seed)
+    return _tabulate(prompts[rows], means.predicted[rows], means.p_answer[rows])
 
 
-def measure_accuracy(model: Model, prompts: Prompts, seed: int = 0, progress: Progress | None = None) -> Accuracy:
+def measure_accuracy(model: Model, prompts: Prompts, progress: Progress | None = None) -> Accuracy:
     """Accuracy on some legal prompts: all of an operator, or a sample of your own.
 
     Raises:
@@ -82,7 +82,7 @@ def measure_accuracy(model: Model, prompts: Prompts, seed: int = 0, progress: Pr
     with (progress or Silent()).task("accuracy", len(prompts)) as advance:
         for block in model.engine.sweep(model, prompts, progress=advance):
             answers.observe(block.rows, block.logits)
-    return _tabulate(prompts, answers.predicted, answers.p_answer, seed)
+    return _tabulate(prompts, answers.predicted, answers.p_answer)
 
 
 def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
@@ -95,13 +95,12 @@ def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _tabulate(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32], seed: int) -> Accuracy:
+def _tabulate(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32]) -> Accuracy:
     numbers = {name: getattr(prompts, name).astype(np.int32) for name in ("op1", "op2", "answer")}
     frame = pd.DataFrame({"operator": np.array(OPERATORS)[prompts.operator], **numbers, "predicted": predicted})
     frame = frame.assign(correct=predicted == prompts.answer, p_answer=p_answer)
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in frame.groupby("operator", sort=False):
         values = {"accuracy": rows.correct, "p_answer": rows.p_answer, "p_answer_correct": rows.p_answer[rows.correct]}
-        sources = {name: random_source(seed, "accuracy", name, str(operator)) for name in values}
-        measured[str(operator)] = {name: bootstrap_mean(x, sources[name]) for name, x in values.items()}
+        measured[str(operator)] = {name: unit_mean(x) for name, x in values.items()}
     return Accuracy(frame, summary_table(measured))

@@ -24,7 +24,7 @@ from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import random_source
-from arithscope.stats.intervals import bootstrap_mean
+from arithscope.stats.intervals import share_of
 
 TOP, RANDOM, MUTUAL = "top", "random", "mutual"
 _KEPT = (
@@ -89,13 +89,13 @@ def bag(ctx: Context) -> Bag:
     curve: list[dict[str, Any]] = []
     present = []
     for operator, values in zip(samples, scores, strict=True):
-        measured = ends[operator].measure(values, sources[operator])
+        measured = ends[operator].measure(values)
         for (name, chosen), means in zip(kept[operator].items(), measured, strict=True):
             curve += mean_rows(means, operator=operator, neurons=name, kept=int(chosen.sum()))
         if final is not None:
             for criterion in CRITERIA:
                 here, there = (matched_pairs(c, operator, criterion) for c in (classification, final))
-                share = bootstrap_mean([pair in here for pair in sorted(there)], sources[operator])
+                share = share_of([pair in here for pair in there])
                 present.append({"operator": operator, "criterion": criterion, **asdict(share)})
     spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
     whole = ctx.confirmed("curve", Bag.frame("curve", curve), smallest_span=spans)

@@ -95,7 +95,7 @@ def circuit(ctx: Context) -> Circuit:
     total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
     with ctx.progress.task("circuit", total) as advance:
         scores = ablation.circuit_scores
-        curve = ablation.growth_curve(ctx, "circuit", scores, samples, counts, arguments, sources, advance)
+        curve = ablation.growth_curve(ctx, "circuit", scores, samples, counts, arguments, advance)
     tables, measured, excluded = [], {}, {}
     for operator, prompts in samples.items():
         means = ablation.curve_means(curve, operator)

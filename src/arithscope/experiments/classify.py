@@ -30,9 +30,9 @@ from arithscope.heuristics.neuron_matching import NeuronBatch, calibrate, match_
 from arithscope.heuristics.overlaps import CPU_ELEMENTS, GPU_ELEMENTS
 from arithscope.heuristics.variance import Coverage
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, random_source
+from arithscope.prompts import OPERATORS
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Floats, Mean, bootstrap_mean
+from arithscope.stats.intervals import Floats, Mean, unit_mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 from arithscope.utils.threads import thread_pool
@@ -140,11 +140,11 @@ def classify(ctx: Context) -> Classification:
         calibrated = [calibrate(_NEURON, *(x[x.operator == o] for x in found)) for o in top.operator.unique()]
         matches, best, rates = (pd.concat(x, ignore_index=True) for x in zip(*calibrated, strict=True))
         matches, coverage = _examine(ctx, top, matches, parts, advance)
-    row, seed = _rows(top, matches), ctx.settings.seed
+    row = _rows(top, matches)
     matched = {RAW: row, CALIBRATED: row[matches.calibrated], "two_operands": row[matches.two_operands == 1]}
     neurons = top.merge(rates, how="left", on=_NEURON).merge(coverage, how="left", on=_NEURON)
     neurons = neurons.assign(**{name: top.index.isin(rows) for name, rows in matched.items()})
-    return Classification(matches, best, neurons, _shares(neurons, matches, seed), _summary(neurons, seed))
+    return Classification(matches, best, neurons, _shares(neurons, matches), _summary(neurons))
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +287,7 @@ def examine_unit(
     return one_operand, coverage
 
 
-def _shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _shares(neurons: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
     """Share of neurons with at least one match, by operator, layer, kind of heuristic and criterion."""
     kinds = [(ANY, ANY), *sorted(set(zip(matches.kind, matches.on, strict=True)))]
     rows = []
@@ -301,17 +301,15 @@ def _shares(neurons: pd.DataFrame, matches: pd.DataFrame, seed: int) -> pd.DataF
         for layer in (ALL_LAYERS, *sorted(own.layer.unique())):
             here = (layers == layer) | (layer == ALL_LAYERS)
             for (kind, on, criterion), matched in has_match.items():
-                random = random_source(seed, "shares", str(operator), int(layer), kind, on, criterion)
                 key = {"operator": operator, "layer": layer, "kind": kind, "on": on, "criterion": criterion}
-                rows.append({**key, **asdict(bootstrap_mean(matched[here], random))})
+                rows.append({**key, **asdict(unit_mean(matched[here]))})
     return pd.DataFrame(rows)
 
 
-def _summary(neurons: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _summary(neurons: pd.DataFrame) -> pd.DataFrame:
     shares = {f"{criterion}_share": criterion for criterion in CRITERIA}
     columns = {**shares, **{name: name for name in _COVERAGE}, "two_operand_share": "two_operands"}
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in neurons.groupby("operator", sort=False):
-        sources = {name: random_source(seed, "classify", name, str(operator)) for name in columns}
-        measured[str(operator)] = {name: bootstrap_mean(rows[x], sources[name]) for name, x in columns.items()}
+        measured[str(operator)] = {name: unit_mean(rows[x]) for name, x in columns.items()}
     return summary_table(measured)

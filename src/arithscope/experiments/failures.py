@@ -24,7 +24,7 @@ from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import random_source, sample
 from arithscope.stats.classifiers import logistic
-from arithscope.stats.intervals import bootstrap_mean, difference
+from arithscope.stats.intervals import difference, t_mean
 
 HYPOTHESES = ("associated_neurons", "contribution")
 FEATURES = (*HYPOTHESES, "associated_contribution")
@@ -98,7 +98,7 @@ def failures(ctx: Context) -> Failures:
                 ctx.progress.note(f"failures: {operator} is left out: no correct or no incorrect prompts to compare")
             advance(1)
     prompts = pd.concat([*samples.values()] or [Failures.frame("prompts", [])], ignore_index=True)
-    gaps = Failures.frame("differences", (row for o, own in samples.items() for row in _differences(own, o, seed)))
+    gaps = Failures.frame("differences", (row for o, own in samples.items() for row in _differences(own, o)))
     regression = Failures.frame("regression", (row for o, own in samples.items() for row in _regression(own, o, seed)))
     worst = Failures.frame("worst", (row for operator in samples for row in _worst_prompts(ctx, operator)))
     reported = pd.concat([gaps, regression[regression.term == AUC].rename(columns={"term": "feature"})])
@@ -118,10 +118,9 @@ def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDAr
     return features
 
 
-def _differences(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[str, Any]]:
+def _differences(rows: pd.DataFrame, operator: str) -> Iterator[dict[str, Any]]:
     for name, (criterion, feature) in _FEATURES.items():
-        random = random_source(seed, "failures", operator, criterion, feature)
-        right, wrong = (bootstrap_mean(rows[name][which], random) for which in (rows.correct, ~rows.correct))
+        right, wrong = (t_mean(rows[name][which]) for which in (rows.correct, ~rows.correct))
         key = {"operator": operator, "criterion": criterion, "feature": feature}
         yield {**key, "correct": right.value, "incorrect": wrong.value, **asdict(difference(right, wrong))}
 

@@ -25,7 +25,7 @@ from arithscope.experiments.localize import component_name
 from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.models.hooks import blocking_attention, capturing, editing
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, random_source
+from arithscope.prompts import Prompts
 from arithscope.stats.intervals import Floats
 from arithscope.utils.progress import Advance
 
@@ -114,9 +114,8 @@ def heads(ctx: Context) -> Heads:
     for operator, layer, head, attended in isolated:
         [whole] = before[operator]
         cut_off = after.get((operator, layer, attended), whole)
-        random = random_source(ctx.settings.seed, "heads", operator, layer, head)
-        both = baseline[operator].measure(np.stack([whole, cut_off]), random)
-        change = {"faithfulness": baseline[operator].change(whole, cut_off, random)}
+        both = baseline[operator].measure(np.stack([whole, cut_off]))
+        change = {"faithfulness": baseline[operator].change(whole, cut_off)}
         for when, each in zip((BEFORE, AFTER, CHANGE), (*both, change), strict=True):
             rows += mean_rows(each, operator=operator, layer=layer, head=head, when=when)
     spans = {operator: each.smallest_span for operator, each in baseline.items()}

@@ -24,7 +24,7 @@ from arithscope.heuristics.kinds import Bools, Rule
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, concatenate_prompts, random_source
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Floats, Mean, bootstrap_mean, difference, sign_test
+from arithscope.stats.intervals import NOTHING, Floats, Mean, difference, paired_difference, share_of, sign_test, t_mean
 from arithscope.utils.progress import Advance
 
 FEWEST_NEURONS = 10  # of a heuristic that is tested
@@ -120,18 +120,17 @@ def knockout(ctx: Context) -> Knockout:
             h, values = test.heuristic, next(correct)
             named = {"operator": bag.operator, "criterion": criterion, "heuristic": str(h), "kind": h.kind, "on": h.on}
             named["neurons"] = test.ablated[0].sum()
-            random = random_source(seed, "knockout intervals", bag.operator, str(h))
             groups = dict(zip(GROUPS, np.split(values, [test.associated], axis=1), strict=True))
-            means = {(a, g): bootstrap_mean(x[i], random) for i, a in enumerate(ABLATED) for g, x in groups.items()}
+            means = {(a, g): share_of(x[i]) for i, a in enumerate(ABLATED) for g, x in groups.items()}
             accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in means.items()]
             between = {"prompts": difference(means[OWN, OTHERS], means[OWN, ASSOCIATED])}
             own, *controls = groups[ASSOCIATED]
             wanted, *drawn = test.ablated.sum(1)
             for name, control, size in zip(ABLATED[1:], controls, drawn, strict=True):
-                between[name] = bootstrap_mean(control - own if size == wanted else [], random)
+                between[name] = paired_difference(control, own) if size == wanted else NOTHING
             differences += [{**named, "difference": name, **asdict(mean)} for name, mean in between.items()]
     accuracy = ctx.confirmed("accuracy", Knockout.frame("accuracy", accuracies))
-    return _tabulate(accuracy, ctx.confirmed("differences", Knockout.frame("differences", differences)), seed)
+    return _tabulate(accuracy, ctx.confirmed("differences", Knockout.frame("differences", differences)))
 
 
 def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterator[KnockoutTest]:
@@ -176,7 +175,7 @@ def still_correct(
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
 
 
-def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame, seed: int) -> Knockout:
+def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame) -> Knockout:
     """Add means over heuristics, and sign tests."""
     measured: dict[str, dict[str, Mean]] = {}
     own = accuracy[accuracy.ablated == OWN]
@@ -186,9 +185,7 @@ def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame, seed: int) -> K
         tables[f"vs_{control}"] = differences[differences.difference == control]
     for name, table in tables.items():
         for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
-            stream = f"{criterion}_{name.replace('vs_', 'beyond_')}"  # as in earlier versions: the same resamples
-            mean = bootstrap_mean(rows.value.dropna(), random_source(seed, "knockout", str(operator), stream))
-            measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = mean
+            measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = t_mean(rows.value.dropna())
     keys = ["operator", "criterion", "difference"]
     by_difference = differences.groupby(keys, sort=False)
     signs = [{**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))} for key, rows in by_difference]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,9 +25,9 @@ from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.models.engine.replay import Reduce
 from arithscope.models.hooks import capturing, edit
 from arithscope.models.model import Model, Site
-from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts
 from arithscope.stats.effects import EFFECTS, effects
-from arithscope.stats.intervals import bootstrap_intervals
+from arithscope.stats.intervals import t_intervals
 from arithscope.utils.progress import Advance
 
 MLP = -1  # value of the column `head` for the layer's whole MLP
@@ -100,8 +99,7 @@ def localize(ctx: Context) -> Localization:
     tables: list[pd.DataFrame] = []
     for (operator, places), own in zip(patched.items(), parts, strict=True):
         columns = {"operator": operator, **_component_columns(places, model.sizes.heads)}
-        random = random_source(ctx.settings.seed, "localize", operator)
-        tables += effect_tables(columns, np.concatenate(own), random, model.device)
+        tables += effect_tables(columns, np.concatenate(own))
     prompts = pd.concat([_prompt_table(operator, split) for operator, split in samples.items()], ignore_index=True)
     return Localization(ctx.confirmed("effects", pd.concat(tables, ignore_index=True)), prompts)
 
@@ -140,19 +138,13 @@ def effect_reducer(model: Model, prompts: Prompts, counterfactuals: Prompts, adv
     return reduce
 
 
-def effect_tables(
-    columns: Mapping[str, Any], effects: NDArray[Any], random: Generator, device: torch.device, std: bool = False
-) -> Iterator[pd.DataFrame]:
-    """One table per measure: statistics over prompts of effects [*components, prompts, measures], after the given columns.
-
-    Components share their resamples, so a sample of components has the same intervals.
-    """
+def effect_tables(columns: Mapping[str, Any], effects: NDArray[Any]) -> Iterator[pd.DataFrame]:
+    """One table per measure: statistics over prompts of effects [*components, prompts, measures], after the given columns."""
     for i, measure in enumerate(EFFECTS):
         values = effects[..., i].reshape(-1, effects.shape[-2])
-        value, low, high = bootstrap_intervals(values, random, device=device)
+        value, low, high = t_intervals(values)
         found = {"value": value, "low": low, "high": high, "n": values.shape[1], "median": np.median(values, axis=1)}
-        if std:
-            found["std"] = values.std(1, dtype=np.float64)
+        found |= {"mean_abs": np.abs(values).mean(1, dtype=np.float64), "std": values.std(1, dtype=np.float64)}
         yield pd.DataFrame({**columns, "measure": measure, **found})
 
 

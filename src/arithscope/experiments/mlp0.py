@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
@@ -93,9 +92,9 @@ def mlp0(ctx: Context) -> FirstMlp:
     patched = s.neurons * len(POSITIONS) * sum(min(len(split.discovery), first) for split in samples.values())
     ablated = len(counts) * (1 + draws) * sum(map(len, evaluation.values()))
     with ctx.progress.task("mlp0", patched + ablated) as advance:
-        effects = _effects(ctx, samples, sources, advance)
+        effects = _effects(ctx, samples, advance)
         scores = ablation.nested_circuit_scores
-        curve = ablation.growth_curve(ctx, "mlp0", scores, evaluation, counts, arguments, sources, advance)
+        curve = ablation.growth_curve(ctx, "mlp0", scores, evaluation, counts, arguments, advance)
         [tuning] = ctx.map(number_tuning, [(ctx.settings.max_operand,)], advance)
     measured, smallest = {}, {}
     for operator in samples:
@@ -111,7 +110,7 @@ def mlp0(ctx: Context) -> FirstMlp:
     return FirstMlp(effects, curve, summary_table(measured), ctx.confirmed("tuning", tuning), smallest)
 
 
-def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generator], advance: Advance) -> pd.DataFrame:
+def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.DataFrame:
     """Effects of patching each neuron at each position, by operator."""
     some, positions = slice(0, ctx.settings.sizes.first_mlp), [ctx.model.positions.named()[p] for p in POSITIONS]
     chosen = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in samples}
@@ -128,7 +127,7 @@ def _effects(ctx: Context, samples: dict[str, Split], sources: dict[str, Generat
         values = np.concatenate([values, values.mean(0, keepdims=True)])  # mean over positions, after these
         position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
         columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
-        tables += effect_tables(columns, values, sources[o], ctx.model.device)
+        tables += effect_tables(columns, values)
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
 
 

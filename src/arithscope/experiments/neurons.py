@@ -60,7 +60,6 @@ class NeuronEffects(Result):
         schema.EFFECT_MEASURE,
         schema.text("method", "`exact` patching, or the attribution method that estimated the effect"),
         *schema.EFFECT_COLUMNS,
-        schema.number("std", "standard deviation over prompts"),
     )
     agreement: pd.DataFrame = schema.table(
         "Agreement of attribution methods with exact patching; empty unless all effects are exact.",
@@ -166,11 +165,10 @@ def neurons(ctx: Context) -> NeuronEffects:
                 rest = _some_neurons(ctx, task, slice(n_exact, s.neurons))
                 estimated = estimates[i][np.arange(len(rest.layers))[:, None], rest.neurons]
                 parts.append((attribution, rest, estimated))
-            random = random_source(ctx.settings.seed, "neurons", task.operator)
             for used, own, effects in parts:
                 layer = np.repeat(np.asarray(own.layers, dtype=np.int32), own.neurons.shape[1])
                 columns = {"operator": own.operator, "layer": layer, "neuron": own.neurons.ravel().astype(np.int32)}
-                tables += effect_tables({**columns, "method": used}, effects, random, ctx.model.device, std=True)
+                tables += effect_tables({**columns, "method": used}, effects)
             split_half += _split_half(ctx, task.operator, [effects for _, _, effects in parts])
         table = pd.concat(tables, ignore_index=True)[NeuronEffects.columns("effects")]
         whole = ctx.confirmed("effects", table)

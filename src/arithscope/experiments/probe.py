@@ -30,7 +30,7 @@ from arithscope.models.memory import storage
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
 from arithscope.settings import Settings
-from arithscope.stats.intervals import bootstrap_mean
+from arithscope.stats.intervals import share_of
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.progress import Advance
 from arithscope.utils.threads import thread_pool
@@ -92,7 +92,7 @@ def probe(ctx: Context) -> Probe:
     by_operator |= {OPERATORS[i]: tested.operator == i for i in np.unique(tested.operator)}
     for operator, own in by_operator.items():
         for (position, layer), of_probe in zip(probes, correct, strict=True):
-            mean = bootstrap_mean(of_probe[own], random_source(seed, "probe", operator, position, layer))
+            mean = share_of(of_probe[own])
             rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
     table = ctx.confirmed("table", pd.DataFrame(rows), trained=True)
     last = table[(table.operator == ALL) & (table.position == "last")].sort_values("layer").value.to_numpy()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
-from numpy.random import Generator
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CRITERIA, Classification
@@ -29,7 +28,7 @@ from arithscope.models.hooks import edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.settings import Settings
-from arithscope.stats.intervals import Floats, bootstrap_mean
+from arithscope.stats.intervals import Floats, paired_difference, unit_mean
 from arithscope.utils.progress import Advance
 
 OWN, OTHER_HEURISTICS, UNASSOCIATED, RANDOM = ABLATED = ("associated", "other_heuristics", "unassociated", "random")
@@ -116,10 +115,9 @@ def prompt_knockout(ctx: Context) -> PromptKnockout:
     for (criterion, bag), own in zip(planned, parts, strict=True):
         draws = {name: [x for x, way in zip(own, WAYS, strict=True) if way[0] == name] for name in ABLATED}
         scores = {name: AblationScores(*np.stack(some, axis=1)) for name, some in draws.items()}
-        random = random_source(seed, "prompt knockout intervals", bag.operator, criterion)
         named = {"operator": bag.operator, "criterion": criterion}
-        curves += [{**named, **row} for row in curve_rows(scores, sizes_to_try(bag), random)]
-        gaps += [{**named, **row} for row in difference_rows(scores, sizes_to_try(bag), random)]
+        curves += [{**named, **row} for row in curve_rows(scores, sizes_to_try(bag))]
+        gaps += [{**named, **row} for row in difference_rows(scores, sizes_to_try(bag))]
     sampled = {operator: len(some) for operator, some in prompts.items()}
     curve = ctx.confirmed("curve", PromptKnockout.frame("curve", curves), sampled=sampled)
     differences = ctx.confirmed("differences", PromptKnockout.frame("differences", gaps), sampled=sampled)
@@ -181,21 +179,21 @@ def comparable(scores: Scores) -> Bool[np.ndarray, "sizes prompts"]:
     return np.all([(scores[control].removed == own).all(0) for control in ABLATED[1:]], axis=0)
 
 
-def curve_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+def curve_rows(scores: Scores, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Rows of `curve`, without operator and criterion."""
     kept = comparable(scores)
     for name, (removed, correct, p_answer) in scores.items():
         for measure, values in {"accuracy": correct, "p_answer": p_answer}.items():
             for i, size in enumerate(sizes):
-                mean = bootstrap_mean(values[:, i, kept[i]].mean(0), random)
+                mean = unit_mean(values[:, i, kept[i]].mean(0))
                 number = removed[:, i, kept[i]].mean() if mean.n else np.nan
                 yield {"ablated": name, "size": size, "measure": measure, **asdict(mean), "removed": number}
 
 
-def difference_rows(scores: Scores, sizes: Sequence[int], random: Generator) -> Iterator[dict[str, Any]]:
+def difference_rows(scores: Scores, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Rows of `differences`, without operator and criterion."""
     kept = comparable(scores)
     for control in ABLATED[1:]:
         for i, size in enumerate(sizes):
-            control_correct, own_correct = (scores[name].correct[:, i, kept[i]].mean(0) for name in (control, OWN))
-            yield {"control": control, "size": size, **asdict(bootstrap_mean(control_correct - own_correct, random))}
+            other, own = (scores[name].correct[:, i, kept[i]].mean(0) for name in (control, OWN))
+            yield {"control": control, "size": size, **asdict(paired_difference(other, own))}

@@ -98,7 +98,7 @@ def topk(ctx: Context) -> TopK:
     total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
     with ctx.progress.task("topk", total) as advance:
         scores = ablation.nested_circuit_scores
-        curve = ablation.growth_curve(ctx, "topk", scores, samples, counts, arguments, sources, advance)
+        curve = ablation.growth_curve(ctx, "topk", scores, samples, counts, arguments, advance)
     tops, measured, ks, excluded = [], {}, {}, {}
     for operator, prompts in samples.items():
         means = ablation.curve_means(curve, operator)

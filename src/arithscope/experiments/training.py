@@ -14,8 +14,7 @@ from arithscope.experiments.common.result import AVERAGE, Result, by_operator, s
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.prompt_knockout import CURVE as KNOCKOUT_CURVE
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
-from arithscope.prompts import random_source
-from arithscope.stats.intervals import Mean, bootstrap_means
+from arithscope.stats.intervals import Mean, ratio
 
 LAST = "final"  # name of the last checkpoint
 HALF = 0.5
@@ -69,7 +68,7 @@ class Training(Result):
         return out
 
 
-@stage(needs=(Accuracy, Bag, PromptKnockout), given=(CheckpointResults,), reads=("seed",), on_request=True, paper="5")
+@stage(needs=(Accuracy, Bag, PromptKnockout), given=(CheckpointResults,), on_request=True, paper="5")
 def training(ctx: Context) -> Training:
     """What earlier checkpoints have of the final bag of heuristics, and how much of their faithfulness it carries."""
     earlier = ctx.results[CheckpointResults]
@@ -82,7 +81,7 @@ def training(ctx: Context) -> Training:
     accuracy = correct[(correct.measure == "accuracy") & (correct.operator != AVERAGE)].drop(columns="measure")
     present = _gathered({name: bag.present for name, bag in bags.items()})
     knockout = ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")]
-    shares, names = _mutual_shares(faithful, ctx.settings.seed), [c.name for c in checkpoints]
+    shares, names = _mutual_shares(faithful), [c.name for c in checkpoints]
     return Training(accuracy, present, faithful, knockout, shares, names, list(earlier.keys))
 
 
@@ -92,7 +91,7 @@ def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(some, names=["checkpoint"]).reset_index(level=0).reset_index(drop=True)
 
 
-def _mutual_shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _mutual_shares(faithfulness: pd.DataFrame) -> pd.DataFrame:
     """By operator, over checkpoints that have both: faithfulness with mutual ÷ with all heuristic neurons."""
     measured: dict[str, dict[str, Mean]] = {}
     rows = faithfulness[faithfulness.measure == "faithfulness"]
@@ -100,7 +99,5 @@ def _mutual_shares(faithfulness: pd.DataFrame, seed: int) -> pd.DataFrame:
         values = own.pivot(index="checkpoint", columns="neurons", values="value")
         for criterion in CRITERIA:
             both = values.reindex(columns=[f"{criterion}_{MUTUAL}", criterion]).dropna().to_numpy().T
-            random = random_source(seed, "training", str(operator), criterion)
-            [share] = bootstrap_means(both[:1], random, both[1:])
-            measured.setdefault(str(operator), {})[f"{criterion}_mutual_share"] = share
+            measured.setdefault(str(operator), {})[f"{criterion}_mutual_share"] = ratio(*both)
     return summary_table(measured)

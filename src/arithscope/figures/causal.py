@@ -57,7 +57,7 @@ def knockout_by_heuristic(knockout: Knockout) -> Figure:
     """The neurons of each heuristic that has at least ten are zero-ablated, and accuracy is measured on correct
     prompts not used to choose neurons: some that satisfy the heuristic and as many that do not. Sorted by accuracy
     left, largest drop first. Dashes: prompts that satisfy the heuristic, with as many top neurons per layer ablated
-    that do not match it. Error bars: 95 % bootstrap intervals. (Paper: Section 4.2, knockout by heuristic type.)"""
+    that do not match it. Error bars: 95 % intervals. (Paper: Section 4.2, knockout by heuristic type.)"""
     operators = [str(o) for o in knockout.accuracy.operator.unique()]
     rows = max(1, len(operators))
     figure, axes = new_figure(15, 2.6 * rows + 0.8, rows, len(CRITERIA), sharey=True)
@@ -107,7 +107,7 @@ def _paired_bars(panel: Axes, table: pd.DataFrame) -> None:
 def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
     """For each correct prompt, the n best-scoring neurons per layer of the heuristics associated with it are
     zero-ablated. Controls ablate as many neurons per layer: top neurons not associated with the prompt, as far as
-    there are any, or random top neurons (mean over draws). Bands: 95 % bootstrap intervals over prompts. (Paper:
+    there are any, or random top neurons (mean over draws). Bands: 95 % intervals over prompts. (Paper:
     Section 4.2, knockout by prompt.)"""
     operators = [str(o) for o in knockout.curve.operator.unique()]
     columns = max(1, len(operators))
@@ -149,7 +149,7 @@ def failure_contributions(failures: Failures) -> Figure:
     """Correctly and incorrectly answered prompts. Top: number of associated heuristic neurons (calibrated). Middle:
     activation × value-vector logit of the correct answer, summed over all heuristic neurons. Titles: difference of
     means, correct minus incorrect. Bottom: coefficients of a logistic regression of correctness on both. Lines:
-    quartiles; diamonds: means; brackets and error bars: 95 % bootstrap intervals. (Paper: Section 4.3.)"""
+    quartiles; diamonds: means; brackets and error bars: 95 % intervals. (Paper: Section 4.3.)"""
     operators = [str(o) for o in failures.prompts.operator.unique()]
     columns = max(1, len(operators))
     figure, axes = new_figure(2.7 * columns + 0.8, 7.4, len(LABELS), columns)

@@ -35,7 +35,7 @@ HEADS_PER_LINE, MOST_NAMES = 6, 24  # in the table
 @figure("accuracy", Accuracy, section="accuracy", order=10, title="Accuracy on arithmetic prompts")
 def accuracy_table(accuracy: Accuracy) -> Figure:
     """Share of legal prompts whose most probable next token is the answer, by operator; the mean weights operators
-    equally. Brackets: 95 % bootstrap intervals. (Paper: Appendix I, table of model accuracies.)"""
+    equally. Brackets: 95 % intervals. (Paper: Appendix I, table of model accuracies.)"""
     names = {"accuracy": "accuracy", "p_answer": "mean P(answer)", "p_answer_correct": "… on correct prompts"}
     rows = []
     for operator, measures in accuracy.summary().items():
@@ -47,7 +47,7 @@ def accuracy_table(accuracy: Accuracy) -> Figure:
 @figure("probe-accuracy", Probe, section="probes", order=120, title="Where the answer is linearly decodable")
 def probe_accuracy(probe: Probe) -> Figure:
     """Accuracy of linear probes from the residual stream to the answer, on held-out prompts. The first answer layer
-    is the first whose accuracy at the last position reaches half of the best layer's. Bands: 95 % bootstrap
+    is the first whose accuracy at the last position reaches half of the best layer's. Bands: 95 %
     intervals. (Paper: Figure 3.)"""
     figure, [[left, right]] = new_figure(8.5, 3.6, 1, 2, sharey=True)
     table = probe.table

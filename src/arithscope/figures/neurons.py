@@ -194,7 +194,7 @@ def classified_shares(classify: Classification) -> Figure:
     """Raw: some heuristic scores at least 0.6, the paper's criterion. Calibrated: such a heuristic also has a
     false-discovery rate of at most 0.05 against the permutation null. Right: variance of a neuron's activation map
     explained by its matched heuristics together (R² of a linear regression, mean over neurons). Error bars: 95 %
-    bootstrap intervals. (Paper: Section 4.1.)"""
+    intervals. (Paper: Section 4.1.)"""
     figure, [[left, right]] = new_figure(10, 3.6, 1, 2)
     operators = classify.operators
     table = classify.table.set_index(["measure", "operator"])

@@ -24,7 +24,7 @@ DEFINITIONS = {  # shared by captions, whose docstrings refer to them by name
     "{EFFECT}": "The effect of an intervention (Eq. 1) is half the relative gain in the counterfactual answer's probability "
     "plus half the relative loss in the correct answer's.",
     "{FAITHFULNESS}": "Faithfulness (Eq. 2): the answer's normalised logit with everything outside the circuit mean-ablated, "
-    "on a scale from the empty circuit (0) to the full model (1). Bands and brackets: 95 % bootstrap intervals.",
+    "on a scale from the empty circuit (0) to the full model (1). Bands and brackets: 95 % intervals.",
 }
 _FIGURES: "dict[str, FigureSpec]" = {}
 Draw = TypeVar("Draw", bound=Callable[..., Figure])

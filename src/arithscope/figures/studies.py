@@ -40,7 +40,7 @@ def training_curves(training: Training) -> Figure:
     """(a) Share of the final checkpoint's (neuron, heuristic) pairs that already match at an earlier checkpoint.
     (b) Faithfulness of the circuit with only a checkpoint's heuristic neurons: all of them, or those that share a
     pair with the final checkpoint. (c) Accuracy when each prompt's associated neurons are zero-ablated. A
-    checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % bootstrap intervals.
+    checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % intervals.
     (Paper: Section 5.)"""
     figure, axes = new_figure(13, 7.2, len(CRITERIA), 3, sharex=True, sharey=True)
     x = {name: i for i, name in enumerate(training.checkpoints)}

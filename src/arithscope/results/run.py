@@ -345,7 +345,7 @@ class Lab(StudyResults):
                 raise UserError("Prompts and a known accuracy exclude each other; pass only one of them.")
             rows = np.stack([prompts.op1, prompts.operator, prompts.op2])
             first = np.sort(np.unique(rows, axis=1, return_index=True)[1])  # samples must not share a repeated prompt
-            self._results.add(measure_accuracy(model, prompts[first], self.seed, self.progress))
+            self._results.add(measure_accuracy(model, prompts[first], self.progress))
 
     def __getitem__(self, kind: type[R]) -> R:
         if kind not in self._results:

@@ -3,7 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from arithscope.stats.intervals import QUANTILES, RESAMPLES, Floats, Mean
+from arithscope.stats.intervals import Floats, Mean
+
+RESAMPLES, QUANTILES = 1000, (0.025, 0.975)
 
 RIDGE = 1e-2  # keeps coefficients finite where a feature separates the outcomes
 NEWTON_STEPS = 50

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from arithscope.stats.effects import Logits, PerPrompt, Tokens, token_logits
-from arithscope.stats.intervals import Mean, Rows, bootstrap_means
+from arithscope.stats.intervals import Floats, Mean, Rows, unit_means
 
 SMALLEST_SPAN = 1e-3  # of |NL(M) − NL(∅)|; a prompt with less has nothing to explain
 
@@ -23,15 +23,20 @@ def normalized_logit(logits: Logits, answer: Tokens) -> PerPrompt:
     return (token_logits(logits, answer) - mean) / (logits.amax(-1) - mean)
 
 
-def faithfulness(circuit: Rows, empty: NL, model: NL, random: np.random.Generator) -> list[Mean]:
+def faithfulness(circuit: Rows, empty: NL, model: NL) -> list[Mean]:
     """How far each circuit gets from the empty circuit to the whole model, in NL, averaged over prompts.
 
         mean over prompts of  (NL(c) − NL(∅)) / (NL(M) − NL(∅))
 
     0 for the empty circuit, 1 for the whole model, negative for a circuit worse than none; at most 1 on prompts that the
     model answers correctly, since NL(M) = 1 is the maximum there. Invariant to shifting and scaling NL. Prompts with a
-    denominator below SMALLEST_SPAN are left out, and `n` counts the others. Circuits share their bootstrap resamples.
+    denominator below SMALLEST_SPAN are left out, and `n` counts the others.
     """
+    return unit_means(faithfulness_by_prompt(circuit, empty, model))
+
+
+def faithfulness_by_prompt(circuit: Rows, empty: NL, model: NL) -> Floats:
+    """Faithfulness of each circuit on each prompt that has one."""
     span = model - empty
     kept = np.abs(span) >= SMALLEST_SPAN
-    return bootstrap_means((circuit - empty)[:, kept] / span[kept], random)
+    return (circuit - empty)[:, kept] / span[kept]

@@ -1,24 +1,26 @@
-"""Means with bootstrap intervals, how to combine them, and the sign test."""
+"""Means with 95 % intervals, how to combine them, and which differences are clear.
+
+Each kind of number has one interval; docs/statistics.md gives their coverage in simulations.
+
+    share_of, share         shares of 0s and 1s                     Wilson's score interval
+    unit_mean, unit_means   means of values in [0, 1]               Wilson's interval, scaled by the observed variance
+    t_mean, t_means         means of other values, or of few draws  Student's t
+    paired_difference       two measures in [0, 1] of each prompt   both intervals, combined with their correlation
+    difference, average     numbers of independent samples          intervals combined side by side
+    ratio                   ratio of two means of paired values     Fieller's
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
-from torch import Tensor
+from scipy.stats import binomtest, norm, t
 
-from arithscope.utils.threads import thread_pool
-
-RESAMPLES = 1000
-CPU_ROWS, GPU_ROWS = 1024, 16384  # rows that are resampled together
-LARGE = 8192  # number of values above which neighbours are merged
-CPU = torch.device("cpu")
 CONFIDENCE = 0.95
-QUANTILES = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+ALPHA = 1 - CONFIDENCE
 
 Rows = Float[np.ndarray, "rows values"]
 Floats = NDArray[np.float64]
@@ -35,86 +37,72 @@ class Mean:
     n: int
 
 
-def bootstrap_mean(values: ArrayLike, random: Generator) -> Mean:
-    """Mean of the values with its percentile bootstrap interval."""
-    x = np.asarray(values, dtype=np.float64).ravel()
-    if len(x) == 0:
-        return Mean(np.nan, np.nan, np.nan, 0)
-    low, high = np.quantile(resampled_means(x, random), QUANTILES)
-    return Mean(float(x.mean()), float(low), float(high), len(x))
+NOTHING = Mean(np.nan, np.nan, np.nan, 0)
 
 
 def share(successes: int, n: int) -> Mean:
-    """A share with its Wilson interval, which unlike a bootstrap interval has a width where it is 0 or 1."""
-    interval = binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
-    return Mean(successes / n, float(interval.low), float(interval.high), n)
+    """A share with its Wilson score interval, which has a width also where the share is 0 or 1; NaN if n is 0."""
+    return share_of(np.arange(n) < successes)
 
 
-def resampled_means(values: ArrayLike, random: Generator) -> Float[np.ndarray, " resamples"]:
-    """Means of RESAMPLES samples drawn with replacement from the values.
+def share_of(values: ArrayLike) -> Mean:
+    """Share of true values, or of 1s, with its Wilson score interval."""
+    return unit_mean(values)
 
-    A resample is determined by the number of times each distinct value is drawn, which is multinomial. With few distinct
-    values (0 and 1, say) drawing these counts is as exact as drawing values, and costs next to nothing. More than LARGE
-    values are first replaced by the means of neighbouring ones, which keeps their mean and hardly changes their spread.
+
+def unit_mean(values: ArrayLike) -> Mean:
+    """Mean of values in [0, 1] with its interval; see `unit_means`."""
+    return unit_means(np.asarray(values, dtype=np.float64).reshape(1, -1))[0]
+
+
+def unit_means(values: Rows) -> list[Mean]:
+    """Mean of each row of values that are at most 1, and at least 0 or the row's smallest, with an interval in that range.
+
+    The interval has all μ that differ from the mean x by at most z standard errors, with the variance that values of mean μ
+    would have: φ·μ(1 − μ), where φ is the observed variance relative to x(1 − x).
+
+        |x − μ| ≤ z · √(φ·μ(1 − μ)/n)
+
+    For 0s and 1s φ is 1 and this is Wilson's interval. Elsewhere φ is smaller and so is the interval; one value of variance
+    x(1 − x) is added to the estimate of φ, since a few equal values cannot show that there is no variance. If a row has
+    negative values (a faithfulness may), its smallest value takes the place of 0.
     """
-    x = np.asarray(values, dtype=np.float64).ravel()
-    if len(x) > LARGE:
-        groups = np.array_split(np.sort(x), LARGE // 8)
-        x = np.repeat([group.mean() for group in groups], [len(group) for group in groups])
-    distinct, counts = np.unique(x, return_counts=True)
-    if len(distinct) * 8 <= len(x):
-        return random.multinomial(len(x), counts / len(x), size=RESAMPLES) @ distinct / len(x)
-    draws = (random.integers(0, len(x), len(x), dtype=np.uint32) for _ in range(RESAMPLES))
-    return np.array([x[rows].mean() for rows in draws])
-
-
-def bootstrap_means(values: Rows, random: Generator, denominator: Rows | None = None) -> list[Mean]:
-    """Mean of each row, or with a denominator the ratio mean(row) / mean(its denominator), with its interval.
-
-    Rows share their resamples, so that differences between rows are not blurred by sampling.
-    """
-    intervals = bootstrap_intervals(values, random, denominator)
-    return [Mean(value, low, high, values.shape[1]) for value, low, high in intervals.T.tolist()]
-
-
-def bootstrap_intervals(
-    numerator: Rows, random: Generator, denominator: Rows | None = None, device: torch.device = CPU
-) -> Intervals:
-    """Value, low and high of `bootstrap_means`, for millions of rows."""
-    rows, n = numerator.shape
+    n = values.shape[1]
     if n == 0:
-        return np.full((3, rows), np.nan)
-    gpu = device.type == "cuda"  # MPS lacks float64, and meta tensors hold no data
-    counts = torch.from_numpy(random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).T.astype(np.float64))
-    counts = counts.to(device) if gpu else counts
-    position = np.array(QUANTILES) * (RESAMPLES - 1)  # of the quantiles in sorted order; fractional
-    below = position.astype(np.int64)
-    intervals, size = np.empty((3, rows)), GPU_ROWS if gpu else CPU_ROWS
-
-    def resample(start: int) -> None:  # in chunks: the resamples of every row at once would be large
-        chunk = slice(start, start + size)
-        a = numerator[chunk].astype(np.float64)
-        b = np.ones((1, n)) if denominator is None else denominator[chunk].astype(np.float64)
-        left, right = np.split(_sorted_resamples(a, b, counts, [*below, *(below + 1)]), 2, axis=1)
-        intervals[0, chunk] = a.mean(1) / b.mean(1)
-        intervals[1:, chunk] = (left + (position - below) * (right - left)).T
-
-    with thread_pool() as pool:
-        list((map if gpu else pool.map)(resample, range(0, rows, size)))
-    return intervals
+        return [NOTHING] * len(values)
+    floor = np.minimum(values.min(1), 0.0).astype(np.float64)
+    scale = 1 - floor
+    x = (values.mean(1, dtype=np.float64) - floor) / scale
+    largest = np.clip(x * (1 - x), 0, None)  # rounding may take a mean beyond 1
+    ratio = np.divide(values.var(1, dtype=np.float64) / scale**2, largest, out=np.ones_like(x), where=largest > 0)
+    spread = Z**2 * (n * np.clip(ratio, 0, 1) + 1) / (n + 1) / n
+    centre = (x + spread / 2) / (1 + spread)
+    half = np.sqrt(spread * largest + spread**2 / 4) / (1 + spread)
+    lower, upper = np.minimum(centre - half, x), np.maximum(centre + half, x)  # rounding must not exclude the mean
+    ends = (floor + scale * each for each in (x, lower.clip(0), upper.clip(None, 1)))
+    return [Mean(value, low, high, n) for value, low, high in np.stack(list(ends), axis=1).tolist()]
 
 
-def _sorted_resamples(a: Rows, b: Rows, counts: Tensor, places: list[int]) -> Rows:
-    """Resampled ratios of each row at some places of their sorted order; NaN if any ratio is undefined."""
-    if counts.is_cuda:
-        x, y = (torch.from_numpy(each).to(counts.device) @ counts for each in (a, b))
-        ordered = (x / y).sort(1).values  # NaN is sorted to the end
-        return torch.where(ordered[:, -1:].isnan(), torch.nan, ordered[:, places]).cpu().numpy()
-    resampled = (a @ counts.numpy()) / (b @ counts.numpy())
-    undefined = np.isnan(resampled).any(1)
-    resampled.partition(places, axis=1)
-    resampled[undefined] = np.nan
-    return resampled[:, places]
+def t_mean(values: ArrayLike) -> Mean:
+    """Mean of the values with Student's t interval; without an interval if there is only one."""
+    return t_means(np.asarray(values, dtype=np.float64).reshape(1, -1))[0]
+
+
+def t_means(values: Rows) -> list[Mean]:
+    """Mean of each row with Student's t interval."""
+    return [Mean(value, low, high, values.shape[1]) for value, low, high in t_intervals(values).T.tolist()]
+
+
+def t_intervals(values: Rows) -> Intervals:
+    """Value, low and high of `t_means`, for millions of rows."""
+    n = values.shape[1]
+    if n == 0:
+        return np.full((3, len(values)), np.nan)
+    x = values.mean(1, dtype=np.float64)
+    if n == 1:
+        return np.stack([x, np.full_like(x, np.nan), np.full_like(x, np.nan)])
+    half = t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(1, ddof=1, dtype=np.float64) / np.sqrt(n)
+    return np.stack([x, x - half, x + half])
 
 
 def average(means: Sequence[Mean]) -> Mean:
@@ -124,21 +112,98 @@ def average(means: Sequence[Mean]) -> Mean:
     """
     kept = [m for m in means if not np.isnan(m.value)]
     if not kept:
-        return Mean(np.nan, np.nan, np.nan, 0)
+        return NOTHING
     value = float(np.mean([m.value for m in kept]))
     sides = [m.value - m.low for m in kept], [m.high - m.value for m in kept]
     below, above = (float(np.sqrt(np.sum(np.square(d)))) / len(kept) for d in sides)
     return Mean(value, value - below, value + above, sum(m.n for m in kept))
 
 
-def difference(a: Mean, b: Mean) -> Mean:
+def difference(a: Mean, b: Mean, correlation: float = 0.0) -> Mean:
     """a − b for means of independent samples; `n` is the smaller of the two.
 
-    Half-widths combine like independent errors: the lower one is √((a − a.low)² + (b.high − b)²).
+    Half-widths combine like errors: the lower one is √(d² + e² − 2r·d·e) with d = a − a.low, e = b.high − b, and r the
+    correlation of the two means, 0 if they are independent. For two shares that is Newcombe's interval.
     """
     value = a.value - b.value
-    below, above = np.hypot(a.value - a.low, b.high - b.value), np.hypot(a.high - a.value, b.value - b.low)
-    return Mean(value, value - float(below), value + float(above), min(a.n, b.n))
+
+    def combined(d: float, e: float) -> float:
+        return float(np.sqrt(max(d * d + e * e - 2 * correlation * d * e, 0.0)))
+
+    below, above = combined(a.value - a.low, b.high - b.value), combined(a.high - a.value, b.value - b.low)
+    return Mean(value, value - below, value + above, min(a.n, b.n))
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike) -> Mean:
+    """Mean of a − b for two measures in [0, 1] of the same prompts.
+
+    Both means' intervals (`unit_mean`) are combined with the correlation of the two measures, as in Newcombe's method for
+    paired shares. Unlike the t interval of the differences it has a width where all differences are zero.
+    """
+    x, y = (np.asarray(values, dtype=np.float64).ravel() for values in (a, b))
+    varies = len(x) > 1 and x.std() > 0 and y.std() > 0
+    correlation = float(np.corrcoef(x, y)[0, 1]) if varies else 0.0
+    return difference(unit_mean(x), unit_mean(y), correlation)
+
+
+def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Mean:
+    """Ratio of the means of two measures of the same rows, with Fieller's interval.
+
+    The interval has all ratios q for which the mean of numerator − q·denominator is not clearly different from zero. It is
+    unbounded, and left out here, unless the denominator's mean is clearly different from zero.
+    """
+    x, y = (np.asarray(values, dtype=np.float64).ravel() for values in (numerator, denominator))
+    n = len(x)
+    if n == 0 or y.mean() == 0:
+        return Mean(np.nan, np.nan, np.nan, n)
+    value = float(x.mean() / y.mean())
+    if n == 1:
+        return Mean(value, np.nan, np.nan, n)
+    squared = t.ppf((1 + CONFIDENCE) / 2, n - 1) ** 2 / n
+    (xx, xy), (_, yy) = squared * np.cov(x, y)
+    # (mean x − q·mean y)² ≤ squared · var(x − q·y) is a quadratic inequality in q.
+    a, b, c = y.mean() ** 2 - yy, x.mean() * y.mean() - xy, x.mean() ** 2 - xx
+    if a <= 0:
+        return Mean(value, np.nan, np.nan, n)
+    root = float(np.sqrt(max(b * b - a * c, 0.0)))
+    return Mean(value, float((b - root) / a), float((b + root) / a), n)
+
+
+def p_of_zero(mean: Mean) -> float:
+    """Two-sided p of a true value of zero, read off the interval: 0.05 where an end of the interval is zero.
+
+    The distance from zero is compared with the half-width on that side, as quantiles of Student's t with n − 1 degrees of
+    freedom. NaN without an interval.
+    """
+    half = mean.value - mean.low if mean.value > 0 else mean.high - mean.value
+    if np.isnan(half):
+        return float("nan")
+    if mean.value == 0 or half <= 0:
+        return 1.0 if mean.value == 0 else 0.0
+    degrees = max(mean.n - 1, 1)
+    return float(2 * t.sf(abs(mean.value) / half * t.ppf((1 + CONFIDENCE) / 2, degrees), degrees))
+
+
+def clear_signs(means: Sequence[Mean], comparisons: int | None = None) -> list[int]:
+    """For each mean, 1 or −1 if it is clearly above or below zero, else 0; corrected for the number of comparisons.
+
+    By Holm's method: all signs are right with a probability of at least 95 %, whatever the dependence. `comparisons` counts
+    all comparisons of the table if `means` are only some of them; by default those that have an interval.
+    """
+    p = np.array([p_of_zero(mean) for mean in means], dtype=np.float64)
+    clear = holm(p, comparisons)
+    return [int(np.sign(mean.value)) if ok else 0 for mean, ok in zip(means, clear, strict=True)]
+
+
+def holm(p: Floats, comparisons: int | None = None, alpha: float = ALPHA) -> NDArray[np.bool_]:
+    """Which hypotheses Holm's method rejects, given their p; NaNs are never rejected and not counted."""
+    order = np.argsort(p, kind="stable")  # NaN comes last
+    known = int((~np.isnan(p)).sum())
+    total = max(comparisons or known, known)
+    passed = p[order][:known] <= alpha / (total - np.arange(known))
+    rejected = np.zeros(len(p), dtype=np.bool_)
+    rejected[order[: known if passed.all() else int(np.argmin(passed))]] = True
+    return rejected
 
 
 @dataclass(frozen=True)

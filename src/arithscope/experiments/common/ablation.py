@@ -29,8 +29,8 @@ from arithscope.models.hooks import Edit, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
 from arithscope.stats.effects import log_probability
-from arithscope.stats.faithfulness import SMALLEST_SPAN, faithfulness, normalized_logit
-from arithscope.stats.intervals import Floats, Mean, bootstrap_means
+from arithscope.stats.faithfulness import SMALLEST_SPAN, faithfulness, faithfulness_by_prompt, normalized_logit
+from arithscope.stats.intervals import Floats, Mean, paired_difference, t_means, unit_means
 from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
 
@@ -160,23 +160,23 @@ class Baseline:
         span = np.abs(self.whole_model - self.empty)
         return max(float(np.min(span[span >= SMALLEST_SPAN], initial=1.0)), SMALLEST_SPAN)
 
-    def measure(self, scores: Floats, random: Generator) -> list[dict[str, Mean]]:
+    def measure(self, scores: Floats) -> list[dict[str, Mean]]:
         """Faithfulness, accuracy and mean probability of each circuit, from scores [circuits, prompts, scores]."""
-        faithful = faithfulness(scores[..., 0], self.empty, self.whole_model, random)
-        correct, probability = (bootstrap_means(scores[..., i], random) for i in (1, 2))
+        faithful = faithfulness(scores[..., 0], self.empty, self.whole_model)
+        correct, probability = (unit_means(scores[..., i]) for i in (1, 2))
         return [dict(zip(MEASURES, row, strict=True)) for row in zip(faithful, correct, probability, strict=True)]
 
-    def measure_draws(self, scores: Floats, random: Generator) -> list[dict[str, Mean]]:
+    def measure_draws(self, scores: Floats) -> list[dict[str, Mean]]:
         """The same for scores [draws, circuits, prompts, scores] of random circuits: mean, interval and n over draws."""
-        draws = [self.measure(draw, random) for draw in scores]
+        draws = [self.measure(draw) for draw in scores]
         values = [np.array([[circuit[m].value for circuit in draw] for draw in draws]).T for m in MEASURES]
-        means = [bootstrap_means(x, random) for x in values]
+        means = [t_means(x) for x in values]
         return [dict(zip(MEASURES, row, strict=True)) for row in zip(*means, strict=True)]
 
-    def change(self, before: Floats, after: Floats, random: Generator) -> Mean:
+    def change(self, before: Floats, after: Floats) -> Mean:
         """Change of a circuit's faithfulness, prompt by prompt, between two sets of scores."""
-        moved = self.empty + after[..., 0] - before[..., 0]
-        return faithfulness(moved[None], self.empty, self.whole_model, random)[0]
+        both = np.stack([after[..., 0], before[..., 0]])
+        return paired_difference(*faithfulness_by_prompt(both, self.empty, self.whole_model))
 
 
 def baselines(ctx: Context, samples: Mapping[str, Prompts]) -> dict[str, Baseline]:
@@ -207,7 +207,6 @@ def growth_curve(
     samples: Mapping[str, Prompts],
     counts: Sequence[int],
     arguments: Callable[[str, list[int]], tuple[Any, ...]],
-    sources: Mapping[str, Generator],
     advance: Advance,
 ) -> pd.DataFrame:
     """Measures of each operator's circuits of growing size, and of random circuits, with the columns `CURVE`.
@@ -218,15 +217,15 @@ def growth_curve(
     tasks = [(arguments(operator, sizes[operator]), prompts) for operator, prompts in samples.items()]
     scores = scores_of_tasks(ctx, function, tasks, advance)
     ends = baselines(ctx, samples)
-    curves = [measured_curve(o, sizes[o], x, ends[o], sources[o]) for o, x in zip(samples, scores, strict=True)]
+    curves = [measured_curve(o, sizes[o], x, ends[o]) for o, x in zip(samples, scores, strict=True)]
     spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
     return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=spans)
 
 
-def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline, random: Generator) -> pd.DataFrame:
+def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline) -> pd.DataFrame:
     """Measures of an operator's circuits, from scores [variants, prompts, scores] of the found ones, then of each draw."""
     by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
-    curves = {FOUND: ends.measure(by_draw[0], random), RANDOM: ends.measure_draws(by_draw[1:], random)}
+    curves = {FOUND: ends.measure(by_draw[0]), RANDOM: ends.measure_draws(by_draw[1:])}
     rows = []
     for circuit, curve in curves.items():
         for size, means in zip(sizes, curve, strict=True):

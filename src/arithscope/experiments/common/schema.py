@@ -91,6 +91,11 @@ MEAN_COLUMNS = (
     number("high", "upper end of its 95 % interval"),
     number("n", "number of values averaged"),
 )
-EFFECT_COLUMNS = (*MEAN_COLUMNS, number("median", "median over prompts"))
+EFFECT_COLUMNS = (
+    *MEAN_COLUMNS,
+    number("median", "median over prompts"),
+    number("mean_abs", "mean of the absolute effect over prompts"),
+    number("std", "standard deviation over prompts"),
+)
 MEASURED = (MEASURE, *MEAN_COLUMNS)
 SUMMARY_TABLE = (OPERATOR, *MEASURED)
