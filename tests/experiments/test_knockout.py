@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ def _check_tables(found: Knockout, measured: list[tuple[Any, Any]]) -> None:
     gaps = found.differences.set_index(["criterion", "heuristic", "difference"]).value
     for criterion, (test, right) in zip([c for c in CRITERIA for _ in range(3)], measured, strict=True):
         text = str(test.heuristic)
-        groups = dict(zip(GROUPS, (right[:, : test.associated], right[:, test.associated :]), strict=True))
+        half = int(test.heuristic.holds(test.prompts).sum())
+        groups = dict(zip(GROUPS, (right[:, :half], right[:, half:]), strict=True))
         for variant, ablated in enumerate(ABLATED):
             for group, values in groups.items():
                 assert left[criterion, text, ablated, group] == pytest.approx(values[variant].mean())
@@ -114,7 +116,7 @@ def known_sums() -> Accuracy:
 
 def test_the_adder_loses_exactly_the_prompts_of_a_rule() -> None:
     """Without the neurons of all pairs that satisfy a rule, those sums are lost and all others are not."""
-    rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 40]", "op1 = op2"]
+    rules = ["op1 in [0, 10]", "op2 mod 3 = 1", "result in [20, 30]", "op1 = op2"]
     found = knocked_out(known_sums(), adder_bag(rules))
     left = found.accuracy.set_index(["criterion", "heuristic", "ablated", "group"]).sort_index()
     for criterion in CRITERIA:
@@ -147,7 +149,6 @@ def test_prompts_are_held_out_and_satisfy_their_rule(monkeypatch: pytest.MonkeyP
         assert not set(pairs) & used
         assert len(set(pairs)) == len(pairs) == 24
         assert test.heuristic.holds(test.prompts).tolist() == [True] * 12 + [False] * 12
-        assert test.associated == 12
         own, unmatched, random = test.ablated
         assert not (own & unmatched).any()
         assert own.sum() == unmatched.sum() == random.sum()
@@ -170,6 +171,21 @@ def test_rules_with_few_neurons_or_prompts_are_not_tested() -> None:
     assert none.summary() == {}
 
 
+@pytest.mark.parametrize("rule", ["result in [0, 8]", "result in [9, 60]"])
+def test_both_groups_have_the_same_number_of_prompts(rule: str) -> None:
+    """Few prompts have a small result; as many others are compared with them, though more were wanted."""
+    known, sizes = known_sums(), replace(SIZES, knockout=1000)
+    pool = split_prompts(known, sizes, 0)["+"].held_out
+    small = int((pool.answer <= 8).sum())
+    assert 10 <= small < len(pool) - small
+    [test] = module.plan_tests(association(adder_bag([rule]), "+", RAW), pool, sizes.knockout, 0)
+    assert test.heuristic.holds(test.prompts).tolist() == [True] * small + [False] * small
+    found = knockout(context(copy_and_add(), Settings(custom_sizes=sizes), known, adder_bag([rule])))
+    own = found.accuracy[found.accuracy.ablated == "own"]
+    assert (own.n == small).all()
+    assert found.differences[found.differences.difference == "prompts"].n.tolist() == [small, small]
+
+
 def test_a_control_needs_enough_unmatched_neurons() -> None:
     """All but twenty neurons match, so there are too few unmatched ones; random ones may include matching neurons."""
     top = [(ADDING_LAYER, n) for n in range(100)]
@@ -180,6 +196,18 @@ def test_a_control_needs_enough_unmatched_neurons() -> None:
     assert gaps.n["unmatched"] == 0
     assert gaps.n["random"] == 12
     assert np.isnan(found.summary()["+"]["raw_vs_unmatched"]["value"])
+    left = found.accuracy[found.accuracy.criterion == RAW].set_index(["ablated", "group"])
+    assert left.loc["unmatched"].value.isna().all()
+    assert left.n.to_dict() == {(a, g): 0 if a == "unmatched" else 12 for a in ABLATED for g in GROUPS}
+
+
+def test_a_control_needs_enough_neurons_in_every_layer() -> None:
+    """As many unmatched neurons as matching ones, but in another layer."""
+    top = [(layer, n) for layer in (ADDING_LAYER - 1, ADDING_LAYER) for n in range(20)]
+    classify = made_up("+", top, [(*n, "op1 in [0, 10]", 0.9, True) for n in top if n[0] == ADDING_LAYER])
+    found = knocked_out(known_sums(), classify)
+    assert found.accuracy[found.accuracy.ablated == "unmatched"].value.isna().all()
+    assert found.accuracy[found.accuracy.ablated == "random"].value.notna().all()
 
 
 def test_averages_are_over_the_operators_that_have_the_number() -> None:

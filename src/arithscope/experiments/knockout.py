@@ -3,6 +3,7 @@
 1. For each heuristic with enough neurons, draw held-out correct prompts for which it holds, and as many for which it does not.
 2. Zero-ablate its neurons at the last position and measure the accuracy that remains on each group.
 3. Controls on the same prompts: as many top neurons of each layer that do not match the heuristic, and as many random ones.
+   A control for which a layer has too few neurons is left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,8 @@ class Knockout(Result):
     """Accuracy without a heuristic's neurons. Before ablation it is 1: all prompts are correct."""
 
     accuracy: pd.DataFrame = schema.table(
-        "Accuracy on each group of prompts, with the heuristic's own neurons or a control ablated.",
+        "Accuracy on each group of prompts, with the heuristic's own neurons or a control ablated; NaN where there are "
+        "not enough neurons for the control. Both groups have n prompts.",
         *_HEURISTIC,
         schema.text("group", "`associated`: prompts for which the heuristic holds; `not_associated`: others", key=True),
         schema.text("ablated", "neurons ablated: `own`, or as many `unmatched` or `random` top neurons", key=True),
@@ -88,12 +90,11 @@ class Knockout(Result):
 
 @dataclass(frozen=True, eq=False)
 class KnockoutTest:
-    """A heuristic to test: the top neurons that each variant ablates, and the prompts, associated ones first."""
+    """A heuristic to test: the top neurons that each variant ablates, and prompts: associated ones, then as many others."""
 
     heuristic: Rule
     ablated: Bools  # variants, top neurons
     prompts: Prompts
-    associated: int
 
 
 def _memory(model: Model, settings: Settings) -> int:
@@ -120,14 +121,8 @@ def knockout(ctx: Context) -> Knockout:
             h, values = test.heuristic, next(correct)
             named = {"operator": bag.operator, "criterion": criterion, "heuristic": str(h), "kind": h.kind, "on": h.on}
             named["neurons"] = test.ablated[0].sum()
-            groups = dict(zip(GROUPS, np.split(values, [test.associated], axis=1), strict=True))
-            means = {(a, g): share_of(x[i]) for i, a in enumerate(ABLATED) for g, x in groups.items()}
+            means, between = compare(test, values)
             accuracies += [{**named, "group": g, "ablated": a, **asdict(mean)} for (a, g), mean in means.items()]
-            between = {"prompts": difference(means[OWN, OTHERS], means[OWN, ASSOCIATED])}
-            own, *controls = groups[ASSOCIATED]
-            wanted, *drawn = test.ablated.sum(1)
-            for name, control, size in zip(ABLATED[1:], controls, drawn, strict=True):
-                between[name] = paired_difference(control, own) if size == wanted else NOTHING
             differences += [{**named, "difference": name, **asdict(mean)} for name, mean in between.items()]
     accuracy = ctx.confirmed("accuracy", Knockout.frame("accuracy", accuracies))
     return _tabulate(accuracy, ctx.confirmed("differences", Knockout.frame("differences", differences)))
@@ -140,12 +135,13 @@ def plan_tests(bag: Association, pool: Prompts, size: int, seed: int) -> Iterato
         h = bag.heuristics[i]
         holds = h.holds(pool)
         random = random_source(seed, "knockout prompts", bag.operator, str(h))  # the same for both criteria
-        groups = [random.permutation(np.flatnonzero(which))[:size] for which in (holds, ~holds)]
-        if min(map(len, groups)) >= FEWEST_PROMPTS:
+        groups = [random.permutation(np.flatnonzero(which)) for which in (holds, ~holds)]
+        each = min(size, *map(len, groups))
+        if each >= FEWEST_PROMPTS:
             members = bag.members(int(i))
             random = random_source(seed, "knockout controls", bag.operator, str(h))
             controls = [matched_random_neurons(bag, members, c, random) for c in (~members, np.ones_like(members))]
-            yield KnockoutTest(h, np.stack([members, *controls]), pool[np.concatenate(groups)], len(groups[0]))
+            yield KnockoutTest(h, np.stack([members, *controls]), pool[np.concatenate([g[:each] for g in groups])])
 
 
 def _run(ctx: Context, planned: Sequence[tuple[Association, list[KnockoutTest]]], advance: Advance) -> list[Floats]:
@@ -173,6 +169,23 @@ def still_correct(
     scores = ablated_scores(model, concatenate_prompts(prompts), bag.zero_ablation(model, chosen))
     advance(len(sizes))
     return np.split(scores[..., 1], np.cumsum(sizes)[:-1], axis=1)
+
+
+def compare(test: KnockoutTest, correct: Floats) -> tuple[dict[tuple[str, str], Mean], dict[str, Mean]]:
+    """Accuracies by ablated neurons and group, and their differences, from the correctness [variants, prompts]."""
+    groups = dict(zip(GROUPS, np.split(correct, 2, axis=1), strict=True))
+    counts = test.ablated.sum(1)
+    enough = counts == counts[0]  # neurons of each variant
+    means = {
+        (ablated, group): share_of(values[i]) if enough[i] else NOTHING
+        for i, ablated in enumerate(ABLATED)
+        for group, values in groups.items()
+    }
+    between = {"prompts": difference(means[OWN, OTHERS], means[OWN, ASSOCIATED])}
+    own, *controls = groups[ASSOCIATED]
+    for name, control, is_enough in zip(ABLATED[1:], controls, enough[1:], strict=True):
+        between[name] = paired_difference(control, own) if is_enough else NOTHING
+    return means, between
 
 
 def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame) -> Knockout:
