@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from arithscope.experiments.bag import FinalClassification, bag, kept_neurons, matched_pairs
+from arithscope.experiments.bag import FinalClassification, bag, kept_neurons, matched_pairs, share_above_floor
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.common.samples import split_prompts
 from arithscope.settings import PRESETS
@@ -36,10 +38,43 @@ def test_accuracy_is_the_share_of_sums_whose_neuron_is_kept(adder_results: dict[
         assert known <= curve.loc[(name, "accuracy")].value <= known + 0.1
         assert curve.loc[(name, "accuracy")].kept == (most + 1) * OPERANDS
         assert curve.loc[(name, "accuracy")].n == len(prompts)
+    assert curve.loc[("none", "accuracy")].kept == 0
+    assert curve.loc[("none", "accuracy")].value < 0.1
     assert curve.loc[("random", "accuracy")].kept == 11 * OPERANDS
     assert 0.1 < curve.loc[("random", "accuracy")].value < 0.7
     assert found.present.empty
     assert set(found.summary()["+"]) >= {"calibrated_faithfulness", "random_accuracy", "top_accuracy"}
+    faithful = curve.xs("faithfulness", level="measure").value
+    for name in ("raw", "calibrated", "random"):
+        share = found.summary()["+"][f"{name}_above_floor"]
+        assert share["value"] == pytest.approx(
+            (faithful[name] - faithful["none"]) / (faithful["top"] - faithful["none"])
+        )
+        assert share["low"] < share["value"] < share["high"]
+        assert share["n"] == curve.n[name, "faithfulness"]
+    assert set(found.above_floor.neurons) == {"raw", "calibrated", "random"}
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.9), st.floats(0.05, 1))
+def test_shares_above_a_floor_do_not_depend_on_the_floor(seed: int, floor: float, share: float) -> None:
+    """Neurons that add a share of what all add have that share above any floor; the ratio to the top itself would not."""
+    random = np.random.default_rng(seed)
+    added = random.uniform(0.05, 0.1, 20)
+    found = share_above_floor(floor + share * added, np.full(20, floor), floor + added)
+    assert found.value == pytest.approx(share)
+    assert found.low <= found.value + 1e-9
+    assert found.high >= found.value - 1e-9
+    nothing = share_above_floor(np.full(20, floor), np.full(20, floor), floor + added)
+    assert nothing.value == pytest.approx(0, abs=1e-9)
+
+
+def test_without_a_clear_gain_there_is_no_share_above_the_floor() -> None:
+    """All top neurons add .1 on half of the prompts and take away as much on the others; or they only take away."""
+    floor, top = np.full(20, 0.5), 0.5 + np.tile([0.1, -0.1], 10)
+    for most in (top, floor - 0.1, floor):
+        found = share_above_floor(floor + 0.1, floor, most)
+        assert np.isnan([found.value, found.low, found.high]).all()
+        assert found.n == 20
 
 
 def test_mutual_neurons_and_the_share_of_final_pairs_present(adder_results: dict[str, Any]) -> None:
@@ -62,6 +97,10 @@ def test_mutual_neurons_and_the_share_of_final_pairs_present(adder_results: dict
         assert row["n"] == of_final
     assert len(found.present) == 2
     assert found.summary()["+"]["raw_present"]["n"] == of_final
+    assert set(found.above_floor.neurons) == {*CRITERIA, "random", *(f"{c}_mutual" for c in CRITERIA)}
+    assert (
+        0 < found.summary()["+"]["raw_mutual_above_floor"]["value"] < found.summary()["+"]["raw_above_floor"]["value"]
+    )
 
 
 def test_a_mutual_neuron_shares_a_pair() -> None:

@@ -84,9 +84,14 @@ def test_prompt_knockout_shows_its_curves(adder_results: dict[str, Any]) -> None
     knockout: PromptKnockout = adder_results["prompt_knockout"]
     figure = drawn(prompt_knockout_curves(knockout))
     c = knockout.curve
-    rows = c[(c.measure == "accuracy") & (c.criterion == "calibrated") & (c.ablated == "random")]
-    assert list(figure.axes[1].lines[2].get_ydata()) == pytest.approx(rows.value.tolist())
-    assert list(figure.axes[1].lines[2].get_xdata()) == rows["size"].tolist()
+    panel = figure.axes[1]
+    for line, ablated in zip(panel.lines, ("associated", "other_heuristics", "unassociated", "random"), strict=True):
+        rows = c[(c.measure == "accuracy") & (c.criterion == "calibrated") & (c.ablated == ablated)]
+        assert list(line.get_ydata()) == pytest.approx(rows.value.tolist(), nan_ok=True)
+        assert list(line.get_xdata()) == rows["size"].tolist()
+    prompts = dict(zip(rows["size"], rows.n, strict=True))
+    ticks = [label.get_text().split("\n") for label in panel.get_xticklabels()]
+    assert ticks == [[str(size), str(prompts[size])] for size in (0, 1, 5, 25, 100, 500) if size in prompts]
 
 
 def test_the_bag_shows_its_bars(adder_results: dict[str, Any]) -> None:
@@ -94,7 +99,7 @@ def test_the_bag_shows_its_bars(adder_results: dict[str, Any]) -> None:
     figure = drawn(bag_alone(bag))
     rows = bag.curve[bag.curve.measure == "accuracy"].set_index("neurons").value
     heights = [bar.get_height() for bar in figure.axes[1].patches]
-    assert heights == pytest.approx([rows[name] for name in ("top", "raw", "calibrated", "random")])
+    assert heights == pytest.approx([rows[name] for name in ("top", "raw", "calibrated", "random", "none")])
 
 
 def test_failures_show_every_prompt(known: Any) -> None:  # noqa: F811
@@ -125,7 +130,7 @@ def some_training(checkpoints: int) -> Training:
         return keys.assign(value=value, **mean)
 
     operators, criteria = ["+", "/"], ["raw", "calibrated"]
-    neurons = ["top", *criteria, *(f"{c}_mutual" for c in criteria)]
+    neurons = ["top", "none", *criteria, *(f"{c}_mutual" for c in criteria)]
     faithful = table(checkpoint=names, operator=operators, neurons=neurons, measure=["faithfulness", "accuracy"])
     faithful = faithful[(faithful.checkpoint != "final") | ~faithful.neurons.str.endswith("mutual")]
     return Training(
@@ -136,7 +141,7 @@ def some_training(checkpoints: int) -> Training:
             checkpoint=names[1:],
             operator=operators,
             criterion=criteria,
-            ablated=["associated", "unassociated", "random"],
+            ablated=["associated", "other_heuristics", "unassociated", "random"],
             size=[5, 10, 25],
         ),
         pd.DataFrame(),
@@ -159,8 +164,11 @@ def test_training_shows_three_curves() -> None:
     mutual = f[f.neurons == "calibrated_mutual"].value.tolist()
     last = f[(f.neurons == "calibrated") & (f.checkpoint == "final")].value.tolist()
     assert pytest.approx(mutual + last) in [list(line.get_ydata()) for line in middle.lines]
-    k = training.knockout
-    k = k[(k.criterion == "calibrated") & (k.ablated == "associated") & (k["size"] == 25)]
-    want = k.groupby("checkpoint", sort=False).value.mean().tolist()
-    assert pytest.approx(want) in [list(line.get_ydata()) for line in right.lines]
+    floor = f[f.neurons == "none"].value.tolist()
+    assert pytest.approx(floor) in [list(line.get_ydata()) for line in middle.lines if line.get_linestyle() == ":"]
+    for ablated, style in (("associated", "-"), ("other_heuristics", "--")):
+        k = training.knockout
+        k = k[(k.criterion == "calibrated") & (k.ablated == ablated) & (k["size"] == 25)]
+        want = k.groupby("checkpoint", sort=False).value.mean().tolist()
+        assert pytest.approx(want) in [list(line.get_ydata()) for line in right.lines if line.get_linestyle() == style]
     assert len(drawn(training_curves(some_training(150))).axes[3].get_xticklabels()) <= 15

@@ -107,6 +107,11 @@ def test_the_summary_and_the_figure(followed: Path) -> None:
     table = RunFolder(followed).read(Training).faithfulness.set_index(["checkpoint", "neurons", "measure"])
     all_, mutual = (table.loc[("step-10", name, "faithfulness")].value for name in ("raw", "raw_mutual"))
     assert share["value"] == pytest.approx(mutual / all_)
+    floor = table.loc[("step-10", "none", "faithfulness")].value
+    above = summary["training"]["+"]["raw_mutual_share_above_floor"]
+    assert above["value"] == pytest.approx((mutual - floor) / (all_ - floor))
+    assert above["n"] == 1
+    assert summary["training"]["+"]["first_knockout_at"] == "step-10"
     assert (followed / "figures" / "training.png").stat().st_size > 10_000
 
 

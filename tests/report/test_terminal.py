@@ -26,6 +26,7 @@ from tests.results.test_neuron import without_stages
         ({"value": 32.07, "low": 27.97, "high": 36.2, "n": 3}, "32.1\n[28.0,36.2]"),
         ({"value": 12345.6, "low": 1.0, "high": 99999.0, "n": 3}, "12,300\n[1.00,\n 99,999]"),
         ({"value": None, "low": None, "high": None, "n": 0}, "–"),
+        ({"value": 0.5, "low": None, "high": None, "n": 1}, ".500"),
         (["L1H2", "L3H4"], "L1H2 L3H4"),
         (7, "7"),
         (1500, "1,500"),

@@ -47,7 +47,7 @@ CHANGED: dict[str, list[str]] = {
     "knockout": ["accuracy.value", "differences.value", "table.value", "signs.p"],
     "prompt_knockout": ["curve.value", "differences.value", "table.value"],
     "failures": ["prompts.raw_contribution", "regression.value"],
-    "bag": ["curve.value"],
+    "bag": ["curve.value", "above_floor.value"],
     "training": ["accuracy.value", "mutual_share.value"],
     "stability": ["values.value", "table.largest", "choices.value"],
 }

@@ -4,20 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.bag import CURVE, MUTUAL, PRESENT, Bag
+from arithscope.experiments.bag import ABOVE_FLOOR, CURVE, MUTUAL, NONE, PRESENT, Bag
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
+from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table, with_average
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.prompt_knockout import CURVE as KNOCKOUT_CURVE
-from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
+from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORTED, PromptKnockout
 from arithscope.stats.intervals import Mean, ratio
 
 LAST = "final"  # name of the last checkpoint
 HALF = 0.5
+LOST = REPORTED[-1]  # neurons ablated per layer, in the summary
+COMPARED = (OWN, OTHER_HEURISTICS)  # neurons ablated, in the summary
+FIRST = "first"  # of the checkpoints that have a knockout
 _NAME = schema.text("checkpoint", "name of the checkpoint; `final` for the model itself", key=True)
 
 
@@ -54,18 +58,35 @@ class Training(Result):
         "Accuracy without 5, 10 and 25 neurons per layer, as in `prompt_knockout`.", _NAME, *KNOCKOUT_CURVE
     )
     mutual_share: pd.DataFrame = schema.table(
-        "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints."
+        "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints; the same above the "
+        "floor, which is first subtracted from both: (F_mutual − F_none) ÷ (F_heuristic − F_none)."
     )
     checkpoints: list[str] = schema.value("names of the checkpoints")
     keys: list[str] = schema.value("keys of the earlier checkpoints' results")
 
     def summary(self) -> dict[str, Any]:
-        out = by_operator(self.mutual_share)
+        """Shares carried by mutual neurons, the accuracy left without 25 neurons per layer at each operator's first checkpoint
+        and at the final one (`{criterion}_{ablated}_25_first`, `…_final`), and when half of the final pairs are present."""
+        ends = [self.knocked_out(at).assign(at=at) for at in (FIRST, LAST)]
+        rows = pd.concat([each for each in ends if len(each)] or ends)
+        named = rows.assign(measure=rows.criterion + "_" + rows.ablated + f"_{LOST}_" + rows["at"])
+        out = by_operator(pd.concat([self.mutual_share, with_average(named)]))
+        for row in ends[0].to_dict("records"):
+            out[str(row["operator"])]["first_knockout_at"] = row["checkpoint"]
         for (operator, criterion), rows in self.present.groupby(["operator", "criterion"], sort=False):
             enough = rows[rows.value >= HALF]
             if len(enough):
                 out.setdefault(str(operator), {})[f"{criterion}_half_present_at"] = str(enough.checkpoint.iloc[0])
         return out
+
+    def knocked_out(self, at: str) -> pd.DataFrame:
+        """The rows of `knockout` with 25 neurons per layer, associated or of other heuristics, at the `final` checkpoint or at
+        the `first` one that has any of the operator. An operator with no earlier one has no first."""
+        rows = self.knockout[(self.knockout["size"] == LOST) & self.knockout.ablated.isin(COMPARED)]
+        if at == LAST:
+            return rows[rows.checkpoint == LAST]
+        earlier = rows[rows.checkpoint != LAST]
+        return earlier[earlier.checkpoint == earlier.groupby("operator").checkpoint.transform("first")]
 
 
 @stage(needs=(Accuracy, Bag, PromptKnockout), given=(CheckpointResults,), on_request=True, paper="5")
@@ -81,7 +102,7 @@ def training(ctx: Context) -> Training:
     accuracy = correct[(correct.measure == "accuracy") & (correct.operator != AVERAGE)].drop(columns="measure")
     present = _gathered({name: bag.present for name, bag in bags.items()})
     knockout = ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")]
-    shares, names = _mutual_shares(faithful), [c.name for c in checkpoints]
+    shares, names = mutual_shares(faithful), [c.name for c in checkpoints]
     return Training(accuracy, present, faithful, knockout, shares, names, list(earlier.keys))
 
 
@@ -91,13 +112,19 @@ def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(some, names=["checkpoint"]).reset_index(level=0).reset_index(drop=True)
 
 
-def _mutual_shares(faithfulness: pd.DataFrame) -> pd.DataFrame:
-    """By operator, over checkpoints that have both: faithfulness with mutual ÷ with all heuristic neurons."""
+def mutual_shares(faithfulness: pd.DataFrame) -> pd.DataFrame:
+    """By operator, over checkpoints that have both: faithfulness with mutual ÷ with all heuristic neurons; then the same
+    above the floor, which is NaN where heuristic neurons add nothing to it."""
     measured: dict[str, dict[str, Mean]] = {}
     rows = faithfulness[faithfulness.measure == "faithfulness"]
     for operator, own in rows.groupby("operator", sort=False):
         values = own.pivot(index="checkpoint", columns="neurons", values="value")
         for criterion in CRITERIA:
-            both = values.reindex(columns=[f"{criterion}_{MUTUAL}", criterion]).dropna().to_numpy().T
-            measured.setdefault(str(operator), {})[f"{criterion}_mutual_share"] = ratio(*both)
+            needed = [f"{criterion}_{MUTUAL}", criterion, NONE]
+            mutual, heuristic, floor = values.reindex(columns=needed).dropna().to_numpy().T
+            share, above = ratio(mutual, heuristic), ratio(mutual - floor, heuristic - floor)
+            if not heuristic.sum() > floor.sum():
+                above = Mean(np.nan, np.nan, np.nan, above.n)
+            name = f"{criterion}_mutual_share"
+            measured.setdefault(str(operator), {}).update({name: share, name + ABOVE_FLOOR: above})
     return summary_table(measured)

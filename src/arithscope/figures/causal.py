@@ -8,12 +8,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from arithscope.experiments.bag import NONE, TOP, Bag
 from arithscope.experiments.bag import RANDOM as RANDOM_TOP
-from arithscope.experiments.bag import TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW
 from arithscope.experiments.failures import AUC, HYPOTHESES, Failures
 from arithscope.experiments.knockout import ASSOCIATED, OTHERS, OWN, UNMATCHED, Knockout
-from arithscope.experiments.prompt_knockout import ABLATED, PromptKnockout
+from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, RANDOM, UNASSOCIATED, PromptKnockout
+from arithscope.experiments.prompt_knockout import OWN as PROMPTS_OWN
 from arithscope.figures.circuit import MEASURE_NAMES
 from arithscope.figures.registry import figure
 from arithscope.figures.style import (
@@ -35,13 +36,21 @@ GROUPS = (
     (ASSOCIATED, "#0072B2", -0.2, "prompts that satisfy the heuristic"),
     (OTHERS, "#E69F00", 0.2, "prompts that do not"),
 )
-STYLES: dict[str, Any] = dict(zip(ABLATED, ("-", "--", ":"), strict=True))
-NAMES = dict(zip(ABLATED, ("associated neurons", "as many not associated", "as many random ones"), strict=True))
+LINES: dict[
+    str, tuple[str, str, str]
+] = {  # of each kind of ablated neurons: style, colour ("" for the operator's) and name
+    PROMPTS_OWN: ("-", "", "associated neurons"),
+    OTHER_HEURISTICS: ("-.", "black", "as many of other\nheuristics (the paper's)"),
+    UNASSOCIATED: ("--", OTHER_COLOUR, "as many not associated"),
+    RANDOM: (":", OTHER_COLOUR, "as many random ones"),
+}
+TICKS = (0, 1, 5, 25, 100, 500)  # neurons per layer, at which the number of prompts is named
 KEPT = {
     TOP: ("all top neurons", OTHER_COLOUR),
     RAW: ("with a raw match", "#BBBBBB"),
     CALIBRATED: ("with a calibrated match", "#0072B2"),
     RANDOM_TOP: ("as many random ones", "#E69F00"),
+    NONE: ("no neuron (the floor)", "black"),
 }
 LABELS = (  # of both hypotheses, and of the logistic regression on them
     "associated heuristic\nneurons",
@@ -106,9 +115,10 @@ def _paired_bars(panel: Axes, table: pd.DataFrame) -> None:
 @figure("prompt-knockout", PromptKnockout, section="proof", order=240, title="Knockout by prompt")
 def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
     """For each correct prompt, the n best-scoring neurons per layer of the heuristics associated with it are
-    zero-ablated. Controls ablate as many neurons per layer: top neurons not associated with the prompt, as far as
-    there are any, or random top neurons (mean over draws). Bands: 95 % intervals over prompts. (Paper:
-    Section 4.2, knockout by prompt.)"""
+    zero-ablated. Controls ablate as many neurons per layer (mean over draws): neurons of heuristics none of which is
+    associated with the prompt, as in the paper; top neurons not associated with it; random top neurons. A point holds
+    the prompts that have enough neurons for every control; their number is below the axis. Bands: 95 % intervals over
+    prompts. (Paper: Section 4.2, knockout by prompt.)"""
     operators = [str(o) for o in knockout.curve.operator.unique()]
     columns = max(1, len(operators))
     figure, axes = new_figure(2.9 * columns + 1.6, 5.6, len(CRITERIA), columns, sharey=True)
@@ -116,15 +126,18 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
     for panels, criterion in zip(axes, CRITERIA, strict=True):
         for panel, operator in zip(panels, operators, strict=False):
             rows = table[(table.operator == operator) & (table.criterion == criterion)]
-            for ablated, style in STYLES.items():
+            for ablated, (style, colour, name) in LINES.items():
                 line = rows[rows.ablated == ablated]
-                colour = OPERATOR_COLOURS[operator] if style == "-" else OTHER_COLOUR
-                line_with_band(panel, line["size"], line, color=colour, linestyle=style, label=NAMES[ablated])
+                colour = colour or OPERATOR_COLOURS[operator]
+                line_with_band(panel, line["size"], line, color=colour, linestyle=style, label=name)
             panel.set_xscale("symlog", linthresh=1)
             panel.set(xlim=(0, None), ylim=(-0.03, 1.05), title=f"{SIGNS[operator]}, {criterion}")
+            prompts = {size: n for size, n in zip(line["size"], line.n, strict=True) if size in TICKS}
+            panel.set_xticks(list(prompts), [f"{size}\n{n}" for size, n in prompts.items()])
+            panel.minorticks_off()
         panels[0].set_ylabel("accuracy left")
     for panel in axes[-1]:
-        panel.set_xlabel("neurons ablated per layer")
+        panel.set_xlabel("neurons ablated per layer\nnumber of prompts")
     outside_legend(figure, axes[0, 0])
     return figure
 
@@ -132,7 +145,8 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
 @figure("bag-alone", Bag, section="proof", order=250, title="Faithfulness of the bag of heuristics alone")
 def bag_alone(bag: Bag) -> Figure:
     """The operator's circuit, in which each MLP from the first answer layer on keeps only some of its top neurons
-    at the last position. {FAITHFULNESS} (Paper: Section 5, for training checkpoints.)"""
+    at the last position. Without any of them the circuit reaches the floor, and only what lies above it is due to
+    neurons. {FAITHFULNESS} (Paper: Section 5, for training checkpoints.)"""
     operators = [str(o) for o in bag.curve.operator.unique()]
     figure, [panels] = new_figure(11, 3.4, 1, len(MEASURE_NAMES))
     for panel, (measure, label) in zip(panels, MEASURE_NAMES.items(), strict=True):

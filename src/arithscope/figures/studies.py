@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from arithscope.experiments.bag import MUTUAL
+from arithscope.experiments.bag import MUTUAL, NONE
 from arithscope.experiments.classify import CRITERIA
-from arithscope.experiments.prompt_knockout import OWN, RANDOM, REPORTED
+from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORTED
 from arithscope.experiments.stability import CHOICES, HALF, HALVES, SEED, SEEDS, WHOLE, Stability
 from arithscope.experiments.training import Training
 from arithscope.figures.registry import figure
@@ -38,8 +38,9 @@ CHOICE_NAMES = (
 @figure("training", Training, section="training", order=280, title="The bag of heuristics over training")
 def training_curves(training: Training) -> Figure:
     """(a) Share of the final checkpoint's (neuron, heuristic) pairs that already match at an earlier checkpoint.
-    (b) Faithfulness of the circuit with only a checkpoint's heuristic neurons: all of them, or those that share a
-    pair with the final checkpoint. (c) Accuracy when each prompt's associated neurons are zero-ablated. A
+    (b) Faithfulness of the circuit with only a checkpoint's heuristic neurons: all of them, those that share a pair
+    with the final checkpoint, or none (the floor). (c) Accuracy when each prompt's associated neurons are
+    zero-ablated, or as many neurons of heuristics that are not associated with the prompt. A
     checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % intervals.
     (Paper: Section 5.)"""
     figure, axes = new_figure(13, 7.2, len(CRITERIA), 3, sharex=True, sharey=True)
@@ -73,25 +74,27 @@ def _present(panel: Axes, training: Training, criterion: str, x: dict[str, int])
 
 
 def _faithfulness(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
-    """Both lines end at the same point: at the final checkpoint, all heuristic neurons are mutual."""
+    """The first two lines end at the same point: at the final checkpoint, all heuristic neurons are mutual."""
     table = training.faithfulness[training.faithfulness.measure == "faithfulness"]
     all_neurons = table[table.neurons == criterion]
     final = all_neurons[all_neurons.checkpoint == training.checkpoints[-1]]
     _lines(panel, all_neurons, x, linestyle="--")
     _lines(panel, pd.concat([table[table.neurons == f"{criterion}_{MUTUAL}"], final]), x)
+    _lines(panel, table[table.neurons == NONE], x, linestyle=":", marker="")
     panel.plot([], [], "--", color="grey", label="all heuristic neurons")
     panel.plot([], [], "-", color="grey", label="mutual with the final checkpoint")
+    panel.plot([], [], ":", color="grey", label="no neuron (the floor)")
 
 
 def _knockout(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
     table = training.knockout[training.knockout.criterion == criterion]
     for size, colour in SIZE_COLOURS.items():
-        for ablated, style in ((OWN, "-"), (RANDOM, "--")):
+        for ablated, style in ((OWN, "-"), (OTHER_HEURISTICS, "--")):
             rows = table[(table["size"] == size) & (table.ablated == ablated)]
             means = rows.groupby("checkpoint", sort=False).value.mean()
             label = f"{size} per layer" if ablated == OWN else None
             panel.plot([x[str(c)] for c in means.index], means, style, color=colour, marker=".", label=label)
-    panel.plot([], [], "--", color="grey", label="as many random top neurons")
+    panel.plot([], [], "--", color="grey", label="as many of other heuristics")
 
 
 @figure("stability", Stability, section="stability", order=290, title="Key numbers, measured again")

@@ -75,6 +75,8 @@ def entry_text(value: Any) -> str:
     if not isinstance(value, dict):
         return f"{value:,}" if isinstance(value, int) else str(value)
     component = f"{value['component']}\n" if "component" in value else ""
+    if value["low"] is None:  # of a single value
+        return f"{component}{short_number(value['value'])}"
     low, high = short_number(value["low"]), short_number(value["high"])
     interval = f"[{low},{high}]" if len(low) + len(high) <= WIDEST else f"[{low},\n {high}]"
     return f"{component}{short_number(value['value'])}\n{interval}"

@@ -116,6 +116,14 @@ def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) 
         yield part, replace(noise, extra=extra)
 
 
+def _above_floor(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
+    """Differences of faithfulness are the noisier the smaller the one they are divided by."""
+    noise = ctx.tally.noise
+    spans, gains = (rows.operator.map(hints[name]).to_numpy() for name in ("smallest_span", "gain"))
+    of_each = noise.relative + noise.absolute * (1 + 1 / spans / np.maximum(rows.n.to_numpy(), 1))
+    yield rows, replace(noise, extra=2 * of_each / np.maximum(gains, noise.absolute))
+
+
 def _probes(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
     """Training amplifies rounding, so a few test prompts near a decision boundary may change sides."""
     share = 0.01 if ctx.tally.noise.relative <= 1e-3 else 0.05
@@ -173,6 +181,7 @@ TABLES: dict[str, Tolerance] = {  # by stage and table
     **dict.fromkeys(("localize.effects", "mlp0.effects", "neurons.effects"), _effects),
     "neurons.agreement": _ranks,
     **dict.fromkeys(("circuit.curve", "topk.curve", "mlp0.curve", "bag.curve", "heads.isolation"), _circuits),
+    "bag.above_floor": _above_floor,
     "probe.table": _probes,
     "knockout.accuracy": _shares_correct(2),
     "knockout.differences": _shares_correct(4),

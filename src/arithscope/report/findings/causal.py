@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from arithscope.experiments.bag import RANDOM, TOP, Bag
+from arithscope.experiments.bag import NONE, RANDOM, TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
 from arithscope.experiments.common.result import with_average
 from arithscope.experiments.failures import AUC, Failures
@@ -38,13 +38,14 @@ def knockout_by_heuristic(result: Knockout) -> Finding:
 
 @finding("prompt-knockout", PromptKnockout)
 def prompt_knockout(result: PromptKnockout) -> Finding:
-    n, measures = REPORTED[-1], ("associated", "vs_random", "vs_unassociated")
+    n, measures = REPORTED[-1], ("associated", "vs_other_heuristics", "vs_random", "vs_unassociated")
     criteria = {c: {m: means_of(result.table, f"{c}_{m}_{n}") for m in measures} for c in reversed(CRITERIA)}
     numbers = dict[str, Any]()
     for criterion, means in criteria.items():
         if means["associated"]:
             numbers |= {
                 f"{criterion}: accuracy left": means["associated"],
+                f"{criterion}: neurons of other heuristics minus associated": means["vs_other_heuristics"],
                 f"{criterion}: random neurons minus associated": means["vs_random"],
                 f"{criterion}: neurons not associated minus associated": means["vs_unassociated"],
             }
@@ -58,20 +59,32 @@ def bag_alone(result: Bag) -> Finding:
         return Finding("There are no operators to compare.")
     accuracy_rows = result.curve[(result.curve.measure == "accuracy") & (result.curve.neurons == CALIBRATED)]
     accuracy = means_of(with_average(accuracy_rows), "accuracy")
-    top, calibrated, random = (
-        means_of(with_average(rows[rows.neurons == name]), "faithfulness") for name in (TOP, CALIBRATED, RANDOM)
+    top, calibrated, random, floor = (
+        means_of(with_average(rows[rows.neurons == name]), "faithfulness") for name in (TOP, CALIBRATED, RANDOM, NONE)
     )
     kept = per_operator(
         rows, lambda r: f"{r.kept[r.neurons == CALIBRATED].sum():,} of {r.kept[r.neurons == TOP].sum():,}"
     )
+    summary = with_average(result.above_floor.assign(measure=result.above_floor.neurons))
+    above = means_of(summary, CALIBRATED)
     numbers: Numbers = {
         "heuristic neurons, of top neurons": kept,
         "faithfulness": calibrated,
         "accuracy": accuracy,
         "faithfulness, all top neurons": top,
         "faithfulness, as many random ones": random,
+        "faithfulness, no neuron (the floor)": floor,
+        "share of what top neurons add to the floor": above,
     }
-    return worded("bag_alone", numbers, top=top, calibrated=calibrated, random=random, accuracy=accuracy)
+    words = {
+        "top": top,
+        "calibrated": calibrated,
+        "random": random,
+        "floor": floor,
+        "above": above,
+        "accuracy": accuracy,
+    }
+    return worded("bag_alone", numbers, **words)
 
 
 @finding("failure-contributions", Failures)

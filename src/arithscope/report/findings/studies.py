@@ -5,14 +5,18 @@ from typing import Any
 
 import pandas as pd
 
+from arithscope.experiments.bag import ABOVE_FLOOR
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.common.key_numbers import KeyNumber
-from arithscope.experiments.common.result import AVERAGE
+from arithscope.experiments.common.result import AVERAGE, with_average
+from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN
 from arithscope.experiments.stability import CORRELATION, HALF, HEADS, NEURONS, SEED, WHOLE, Stability
-from arithscope.experiments.training import Training
+from arithscope.experiments.training import FIRST, LAST, LOST, Training
 from arithscope.report.findings.finding import Finding, Value, finding, worded
 from arithscope.report.formatting import NOTHING, as_mean, means_of, number
 from arithscope.stats.intervals import Mean
+
+KNOCKED_OUT = {OWN: "associated neurons", OTHER_HEURISTICS: "neurons of other heuristics"}
 
 
 @finding("training", Training)
@@ -21,11 +25,13 @@ def training_curves(result: Training) -> Finding:
     numbers: dict[str, Any] = {f"accuracy at {name}": _at(result.accuracy, name) for name in ends}
     summary = result.summary()
     shares: dict[str, Any] = {}
+    above_floor: dict[str, Any] = {}
     for criterion in CRITERIA:
         present = result.present[result.present.criterion == criterion]
         shares[criterion] = None if present.empty else means_of(result.mutual_share, f"{criterion}_mutual_share")
         if present.empty:
             continue
+        above_floor[criterion] = means_of(result.mutual_share, f"{criterion}_mutual_share{ABOVE_FLOOR}")
         start, half = str(present.checkpoint.iloc[0]), f"{criterion}_half_present_at"
         numbers |= {
             f"{criterion}: final pairs present at {start}": _at(present, start),
@@ -33,8 +39,16 @@ def training_curves(result: Training) -> Finding:
                 str(o): summary.get(str(o), {}).get(half, NOTHING) for o in present.operator.unique()
             },
             f"{criterion}: share carried by mutual neurons": shares[criterion],
+            f"{criterion}: the same above the floor": above_floor[criterion],
         }
-    return worded("training", numbers, earlier=len(result.checkpoints) - 1, shares=shares)
+        for at in (FIRST, LAST):
+            for ablated, name in KNOCKED_OUT.items():
+                rows = result.knocked_out(at)
+                means = with_average(rows[(rows.criterion == criterion) & (rows.ablated == ablated)].assign(measure=at))
+                numbers[f"{criterion}: accuracy left without {LOST} {name} per layer, {at} checkpoint"] = means_of(
+                    means, at
+                )
+    return worded("training", numbers, earlier=len(result.checkpoints) - 1, shares=shares, above_floor=above_floor)
 
 
 def _at(table: pd.DataFrame, checkpoint: str) -> dict[str, Mean]:
