@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from numpy.lib.format import open_memmap
 
 import arithscope
 from arithscope.experiments.classify import Classification
-from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.pipeline.store import open_for_writing
 from arithscope.results.run import Run
@@ -66,7 +66,8 @@ def large_run(source: Run, folder: Path) -> None:
         index=False
     )
     values = random.standard_normal(n * len(EFFECTS))
-    effects = grid.assign(method="exact", value=values, low=values - 1, high=values + 1, n=50, median=values, std=1.0)
+    effects = grid.assign(method="exact", value=values, low=values - 1, high=values + 1, n=50)
+    effects = effects.assign(median=values, mean_abs=np.abs(values), std=1.0)
     c = source.classify
     size = source.patterns.activations.shape[1]
     # Together the maps are larger than memory should hold, so they are written through a mapped file.
@@ -75,7 +76,7 @@ def large_run(source: Run, folder: Path) -> None:
     for rows in np.array_split(np.arange(len(taken)), 64):
         activations[rows] = source.patterns.activations[taken[rows]]
     results = {
-        "neurons": NeuronEffects(effects, source.neurons.agreement, source.neurons.split_half, LAYERS.start),
+        "neurons": replace(source.neurons, effects=effects, first_layer=dict.fromkeys(OPERATORS, LAYERS.start)),
         "classify": Classification(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
         "patterns": ActivationMaps(patterns, activations, source.patterns.logits[taken]),
     }

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import measure_accuracy
-from arithscope.experiments.neurons import neuron_effects, rank_agreement
+from arithscope.experiments.common.ranking import rank_agreement
+from arithscope.experiments.neurons import neuron_effects
 from arithscope.models.load import LoadOptions, load
 from arithscope.models.model import Model
 from arithscope.models.sources import embedded_names

@@ -10,7 +10,8 @@ from arithscope.stats.effects import EFFECTS
 
 EXACT, ATTRIBUTION_THEN_EXACT = "exact", "atp+exact"
 NEURON_METHODS = (EXACT, "atp", "ig", "relp", ATTRIBUTION_THEN_EXACT)
-RANKINGS = ("mean", "mean+std")
+MEAN, MEAN_ABS, MEAN_STD = RANKINGS = ("mean", "mean_abs", "mean+std")
+CAUSE, PROBE = ANSWER_LAYERS = ("cause", "probe")
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,11 @@ class SampleSizes:
 
     Attributes:
         discovery: Correct prompts on which components are patched and ranked.
-        evaluation: Correct prompts, disjoint from discovery, on which faithfulness is measured.
+        evaluation: Correct prompts on which what was chosen is measured. Discovery, selection and evaluation are disjoint.
         first_mlp: Discovery prompts on which single neurons of the first MLP are patched.
         probe: Correct prompts of all operators together for training and testing probes.
-        neurons: Discovery prompts on which single neurons of the later MLPs are patched.
+        selection: Correct prompts on which circuit sizes, numbers of neurons and answer layers are chosen.
+        neurons: Discovery prompts on which single neurons of the later MLPs are patched; at most `discovery`.
         draws: Random circuits that each circuit is compared with.
         permutations: Permutations of each neuron's activations that calibrate its matches.
         knockout: Held-out prompts for which a heuristic holds, and as many for which it does not.
@@ -34,6 +36,7 @@ class SampleSizes:
     evaluation: int
     first_mlp: int
     probe: int
+    selection: int = 50
     neurons: int = 50
     draws: int = 10
     permutations: int = 32
@@ -43,14 +46,18 @@ class SampleSizes:
 
     def halved(self) -> "SampleSizes":
         """Half as many prompts of each kind, at least one. Draws and permutations stay the same."""
-        kinds = ("discovery", "evaluation", "first_mlp", "probe", "neurons", "knockout", "prompt_knockout", "failures")
-        return replace(self, **{kind: max(1, getattr(self, kind) // 2) for kind in kinds})
+        kept = "draws", "permutations"
+        return replace(self, **{name: max(1, size // 2) for name, size in vars(self).items() if name not in kept})
 
 
+QUICK, PAPER = "quick", "paper"
 PRESETS = {
-    "quick": SampleSizes(discovery=32, evaluation=32, first_mlp=8, probe=4000, draws=4, permutations=8, knockout=25),
-    "paper": SampleSizes(discovery=100, evaluation=100, first_mlp=16, probe=16_000),
+    QUICK: SampleSizes(discovery=50, evaluation=32, first_mlp=8, probe=4000, draws=4, permutations=8, knockout=25),
+    PAPER: SampleSizes(discovery=100, evaluation=100, first_mlp=16, probe=16_000, selection=100),
 }
+
+# Settings whose default depends on the preset: the best known, and the paper's.
+_PRESET_CHOICES = {"rank": (MEAN_ABS, MEAN), "answer_layers": (CAUSE, PROBE)}
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,15 @@ class Settings:
     Attributes:
         operators: Operators to study; sorted in the order of `OPERATORS`.
         max_operand: Largest operand; the smallest is 0.
-        preset: Sample sizes: `quick` or `paper`.
+        preset: Sample sizes: `quick` or `paper`. The latter also ranks neurons and finds answer layers as the paper does.
         seed: Seed of every random choice.
         effect: Effect measure that ranks heads and neurons; all measures are stored.
         neurons: How effects of single neurons are computed: exact patching, an attribution method (atp, ig, relp), or
             `atp+exact`, exact patching of the neurons that attribution patching ranks highest.
-        rank: Statistic of a neuron's effects over prompts by which it is ranked: `mean` or `mean+std`.
+        rank: Statistic of a neuron's effects over prompts by which it is ranked: `mean` (the paper's), `mean_abs` (the mean
+            of absolute effects) or `mean+std`. None: `mean` with the preset `paper`, otherwise `mean_abs`.
+        answer_layers: How the layers whose neurons are studied are found: by `cause` (the fewest last layers whose MLPs the
+            answer needs) or by `probe` (the paper's). None: `probe` with the preset `paper`, otherwise `cause`.
         topk: Neurons kept per MLP, for all operators or by operator; None: the fewest that reach the plateau.
         both_operands: Whether to also try heuristics about both operands (`op1, op2 mod 2 = 0`).
         half: 1 or 2 draws all samples, half as large, from that half of the legal prompts; 0 uses all prompts.
@@ -77,11 +87,12 @@ class Settings:
 
     operators: tuple[str, ...] = OPERATORS
     max_operand: int = 300
-    preset: str = "quick"
+    preset: str = QUICK
     seed: int = 0
     effect: str = "probability"
     neurons: str = EXACT
-    rank: str = "mean"
+    rank: str | None = None
+    answer_layers: str | None = None
     topk: int | Mapping[str, int] | None = None
     both_operands: bool = False
     half: int = 0
@@ -89,10 +100,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(OPERATORS[i] for i in operator_indices(self.operators)))
-        choices = {"preset": tuple(PRESETS), "effect": EFFECTS, "neurons": NEURON_METHODS, "rank": RANKINGS}
+        choices = {"preset": tuple(PRESETS), "effect": EFFECTS, "neurons": NEURON_METHODS}
+        choices |= {"rank": RANKINGS, "answer_layers": ANSWER_LAYERS}
         for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
-                raise UserError(f"There is no --{name} {value!r}; choose from {', '.join(known)}.")
+            if (value := getattr(self, name)) not in known and (value is not None or name not in _PRESET_CHOICES):
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"There is no {option} {value!r}; choose from {', '.join(known)}.")
         if self.max_operand < 1:
             raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
         if self.seed < 0:
@@ -118,6 +131,16 @@ class Settings:
         return sizes.halved() if self.half else sizes
 
     @property
+    def ranking(self) -> str:
+        """The statistic that ranks neurons."""
+        return self.rank or _PRESET_CHOICES["rank"][self.preset == PAPER]
+
+    @property
+    def layers_by(self) -> str:
+        """How the answer layers are found."""
+        return self.answer_layers or _PRESET_CHOICES["answer_layers"][self.preset == PAPER]
+
+    @property
     def fixed_k(self) -> Mapping[str, int] | None:
         """Neurons kept per MLP, by operator; None if the experiment chooses."""
         return dict.fromkeys(OPERATORS, self.topk) if isinstance(self.topk, int) else self.topk
@@ -127,6 +150,6 @@ class Settings:
         return model.sizes.neurons if self.fixed_k is None else max(self.fixed_k.values())
 
     @property
-    def preselected_by(self) -> str | None:
-        """The effect measure by which `atp+exact` selects neurons for exact patching; None for other methods."""
-        return self.effect if self.neurons == ATTRIBUTION_THEN_EXACT else None
+    def preselected_by(self) -> tuple[str, str] | None:
+        """Effect measure and ranking by which `atp+exact` selects neurons for exact patching; None for other methods."""
+        return (self.effect, self.ranking) if self.neurons == ATTRIBUTION_THEN_EXACT else None

@@ -86,7 +86,7 @@ def _check_ability(model: Model, settings: Settings) -> Iterator[str]:
         raise UserError(
             f"{model.identity.name} can be loaded and its tokenizer read, but it answers hardly any prompt correctly (with no "
             "operator more than by always giving the same answer), so a study would find nothing: a run leaves out every "
-            "operator with fewer than two correct prompts, and stops if none is left or if all correct answers are equal; "
+            "operator with fewer than three correct prompts, and stops if none is left or if all correct answers are equal; "
             f"{ADVICE}."
         )
     only = f" with --operators '{''.join(able)}'; with others it is no better than one fixed answer"

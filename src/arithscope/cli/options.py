@@ -45,7 +45,12 @@ OUT = "Run folder; default: runs/MODEL, followed by the settings that are not th
 STAGES = "Run only these stages, and those they need: names separated by commas, as in circuit,classify."
 CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
 PREFIX = r"Text before every prompt, such as few-shot examples; \n is a newline."
-PRESET = "Sample sizes: quick, or paper, which also repeats the study."
+PRESET = "quick, or paper: the paper's sample sizes and choices, and the study is repeated."
+RANK = "Rank neurons by mean_abs, mean (the paper's) or mean+std of their effects; default: mean_abs, with --preset paper mean."
+ANSWER_LAYERS = (
+    "Study neurons of the layers found by cause (the last MLPs that the answer needs) or by probe (the paper's); default: "
+    "cause, with --preset paper probe."
+)
 TOPK = "Top neurons per MLP (paper: 200); default: fewest that suffice."
 EFFECT = "Effect that ranks components: probability (the paper's), log_ratio or logit."
 BOTH_OPERANDS = "Also match heuristics about both operands at once."
@@ -110,7 +115,8 @@ class SettingsOptions:
     seed: Annotated[int, samples("--seed N", "Seed of all random choices.")] = 0
     effect: Annotated[str, measures("--effect NAME", EFFECT)] = "probability"
     neurons: Annotated[str, measures("--neurons METHOD", NEURONS)] = "exact"
-    rank: Annotated[str, measures("--rank NAME", "Rank neurons by the mean of their effects, or by mean+std.")] = "mean"
+    rank: Annotated[str | None, measures("--rank NAME", RANK)] = None
+    answer_layers: Annotated[str | None, measures("--answer-layers NAME", ANSWER_LAYERS)] = None
     topk: Annotated[int | None, measures("--topk K", TOPK)] = None
     both_operands: Annotated[bool, measures("--both-operands", BOTH_OPERANDS)] = False
 

@@ -1,6 +1,7 @@
 """Accuracy on all legal prompts; every later experiment samples from the correct ones (Appendix I)."""
 
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 import pandas as pd
@@ -8,18 +9,20 @@ from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.result import Result, summary_table
+from arithscope.experiments.common.result import AVERAGE, Result, mean_rows, summary_table
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, operator_indices, random_source
-from arithscope.stats.intervals import Mean, unit_mean
+from arithscope.stats.intervals import Mean, share_of, unit_mean
 from arithscope.utils.progress import Progress, Silent
 
 
 @dataclass(frozen=True, repr=False)
 class Accuracy(Result):
-    """Measures: `accuracy`; `p_answer`, the mean probability of the right answer; `p_answer_correct`, over correct prompts."""
+    """Measures: `accuracy`; `p_answer`, the mean probability of the right answer; `p_answer_correct`, over correct prompts;
+    `baseline`, the accuracy of always giving the operator's most frequent answer (half of all quotients are 0); and
+    `accuracy_over_prompts`, the average in which prompts, not operators, weigh the same, as in the paper."""
 
     prompts: pd.DataFrame = schema.table(
         "Every legal prompt with the model's answer.",
@@ -103,4 +106,6 @@ def _tabulate(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[
     for operator, rows in frame.groupby("operator", sort=False):
         values = {"accuracy": rows.correct, "p_answer": rows.p_answer, "p_answer_correct": rows.p_answer[rows.correct]}
         measured[str(operator)] = {name: unit_mean(x) for name, x in values.items()}
-    return Accuracy(frame, summary_table(measured))
+        measured[str(operator)]["baseline"] = Mean(rows.answer.value_counts(normalize=True).max(), nan, nan, len(rows))
+    over_prompts = mean_rows({"accuracy_over_prompts": share_of(frame.correct)}, operator=AVERAGE)
+    return Accuracy(frame, pd.concat([summary_table(measured), pd.DataFrame(over_prompts)], ignore_index=True))

@@ -1,10 +1,13 @@
 """The circuit of each operator: all MLPs, and the fewest top-ranked heads that reach the faithfulness plateau.
 
 1. Rank heads by their effect in activation patching.
-2. Evaluate nested sets of heads (the first n), and random sets of the same sizes, with all other heads mean-ablated.
-3. Choose the smallest n whose faithfulness is within 0.02 of the best (Section 2.1, Appendix A).
+2. Keep the first n heads and mean-ablate all others. On the selection prompts, choose the smallest n whose faithfulness is
+   within 0.02 of the best (Section 2.1, Appendix A).
+3. Report the circuits of all sizes, and random ones as large, on the evaluation prompts.
+4. Evaluate the union of all operators' circuits, too.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +18,24 @@ from numpy.typing import NDArray
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import ablation, schema
 from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table
-from arithscope.experiments.common.samples import evaluation_prompts
+from arithscope.experiments.common.samples import evaluation_prompts, selection_prompts
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import Localization, component_name
 from arithscope.experiments.means import MeanActivations
-from arithscope.prompts import random_source
+from arithscope.prompts import Prompts, random_source
+from arithscope.utils.progress import Advance
 
 EVERY_SIZE = 64  # up to this size every number of heads is tried; beyond it, sizes grow by a tenth
 
 
 @dataclass(frozen=True, repr=False)
 class Circuit(Result):
-    """The chosen circuits, and the curves they were chosen from."""
+    """The chosen circuits, and their curves."""
 
-    curve: pd.DataFrame = schema.table("Circuits of the first n heads, and of n random heads.", *ablation.CURVE)
+    curve: pd.DataFrame = schema.table(
+        "Circuits of the first n heads, and of n random heads, on the evaluation prompts.", *ablation.CURVE
+    )
+    selection: pd.DataFrame = schema.table("The same on the selection prompts, without random heads.", *ablation.CURVE)
     heads: pd.DataFrame = schema.table(
         "Every head, by descending effect.",
         schema.OPERATOR,
@@ -39,6 +46,7 @@ class Circuit(Result):
         schema.boolean("in_circuit", "whether the head is in the operator's circuit"),
     )
     table: pd.DataFrame = schema.table("Measures of the chosen circuits, and under `random_…` of random ones as large.")
+    union: pd.DataFrame = schema.table("Measures of the union of all operators' circuits.")
     excluded: dict[str, int] = schema.value("prompts without a faithfulness: the empty circuit is as good as the model")
 
     @property
@@ -58,6 +66,10 @@ class Circuit(Result):
         """Heads in the circuit of every operator, sorted by layer."""
         return sorted(set.intersection(*(set(self.chosen(o)) for o in self.operators)))
 
+    def in_any(self) -> list[tuple[int, int]]:
+        """Heads in the circuit of any operator, sorted by layer: the union circuit."""
+        return sorted({head for operator in self.operators for head in self.chosen(operator)})
+
     def keeps(self, operator: str, layers: int, heads: int) -> NDArray[np.bool_]:
         """Mask of the heads that the circuit keeps: [1, layers, heads]."""
         keep, rows = np.zeros((1, layers, heads), dtype=np.bool_), self.kept(operator)
@@ -69,7 +81,10 @@ class Circuit(Result):
         for operator in self.operators:
             names = [component_name(*head) for head in self.chosen(operator)]
             out[operator] = {"heads": len(names), **out[operator], "head_names": names}
+        for operator, measures in by_operator(self.union).items():
+            out[operator] |= {f"union_{measure}": entry for measure, entry in measures.items()}
         out[AVERAGE]["shared_heads"] = [component_name(*head) for head in self.shared()]
+        out[AVERAGE]["union_heads"] = len(self.in_any())
         return out
 
 
@@ -81,30 +96,59 @@ class Circuit(Result):
 )
 def circuit(ctx: Context) -> Circuit:
     """Smallest set of attention heads whose faithfulness reaches the plateau, by operator."""
-    s, draws, samples = ctx.model.sizes, ctx.settings.sizes.draws, evaluation_prompts(ctx)
+    s, draws, samples, selected = (
+        ctx.model.sizes,
+        ctx.settings.sizes.draws,
+        evaluation_prompts(ctx),
+        selection_prompts(ctx),
+    )
     counts = head_counts(s.layers * s.heads)
     sources = {operator: random_source(ctx.settings.seed, "circuit", operator) for operator in samples}
     rankings = {o: ctx.results[Localization].ranking(o, ctx.settings.effect) for o in samples}
 
-    def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
+    def arguments(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
         ranked = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
         orders = ablation.with_random_orders(ranked, draws, sources[operator])
         kept = ablation.nested_sets(orders, sizes).unflatten(1, (s.layers, s.heads)).numpy()
         return ctx.results[MeanActivations], kept, {}, None
 
-    total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
+    n_prompts, n_selected = (sum(map(len, prompts.values())) for prompts in (samples, selected))
+    total = len(counts) * (n_selected + n_prompts * (1 + draws)) + n_prompts
     with ctx.progress.task("circuit", total) as advance:
         scores = ablation.circuit_scores
-        curve = ablation.growth_curve(ctx, "circuit", scores, samples, counts, arguments, advance)
+        selection = ablation.growth_curve(ctx, "selection", scores, selected, counts, arguments, 0, advance)
+        curve = ablation.growth_curve(ctx, "curve", scores, samples, counts, arguments, draws, advance)
+        sizes = {operator: ablation.smallest_on_plateau(selection, operator) for operator in samples}
+        union = _union(ctx, samples, rankings, sizes, advance)
     tables, measured, excluded = [], {}, {}
     for operator, prompts in samples.items():
-        means = ablation.curve_means(curve, operator)
-        size = ablation.smallest_on_plateau(means)
+        means = ablation.curve_means(curve, operator)[sizes[operator]]
         rank = np.arange(s.layers * s.heads)
-        tables.append(rankings[operator].assign(rank=rank, in_circuit=rank < size))
-        measured[operator], excluded[operator] = means[size], len(prompts) - means[size]["faithfulness"].n
+        tables.append(rankings[operator].assign(rank=rank, in_circuit=rank < sizes[operator]))
+        measured[operator], excluded[operator] = means, len(prompts) - means["faithfulness"].n
     ranked = pd.concat(tables, ignore_index=True)[Circuit.columns("heads")]
-    return Circuit(curve, ranked, summary_table(measured), excluded)
+    return Circuit(curve, selection, ranked, summary_table(measured), union, excluded)
+
+
+def _union(
+    ctx: Context,
+    samples: Mapping[str, Prompts],
+    rankings: Mapping[str, pd.DataFrame],
+    sizes: Mapping[str, int],
+    advance: Advance,
+) -> pd.DataFrame:
+    """Measures of the circuit that keeps every head of any operator's circuit."""
+    s = ctx.model.sizes
+    kept = np.zeros((1, s.layers, s.heads), dtype=np.bool_)
+    for operator, ranking in rankings.items():
+        kept[0, ranking.layer[: sizes[operator]], ranking["head"][: sizes[operator]]] = True
+    means = ctx.results[MeanActivations]
+    tasks: list[ablation.Task] = [((means, kept, {}, None), prompts) for prompts in samples.values()]
+    scores = ablation.scores_of_tasks(ctx, ablation.circuit_scores, tasks, advance)
+    ends = ablation.baselines(ctx, samples)
+    measured = {o: ends[o].measure(own)[0] for o, own in zip(samples, scores, strict=True)}
+    spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
+    return ctx.confirmed("union", summary_table(measured), smallest_span=spans)
 
 
 def head_counts(total: int) -> list[int]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
+from arithscope.experiments.common.ranking import rounded
 from arithscope.experiments.common.result import Result, of_operator, strongest
 from arithscope.experiments.common.samples import Places, Split, batches, places_of_units, splits
 from arithscope.experiments.common.stage import Context, replay_memory, stage
@@ -61,9 +62,10 @@ class Localization(Result):
     def ranking(self, operator: str, measure: str) -> pd.DataFrame:
         """Heads by descending effect: each head's mean effect at the position where it is largest."""
         rows = of_operator(self.effects, operator, measure)
-        order, ascending = ["value", "layer", "head", "position"], [False, True, True, True]
+        rows = rows.assign(by=rounded(rows.value))
+        order, ascending = ["by", "layer", "head", "position"], [False, True, True, True]
         best = rows[rows["head"] != MLP].sort_values(order, ascending=ascending)
-        return best.drop_duplicates(["layer", "head"]).reset_index(drop=True)
+        return best.drop_duplicates(["layer", "head"]).drop(columns="by").reset_index(drop=True)
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def localize(ctx: Context) -> Localization:
     """Activation patching of every head and MLP at every position, by operator."""
     samples, model = splits(ctx), ctx.model
     for operator in [o for o in ctx.results[Accuracy].operators if o not in samples]:
-        ctx.progress.note(f"{operator} is left out: fewer than two of its prompts are answered correctly")
+        ctx.progress.note(f"{operator} is left out: fewer than three of its prompts are answered correctly")
     positions = model.positions.named()
     patched = {o: places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_UNITS, "localize", o) for o in samples}
     groups = [

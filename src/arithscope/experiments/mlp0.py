@@ -1,30 +1,37 @@
 """The first MLP: which neurons matter at op1, operator and op2, how few suffice, and what numbers they respond to (Appendix B).
 
 1. Patch each neuron at each of the three positions with its counterfactual activation; rank neurons by their mean effect.
-2. Keep a growing share of the best neurons in the operator's circuit, at all positions, and mean-ablate the others.
-3. Read each neuron's activation at op1 for every number.
+2. Keep a growing share of the best neurons in the operator's circuit, at all positions, and mean-ablate the others. The share
+   that suffices is chosen on the selection prompts and reported on the evaluation prompts.
+3. Do the same with the MLPs of the answer layers reduced to their top neurons at the last position, as in the paper.
+4. Read each neuron's activation at op1 for every number.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
 from arithscope.experiments.common.result import Result, by_operator, of_operator, summary_table
-from arithscope.experiments.common.samples import Split, batches, splits
+from arithscope.experiments.common.samples import Split, batches, evaluation_prompts, selection_prompts, splits
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import effect_tables
 from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.experiments.neurons import neuron_effects
+from arithscope.experiments.topk import TopK
+from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.stats.intervals import Floats, Mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 
@@ -33,6 +40,7 @@ ALL_POSITIONS = "mean"  # value of the column `position` for the average over po
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons to keep
 NEURONS_IN_UNIT = 4096
 VERIFIED_NEURONS = 12  # neurons of each operator that `verify` patches again
+_CURVE = (*ablation.CURVE, schema.number("share", "share of the neurons that is kept"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,11 +56,14 @@ class FirstMlp(Result):
         *schema.EFFECT_COLUMNS,
     )
     curve: pd.DataFrame = schema.table(
-        "The circuit with only the best neurons of the first MLP, or as many random ones.",
-        *ablation.CURVE,
-        schema.number("share", "share of the neurons that is kept"),
+        "The circuit with only the best neurons of the first MLP, or as many random ones, on the evaluation prompts.",
+        *_CURVE,
     )
-    table: pd.DataFrame = schema.table("Measures at the smallest share that suffices, and with 1 % of the neurons.")
+    reduced: pd.DataFrame = schema.table("The same with the answer layers' MLPs reduced to their top neurons.", *_CURVE)
+    selection: pd.DataFrame = schema.table("`curve` on the selection prompts, without random neurons.", *_CURVE)
+    table: pd.DataFrame = schema.table(
+        "Measures at the smallest share that suffices, and with 1 % of the neurons; `reduced_…` with reduced later MLPs."
+    )
     tuning: Singles = schema.array("activation of each neuron at op1, for each number", "float32", "neurons, numbers")
     smallest_share: dict[str, float] = schema.value("smallest share within 0.02 of the best faithfulness, by operator")
 
@@ -68,7 +79,7 @@ class FirstMlp(Result):
 
 
 @stage(
-    needs=(Accuracy, MeanActivations, Circuit),
+    needs=(Accuracy, MeanActivations, Circuit, TopK),
     reads=("max_operand", "sizes", "seed", "effect"),
     memory=replay_memory,
     paper="App. B",
@@ -76,38 +87,84 @@ class FirstMlp(Result):
 def mlp0(ctx: Context) -> FirstMlp:
     """Effects of the first MLP's neurons at the operands and the operator, and the smallest share of them that suffices."""
     s, draws, samples = ctx.model.sizes, ctx.settings.sizes.draws, splits(ctx)
-    evaluation = {operator: split.evaluation for operator, split in samples.items()}
+    evaluation, selected = evaluation_prompts(ctx), selection_prompts(ctx)
     sources = {operator: random_source(ctx.settings.seed, "mlp0", operator) for operator in samples}
     # Shares by number of neurons kept. In a small MLP several shares may give the same number; the smallest wins.
     shares = {max(round(share * s.neurons), int(share > 0)): share for share in reversed(SHARES)}
     counts = sorted(shares)
 
-    def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
+    def arguments(operator: str, sizes: list[int], draws: int, later: Mapping[int, Bools]) -> tuple[Any, ...]:
         best = _strongest(effects, operator, ctx.settings.effect)
         orders = ablation.with_random_orders(best, draws, sources[operator]).astype(np.int32)
         heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
-        return ctx.results[MeanActivations], heads, {0: orders}, sizes, None
+        return ctx.results[MeanActivations], heads, orders, sizes, later
+
+    def whole(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
+        return arguments(operator, sizes, draws, {})
+
+    def reduced(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
+        return arguments(operator, sizes, draws, _top_neurons(ctx.results[TopK], operator))
 
     first = ctx.settings.sizes.first_mlp
     patched = s.neurons * len(POSITIONS) * sum(min(len(split.discovery), first) for split in samples.values())
-    ablated = len(counts) * (1 + draws) * sum(map(len, evaluation.values()))
+    n_prompts, n_selected = (sum(map(len, prompts.values())) for prompts in (evaluation, selected))
+    ablated = len(counts) * (n_selected + 2 * n_prompts * (1 + draws))
     with ctx.progress.task("mlp0", patched + ablated) as advance:
         effects = _effects(ctx, samples, advance)
-        scores = ablation.nested_circuit_scores
-        curve = ablation.growth_curve(ctx, "mlp0", scores, evaluation, counts, arguments, advance)
+        selection, curve, with_reduced = (
+            ablation.growth_curve(ctx, field, first_mlp_scores, prompts, counts, circuits, n_draws, advance)
+            for field, prompts, circuits, n_draws in (
+                ("selection", selected, whole, 0),
+                ("curve", evaluation, whole, draws),
+                ("reduced", evaluation, reduced, draws),
+            )
+        )
         [tuning] = ctx.map(number_tuning, [(ctx.settings.max_operand,)], advance)
-    measured, smallest = {}, {}
+    measured: dict[str, dict[str, Mean]] = {}
+    smallest = {}
     for operator in samples:
-        means = ablation.curve_means(curve, operator)
-        size, one_percent = ablation.smallest_on_plateau(means), means[max(round(0.01 * s.neurons), 1)]
+        size, one_percent = ablation.smallest_on_plateau(selection, operator), max(round(0.01 * s.neurons), 1)
         smallest[operator] = shares[size]
-        measured[operator] = {
-            **{measure: means[size][measure] for measure in ("faithfulness", "accuracy")},
-            "faithfulness_of_1_percent": one_percent["faithfulness"],
-            "random_1_percent": one_percent["random_faithfulness"],
-        }
-    curve = curve.assign(share=curve["size"] / s.neurons)
-    return FirstMlp(effects, curve, summary_table(measured), ctx.confirmed("tuning", tuning), smallest)
+        measured[operator] = {}
+        for prefix, table in (("", curve), ("reduced_", with_reduced)):
+            means = ablation.curve_means(table, operator)
+            measured[operator] |= {prefix + measure: means[size][measure] for measure in ("faithfulness", "accuracy")}
+            measured[operator][f"{prefix}faithfulness_of_1_percent"] = means[one_percent]["faithfulness"]
+            measured[operator][f"{prefix}random_1_percent"] = means[one_percent]["random_faithfulness"]
+    curves = [table.assign(share=table["size"] / s.neurons) for table in (curve, with_reduced, selection)]
+    return FirstMlp(
+        effects, curves[0], curves[1], curves[2], summary_table(measured), ctx.confirmed("tuning", tuning), smallest
+    )
+
+
+def _top_neurons(topk: TopK, operator: str) -> dict[int, Bools]:
+    """By answer layer, which neurons the operator's circuit keeps; the first MLP, which is varied, is left out."""
+    kept: dict[int, Bools] = {}
+    for layer, neuron in topk.chosen(operator):
+        if layer > 0:
+            kept.setdefault(layer, np.zeros(topk.mlp_size, dtype=np.bool_))[neuron] = True
+    return dict(sorted(kept.items()))
+
+
+def first_mlp_scores(
+    model: Model,
+    means: MeanActivations,
+    heads: ablation.HeadMasks,
+    orders: Int[np.ndarray, "orders neurons"],
+    counts: Sequence[int],
+    later: Mapping[int, Bools],
+    prompts: Prompts,
+    *,
+    advance: Advance,
+) -> Floats:
+    """Unit of work: scores in circuits that keep the first n neurons of each order in the first MLP, for each n.
+
+    `later` has, by layer, the neurons that other MLPs keep at the last position; MLPs that are not in it stay whole.
+    """
+    first = ablation.nested_sets(orders, counts).numpy()
+    kept = {0: first, **{layer: np.repeat(mask[None], len(first), axis=0) for layer, mask in later.items()}}
+    starts = {0: model.positions.op1, **dict.fromkeys(later, model.positions.last)}
+    return ablation.circuit_scores(model, means, heads, kept, starts, prompts, advance=advance)
 
 
 def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.DataFrame:

@@ -1,15 +1,19 @@
-"""Effect of every single neuron at the last position, from the first answer layer on (Section 3.1).
+"""Effect of every single neuron of the answer layers at the last position (Section 3.1).
 
 1. Run the counterfactuals (corrupted run) and keep the activations of the neurons at the last position.
 2. Exact patching: rerun the clean prompt once per neuron, with that neuron set to its counterfactual activation.
    Attribution methods estimate the same effects from gradients. `atp+exact` uses exact patching for the neurons that
    attribution patching ranks highest, and its estimates for the others.
-3. Average over the discovery prompts. Also report how well attribution methods agree with exact patching, and how well the
-   rankings on two halves of the prompts agree (split-half).
+3. Average over the discovery prompts. Also report how well attribution methods agree with exact patching, how well the
+   rankings on two halves of the prompts agree (split-half), and how well rankings by different effect measures do.
+
+The paper ranks neurons by the mean of their effects. A neuron that raises some answers and lowers others has a mean near zero,
+so that ranking is mostly noise; the mean of absolute effects is not (docs/statistics.md compares them).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,8 +22,18 @@ import torch
 from numpy.typing import NDArray
 
 from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.answer_layers import AnswerLayers
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS, BEST_METHOD, attributed_effects
+from arithscope.experiments.common.ranking import (
+    AGREEMENT,
+    RECALLED,
+    best_first,
+    percent_of,
+    rank_agreement,
+    rank_statistic,
+    rounded,
+)
 from arithscope.experiments.common.result import Result, of_operator, strongest
 from arithscope.experiments.common.samples import batches, splits
 from arithscope.experiments.common.stage import Context, replay_memory, stage
@@ -29,7 +43,17 @@ from arithscope.heuristics.kinds import Ints
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, random_source
-from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, Settings
+from arithscope.settings import (
+    ATTRIBUTION_THEN_EXACT,
+    CAUSE,
+    EXACT,
+    MEAN,
+    MEAN_ABS,
+    MEAN_STD,
+    PROBE,
+    RANKINGS,
+    Settings,
+)
 from arithscope.stats.effects import EFFECTS
 from arithscope.stats.intervals import Floats
 from arithscope.utils.executor import Unit, split_evenly
@@ -38,14 +62,19 @@ from arithscope.utils.progress import Advance
 Effects = NDArray[np.float32]  # layers, neurons, prompts, measures
 Layers = Sequence[int]
 
+COMPARED = {
+    MEAN: "value",
+    MEAN_ABS: "mean_abs",
+}  # rankings by which methods and measures are compared, with their columns
 PRESELECTED = 10  # percent of each layer's neurons for which `atp+exact` uses exact patching
-RECALLED = (1, 2, 5, 10, 20)  # percent of each layer's neurons, for the recall of the exact top neurons
 PROMPTS_IN_UNIT = 64  # recording prompts costs as much as patching a few hundred neurons
 SPLITS = 4  # random halvings that the split-half agreement is averaged over
 VERIFIED_LAYERS, VERIFIED_NEURONS = 3, 16  # layers of each operator, and neurons of each, that `verify` patches again
-_AGREEMENT = ("rank_correlation", *(f"recall_{percent}" for percent in RECALLED))
+_RANKING = schema.text(
+    "ranking", "statistic of the effects that ranks neurons: `mean`, `mean_abs` or `mean+std`", key=True
+)
 _AGREEMENT_COLUMNS = (
-    schema.number("rank_correlation", "Spearman's rank correlation of mean effects over all neurons"),
+    schema.number("rank_correlation", "Spearman's rank correlation over all neurons"),
     *(schema.number(f"recall_{p}", f"share of each layer's top {p} % in the other's top {p} %") for p in RECALLED),
 )
 
@@ -66,31 +95,45 @@ class NeuronEffects(Result):
         schema.OPERATOR,
         schema.text("method", "attribution method: `atp`, `ig` or `relp`", key=True),
         schema.EFFECT_MEASURE,
+        _RANKING,
         *_AGREEMENT_COLUMNS,
     )
     split_half: pd.DataFrame = schema.table(
         "Agreement of the effects on two halves of the prompts, averaged over random halvings; NaN with fewer than 2 prompts.",
         schema.OPERATOR,
         schema.EFFECT_MEASURE,
+        _RANKING,
         *_AGREEMENT_COLUMNS,
     )
-    first_layer: int = schema.value("first layer whose neurons were measured: the first answer layer")
+    measures: pd.DataFrame = schema.table(
+        "Agreement of the ranking by an effect measure with the ranking by `probability`, the paper's measure.",
+        schema.OPERATOR,
+        schema.EFFECT_MEASURE,
+        _RANKING,
+        *_AGREEMENT_COLUMNS,
+    )
+    first_layer: dict[str, int] = schema.value("first layer whose neurons were measured, by operator")
+    layers_by: str = schema.value("how these layers were found: by `cause` or by `probe`")
+    ranked_by: str = schema.value("the ranking in use")
 
     @property
     def operators(self) -> list[str]:
         return [str(o) for o in self.effects.operator.unique()]
 
-    def ranking(self, operator: str, measure: str, rank: str = "mean") -> pd.DataFrame:
-        """Neurons of each layer by descending effect; exactly patched ones before estimated ones.
+    def ranking(self, operator: str, measure: str, rank: str | None = None) -> pd.DataFrame:
+        """Neurons of each layer by a descending statistic of their effects; exactly patched ones before estimated ones.
 
-        `rank` is `mean` or `mean+std`. The latter favours neurons that matter much on few prompts over neurons that matter a
-        little on all.
+        `rank` is `mean` (the paper's), `mean_abs` or `mean+std`; by default the ranking in use. Among neurons whose statistics
+        differ by no more than rounding does, the one with the smaller number comes first.
         """
         rows = of_operator(self.effects, operator, measure)
-        by = rows.value if rank == "mean" else rows.value + rows["std"]
-        rows = rows.assign(by=by, estimated=rows.method != EXACT)
+        rows = rows.assign(by=rounded(self.statistic(rows, rank)), estimated=rows.method != EXACT)
         ranked = rows.sort_values(["layer", "estimated", "by", "neuron"], ascending=[True, True, False, True])
         return ranked.drop(columns=["by", "estimated"]).reset_index(drop=True)
+
+    def statistic(self, rows: pd.DataFrame, rank: str | None = None) -> "pd.Series[float]":
+        """The statistic that ranks neurons, for rows of `effects`; by default that of the ranking in use."""
+        return {MEAN: rows.value, MEAN_ABS: rows.mean_abs, MEAN_STD: rows.value + rows["std"]}[rank or self.ranked_by]
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -99,12 +142,18 @@ class NeuronEffects(Result):
             exact = rows[rows.method == EXACT]
             best = strongest(rows if exact.empty else exact, lambda row: neuron_name(row.layer, row.neuron))
             out[operator] = {"strongest_neuron": best, "neurons": len(rows), "measured_exactly": len(exact)}
-        for row in self.agreement[self.agreement.measure == "probability"].itertuples():
-            out[str(row.operator)][f"{row.method}_rank_correlation"] = row.rank_correlation
-            out[str(row.operator)][f"{row.method}_recall_of_best_5_percent"] = row.recall_5
-        for row in self.split_half[self.split_half.measure == "probability"].itertuples():
+        by_probability = self.split_half[self.split_half.measure == "probability"]
+        for row in by_probability.itertuples():
+            out[str(row.operator)][f"split_half_by_{row.ranking}"] = row.rank_correlation
+        for row in by_probability[by_probability.ranking == self.ranked_by].itertuples():
             out[str(row.operator)]["split_half"] = row.rank_correlation
             out[str(row.operator)]["split_half_recall_of_best_5_percent"] = row.recall_5
+        agreement = self.agreement[self.agreement.measure == "probability"]
+        for row in agreement[agreement.ranking == self.ranked_by].itertuples():
+            out[str(row.operator)][f"{row.method}_rank_correlation"] = row.rank_correlation
+            out[str(row.operator)][f"{row.method}_recall_of_best_5_percent"] = row.recall_5
+        for row in self.measures[self.measures.ranking == self.ranked_by].itertuples():
+            out[str(row.operator)][f"{row.measure}_against_probability"] = row.rank_correlation
         return out
 
 
@@ -135,18 +184,27 @@ class _Task:
         return [(self.prompts[c], self.counterfactuals[c], *arguments) for c in chunks]
 
 
-@stage(needs=(Accuracy, Probe), reads=("sizes", "seed", "neurons", "preselected_by"), memory=_memory, paper="3.1")
+@stage(
+    needs=(Accuracy, Probe, AnswerLayers),
+    reads=("sizes", "seed", "neurons", "preselected_by", "ranking", "layers_by"),
+    memory=_memory,
+    paper="3.1",
+)
 def neurons(ctx: Context) -> NeuronEffects:
-    """Effect of every neuron of the later MLPs at the last position, by exact patching or attribution."""
-    s, method, first = ctx.model.sizes, ctx.settings.neurons, ctx.results[Probe].first_answer_layer
+    """Effect of every neuron of the answer layers at the last position, by exact patching or attribution."""
+    s, method, samples = ctx.model.sizes, ctx.settings.neurons, splits(ctx)
+    by_probe = dict.fromkeys(samples, ctx.results[Probe].first_answer_layer)
+    first = {PROBE: by_probe, CAUSE: ctx.results[AnswerLayers].first_layer}[ctx.settings.layers_by]
+    first = {operator: first[operator] for operator in samples}
     some = slice(0, ctx.settings.sizes.neurons)
     tasks = []
-    for operator, split in splits(ctx).items():
-        layers = [first + int(i) for i in ctx.sample(s.layers - first, VERIFIED_LAYERS, "neurons", operator)]
+    for operator, split in samples.items():
+        n_layers = s.layers - first[operator]
+        layers = [first[operator] + int(i) for i in ctx.sample(n_layers, VERIFIED_LAYERS, "neurons", operator)]
         every = np.tile(np.arange(s.neurons), (len(layers), 1))
         tasks.append(_Task(operator, split.discovery[some], split.counterfactuals[some], layers, every))
     attribution = BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else method
-    n_exact = {EXACT: s.neurons, ATTRIBUTION_THEN_EXACT: share_of(s.neurons, PRESELECTED)}.get(method, 0)
+    n_exact = {EXACT: s.neurons, ATTRIBUTION_THEN_EXACT: percent_of(s.neurons, PRESELECTED)}.get(method, 0)
     attributions = len(ATTRIBUTION_METHODS) if method == EXACT else 1
     total = sum(len(task.prompts) * (n_exact * len(task.layers) + attributions) for task in tasks)
     tables: list[pd.DataFrame] = []
@@ -155,8 +213,8 @@ def neurons(ctx: Context) -> NeuronEffects:
         groups = [task.units(task.layers, attribution) for task in tasks if method != EXACT]
         estimates = [np.concatenate(x, axis=2) for x in ctx.map_groups(attributed_effects, groups, advance)]
         if (by := ctx.settings.preselected_by) is not None:
-            means = [x[..., EFFECTS.index(by)].mean(2, dtype=np.float64) for x in estimates]
-            tasks = [replace(task, neurons=best_first(x)) for task, x in zip(tasks, means, strict=True)]
+            statistics = [rank_statistic(x[..., EFFECTS.index(by[0])], by[1]) for x in estimates]
+            tasks = [replace(task, neurons=best_first(x)) for task, x in zip(tasks, statistics, strict=True)]
         patched = [_some_neurons(ctx, task, slice(0, n_exact)) for task in tasks if n_exact]
         exact = _exact_effects(ctx, patched, advance)
         for i, task in enumerate(tasks):
@@ -173,10 +231,12 @@ def neurons(ctx: Context) -> NeuronEffects:
         table = pd.concat(tables, ignore_index=True)[NeuronEffects.columns("effects")]
         whole = ctx.confirmed("effects", table)
         if method == EXACT:
-            agreement = _agreement_rows(ctx, tasks, whole, range(first, s.layers), advance)
+            complete = [replace(task, layers=range(first[task.operator], s.layers)) for task in tasks]
+            agreement = _agreement_rows(ctx, complete, whole, advance)
     agreements = ctx.confirmed("agreement", NeuronEffects.frame("agreement", agreement), ranks=s.neurons)
     halves = ctx.confirmed("split_half", NeuronEffects.frame("split_half", split_half))
-    return NeuronEffects(whole, agreements, halves, first)
+    measures = NeuronEffects.frame("measures", (row for operator in first for row in _measure_rows(whole, operator)))
+    return NeuronEffects(whole, agreements, halves, measures, first, ctx.settings.layers_by, ctx.settings.ranking)
 
 
 def _some_neurons(ctx: Context, task: _Task, which: slice) -> _Task:
@@ -215,69 +275,68 @@ def neuron_effects(
 def attributed_sums(
     model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, *, advance: Advance
 ) -> Floats:
-    """Unit of work: `attributed_effects` summed over prompts, [layers, neurons, measures]."""
-    return attributed_effects(model, prompts, counterfactuals, layers, method, advance=advance).sum(2, dtype=np.float64)
+    """Unit of work: `attributed_effects` and their absolute values summed over prompts, [2, layers, neurons, measures]."""
+    effects = attributed_effects(model, prompts, counterfactuals, layers, method, advance=advance)
+    return np.stack([effects.sum(2, dtype=np.float64), np.abs(effects).sum(2, dtype=np.float64)])
 
 
 def _agreement_rows(
-    ctx: Context, tasks: Sequence[_Task], effects: pd.DataFrame, layers: Layers, advance: Advance
+    ctx: Context, tasks: Sequence[_Task], effects: pd.DataFrame, advance: Advance
 ) -> list[dict[str, Any]]:
-    """Agreement of each attribution method's mean effects with the exact ones, over all neurons."""
+    """Agreement of rankings by each attribution method's effects with those by exact ones, over all neurons."""
     pairs = [(method, i) for method in ATTRIBUTION_METHODS for i in range(len(tasks))]
     chosen = sorted((pairs[i] for i in ctx.sample(len(pairs), 1, "neurons", "agreement")), key=lambda pair: pair[1])
-    groups = [tasks[i].units(layers, method) for method, i in chosen]
+    groups = [tasks[i].units(tasks[i].layers, method) for method, i in chosen]
     rows = []
     for (method, i), parts in zip(chosen, ctx.map_groups(attributed_sums, groups, advance), strict=True):
         operator, estimates = tasks[i].operator, np.sum(parts, axis=0) / len(tasks[i].prompts)
-        for j, measure in enumerate(EFFECTS):
-            ordered = of_operator(effects, operator, measure).sort_values(["layer", "neuron"])
-            agreement = rank_agreement(ordered.value.to_numpy().reshape(len(layers), -1), estimates[..., j])
-            named = {"operator": operator, "method": method, "measure": measure}
-            rows.append({**named, **dict(zip(_AGREEMENT, agreement, strict=True))})
+        for measure, (ranking, column) in product(EFFECTS, enumerate(COMPARED.values())):
+            exact = _by_layer(effects, operator, measure, column)
+            agreement = rank_agreement(exact, estimates[ranking, ..., EFFECTS.index(measure)])
+            named = {"operator": operator, "method": method, "measure": measure, "ranking": list(COMPARED)[ranking]}
+            rows.append({**named, **dict(zip(AGREEMENT, agreement, strict=True))})
     return rows
 
 
+def _measure_rows(effects: pd.DataFrame, operator: str) -> Iterator[dict[str, Any]]:
+    """Agreement of rankings by the other effect measures with those by `probability`."""
+    for measure, (ranking, column) in product(EFFECTS[1:], COMPARED.items()):
+        by_probability, by_measure = (_by_layer(effects, operator, m, column) for m in (EFFECTS[0], measure))
+        agreement = rank_agreement(by_probability, by_measure)
+        named = {"operator": operator, "measure": measure, "ranking": ranking}
+        yield {**named, **dict(zip(AGREEMENT, agreement, strict=True))}
+
+
+def _by_layer(effects: pd.DataFrame, operator: str, measure: str, column: str) -> Floats:
+    """A column of the effects of an operator's neurons: [layers, neurons]."""
+    ordered = of_operator(effects, operator, measure).sort_values(["layer", "neuron"])
+    return ordered[column].to_numpy(np.float64).reshape(ordered.layer.nunique(), -1)
+
+
 def _split_half(ctx: Context, operator: str, effects: Sequence[Effects]) -> list[dict[Any, Any]]:
-    """Agreement of mean effects on two halves of the prompts, from arrays that together hold all neurons of each layer.
+    """Agreement of rankings on two halves of the prompts, from arrays that together hold all neurons of each layer.
 
     Under `verify`, which has a sample of the neurons only, there is nothing to compare.
     """
     n, random = effects[0].shape[2], random_source(ctx.settings.seed, "split half", operator)
 
     def halved() -> list[list[float]]:
-        """Agreement by each measure, on a random halving."""
+        """Agreement by each measure and ranking, on a random halving."""
         order = random.permutation(n)
-        a, b = (
-            np.concatenate([part[:, :, rows].mean(2, dtype=np.float64) for part in effects], axis=1)
-            for rows in (order[: n // 2], order[n // 2 :])
-        )
-        return [rank_agreement(a[..., i], b[..., i]) for i in range(len(EFFECTS))]
+        halves = order[: n // 2], order[n // 2 :]
 
+        def statistic(rows: NDArray[np.int64], i: int, ranking: str) -> Floats:
+            return np.concatenate([rank_statistic(part[:, :, rows, i], ranking) for part in effects], axis=1)
+
+        keys = [(EFFECTS.index(measure), ranking) for measure, ranking in ranked]
+        pairs = ([statistic(rows, *key) for rows in halves] for key in keys)
+        return [rank_agreement(one, other) for one, other in pairs]
+
+    ranked = list(product(EFFECTS, RANKINGS))
     if not ctx.complete:
         return []
+    named = pd.DataFrame(ranked, columns=["measure", "ranking"]).assign(operator=operator)
     if n < 2:
-        return [{"operator": operator, "measure": measure} for measure in EFFECTS]
-    means = pd.DataFrame(np.mean([halved() for _ in range(SPLITS)], axis=0), columns=list(_AGREEMENT))
-    return means.assign(operator=operator, measure=EFFECTS).to_dict("records")
-
-
-def rank_agreement(a: Floats, b: Floats, percents: Sequence[float] = RECALLED) -> list[float]:
-    """Agreement of two rankings, given by values [layers, neurons]: Spearman's rank correlation, then the recalls.
-
-    The recall at a percentage is the share of each layer's top neurons by `a` that are also among its top neurons by `b`.
-    """
-    ranks = [pd.Series(x.ravel()).rank() for x in (a, b)]
-    places = [best_first(x).argsort(1) for x in (a, b)]  # rank of each neuron in its layer
-    sizes = [share_of(a.shape[1], percent) for percent in percents]
-    shared = [float(((places[0] < k) & (places[1] < k)).sum(1).mean() / k) for k in sizes]
-    return [float(ranks[0].corr(ranks[1])), *shared]
-
-
-def share_of(size: int, percent: float) -> int:
-    """Number of neurons in `percent` of a layer, at least one."""
-    return max(1, round(size * percent / 100))
-
-
-def best_first(values: Floats) -> NDArray[np.int64]:
-    """Neurons of each layer by descending value [layers, neurons]; ties in the order of neurons."""
-    return np.argsort(-values, axis=1, kind="stable")
+        return named.to_dict("records")
+    means = pd.DataFrame(np.mean([halved() for _ in range(SPLITS)], axis=0), columns=list(AGREEMENT))
+    return named.join(means).to_dict("records")

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments import accuracy, bag, circuit, failures, knockout, neurons, overlap, probe, topk
+from arithscope.experiments import (
+    accuracy,
+    answer_layers,
+    bag,
+    circuit,
+    failures,
+    knockout,
+    neurons,
+    overlap,
+    probe,
+    topk,
+)
 from arithscope.experiments.classify import CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.key_numbers import KEY_NUMBERS, KeyNumber, key_number_entries
@@ -19,8 +30,9 @@ from arithscope.prompts import OPERATORS
 from arithscope.stats.intervals import Mean, difference
 
 # Results with key numbers or choices to compare: first the components found, then what they share and do.
-_COMPONENTS = (accuracy.Accuracy, circuit.Circuit, probe.Probe, neurons.NeuronEffects, topk.TopK, Classification)
-COMPARED = (*_COMPONENTS, overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
+_COMPONENTS = (accuracy.Accuracy, circuit.Circuit, probe.Probe, answer_layers.AnswerLayers)
+_NEURONS = (neurons.NeuronEffects, topk.TopK, Classification)
+COMPARED = (*_COMPONENTS, *_NEURONS, overlap.Overlap, knockout.Knockout, PromptKnockout, failures.Failures, bag.Bag)
 WHOLE = "all"  # the run itself, not a repetition
 HALVES, SEEDS = "halves", "seeds"  # the two ways of repeating it
 HALF, SEED = "half-", "seed-"  # prefixes of the names of such repetitions
@@ -41,7 +53,7 @@ class Repeat:
 
     name: str
     summary: Mapping[str, Any]  # of its results, by stage
-    # By name of the choice and operator: mean effects of neurons, indexed by layer and neuron; sets of heads or neurons as
+    # By name of the choice and operator: statistics that rank neurons, indexed by layer and neuron; sets of heads or neurons as
     # (layer, number); or tables of matches with the columns layer, neuron, kind and on.
     choices: "Mapping[str, Mapping[str, pd.Series[float] | set[tuple[int, int]] | pd.DataFrame]]"
 
@@ -60,10 +72,10 @@ def repeat_from(name: str, results: Results, effect: str) -> Repeat:
     if circuit.Circuit not in results:
         return Repeat(name, summary, {})
     heads, top, classification = results[circuit.Circuit], results[topk.TopK], results[Classification]
-    effects, columns = results[neurons.NeuronEffects].effects, ["layer", "neuron", "kind", "on"]
-    ranked = effects[effects.measure == effect].groupby("operator", sort=False)
+    found, columns = results[neurons.NeuronEffects], ["layer", "neuron", "kind", "on"]
+    ranked = found.effects[found.effects.measure == effect].groupby("operator", sort=False)
     choices: dict[str, Any] = {
-        CORRELATION: {str(o): rows.set_index(["layer", "neuron"]).value for o, rows in ranked},
+        CORRELATION: {str(o): found.statistic(rows.set_index(["layer", "neuron"])) for o, rows in ranked},
         HEADS: {operator: set(heads.chosen(operator)) for operator in heads.operators},
         SHARED_HEADS: {AVERAGE: set(heads.shared())} if len(heads.operators) > 1 else {},
         NEURONS: {operator: top.chosen(operator) for operator in top.operators},
@@ -103,7 +115,7 @@ class Stability(Result):
         _KEY[-1],
         schema.text(
             "choice",
-            "`neuron_correlation`: Spearman's correlation of neurons' mean effects; `heads_iou`, `shared_heads_iou`, "
+            "`neuron_correlation`: Spearman's correlation of neurons' statistics; `heads_iou`, `shared_heads_iou`, "
             "`neurons_iou`: IoU of the circuit's heads, of the heads all operators share, of the top neurons; `raw_kept`, "
             "`calibrated_kept`: share of the neurons classified in one run that have a match of the same kind in the other",
             key=True,

@@ -1,9 +1,11 @@
 """How few neurons suffice: each operator's circuit with only the top k neurons of each later MLP (Section 3.1).
 
-1. Rank the neurons of each MLP from the first answer layer on by their effect.
-2. Keep the first k of each MLP at the last position, mean-ablate the others, for growing k. Compare with random neurons.
-   MLPs below the first answer layer stay whole, and so do all MLPs at earlier positions.
-3. Choose the smallest k whose faithfulness is within 0.02 of the best, at least one; or a fixed k.
+1. Rank the neurons of each MLP of the operator's answer layers by their effect.
+2. Keep the first k of each MLP at the last position, mean-ablate the others, for growing k. MLPs below the answer layers stay
+   whole, and so do all MLPs at earlier positions.
+3. On the selection prompts, choose the smallest k whose faithfulness is within 0.02 of the best, at least one; or a fixed k.
+4. Report the circuits of all k on the evaluation prompts, beside random neurons and beside another ranking: the paper's, or
+   if that is in use, by mean absolute effect. The floor is the circuit with no neuron kept.
 """
 
 from collections.abc import Iterable
@@ -16,14 +18,14 @@ import pandas as pd
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
-from arithscope.experiments.common.result import Result, by_operator, summary_table
-from arithscope.experiments.common.samples import evaluation_prompts
+from arithscope.experiments.common.result import Result, by_operator, mean_entry, summary_table
+from arithscope.experiments.common.samples import evaluation_prompts, selection_prompts
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.means import MeanActivations
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.models.model import Model
 from arithscope.prompts import random_source
-from arithscope.settings import Settings
+from arithscope.settings import MEAN, MEAN_ABS, Settings
 
 SIZES_PER_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # about even on a log scale
 
@@ -32,8 +34,24 @@ SIZES_PER_DECADE = (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)  # about even on a 
 class TopK(Result):
     """The top neurons of each operator, and the curves that chose their number."""
 
-    curve: pd.DataFrame = schema.table("Circuits with k top neurons per later MLP, or k random ones.", *ablation.CURVE)
-    table: pd.DataFrame = schema.table("Measures at the chosen k, and under `random_…` with as many random neurons.")
+    curve: pd.DataFrame = schema.table(
+        "Circuits with k top neurons per answer layer, or k random ones, on the evaluation prompts.", *ablation.CURVE
+    )
+    selection: pd.DataFrame = schema.table(
+        "The same on the selection prompts, without random neurons.", *ablation.CURVE
+    )
+    table: pd.DataFrame = schema.table(
+        "Measures at the chosen k; under `random_…` with as many random neurons, under `floor_…` with none."
+    )
+    rankings: pd.DataFrame = schema.table(
+        "What each ranking needs: the k chosen with it, and the measures of its circuit.",
+        schema.OPERATOR,
+        schema.text(
+            "ranking", "statistic of the effects that ranks neurons: `mean`, `mean_abs` or `mean+std`", key=True
+        ),
+        schema.number("k", "neurons kept per MLP"),
+        *schema.MEASURED,
+    )
     top: pd.DataFrame = schema.table(
         "The top k neurons of each layer.",
         schema.OPERATOR,
@@ -41,6 +59,7 @@ class TopK(Result):
         schema.integer("rank", "rank in the layer, from 0"),
         schema.NEURON,
         schema.number("value", "mean effect"),
+        schema.number("mean_abs", "mean of the absolute effect"),
     )
     k: dict[str, int] = schema.value("neurons kept per MLP, by operator")
     mlp_size: int = schema.value("neurons of an MLP")
@@ -63,6 +82,9 @@ class TopK(Result):
         out = by_operator(self.table)
         for operator, k in self.k.items():
             out[operator] = {"k": k, "share_of_neurons": k / self.mlp_size, **out[operator]}
+        for row in self.rankings.to_dict("records"):
+            out[str(row["operator"])][f"k_by_{row['ranking']}"] = int(row["k"])
+            out[str(row["operator"])][f"{row['measure']}_by_{row['ranking']}"] = mean_entry(row)
         return out
 
 
@@ -75,39 +97,60 @@ def _memory(model: Model, settings: Settings) -> int:
 
 @stage(
     needs=(Accuracy, MeanActivations, Circuit, NeuronEffects),
-    reads=("sizes", "seed", "effect", "rank", "fixed_k"),
+    reads=("sizes", "seed", "effect", "fixed_k"),
     memory=_memory,
     paper="3.1",
 )
 def topk(ctx: Context) -> TopK:
     """Fewest top neurons per MLP that keep the circuit's faithfulness, by operator."""
     s, settings, neurons = ctx.model.sizes, ctx.settings, ctx.results[NeuronEffects]
-    fixed, draws, samples = settings.fixed_k, settings.sizes.draws, evaluation_prompts(ctx)
-    layers = range(neurons.first_layer, s.layers)
+    fixed, draws, samples, selected = (
+        settings.fixed_k,
+        settings.sizes.draws,
+        evaluation_prompts(ctx),
+        selection_prompts(ctx),
+    )
     counts = neuron_counts(s.neurons, (fixed or {}).values())
     sources = {operator: random_source(settings.seed, "topk", operator) for operator in samples}
-    rankings = {operator: neurons.ranking(operator, settings.effect, settings.rank) for operator in samples}
+    other = MEAN_ABS if neurons.ranked_by == MEAN else MEAN
+    circuits = {ablation.FOUND: neurons.ranked_by, f"by_{other}": other}
+    rankings = {(o, c): neurons.ranking(o, settings.effect, by) for o in samples for c, by in circuits.items()}
 
-    def arguments(operator: str, sizes: list[int]) -> tuple[Any, ...]:
-        ranked = rankings[operator].neuron.to_numpy().reshape(len(layers), -1)
-        orders = [ablation.with_random_orders(order, draws, sources[operator]).astype(np.int32) for order in ranked]
+    def arguments(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
+        layers = range(neurons.first_layer[operator], s.layers)
+        ranked = [rankings[operator, c].neuron.to_numpy().reshape(len(layers), -1) for c in circuits]
+        random = sources[operator]
+        by_layer = {
+            layer: np.stack([*orders, *(random.permutation(s.neurons) for _ in range(draws))]).astype(np.int32)
+            for layer, *orders in zip(layers, *ranked, strict=True)
+        }
         heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
-        by_layer = dict(zip(layers, orders, strict=True))
         return ctx.results[MeanActivations], heads, by_layer, sizes, ctx.model.positions.last
 
-    total = sum(map(len, samples.values())) * len(counts) * (1 + draws)
+    n_prompts, n_selected = (sum(map(len, prompts.values())) for prompts in (samples, selected))
+    total = len(counts) * (n_selected * len(circuits) + n_prompts * (len(circuits) + draws))
     with ctx.progress.task("topk", total) as advance:
-        scores = ablation.nested_circuit_scores
-        curve = ablation.growth_curve(ctx, "topk", scores, samples, counts, arguments, advance)
-    tops, measured, ks, excluded = [], {}, {}, {}
-    for operator, prompts in samples.items():
+        scores, names = ablation.nested_circuit_scores, list(circuits)
+        selection = ablation.growth_curve(ctx, "selection", scores, selected, counts, arguments, 0, advance, names)
+        curve = ablation.growth_curve(ctx, "curve", scores, samples, counts, arguments, draws, advance, names)
+    tops, compared, measured = [], [], {}
+    ks: dict[str, int] = {}
+    for operator in samples:
         means = ablation.curve_means(curve, operator)
-        k = max(ablation.smallest_on_plateau(means), counts[1]) if fixed is None else fixed[operator]
-        ranked = rankings[operator].assign(rank=rankings[operator].groupby("layer").cumcount())
-        tops.append(ranked.loc[ranked["rank"] < k, TopK.columns("top")])
-        ks[operator], measured[operator] = k, means[k]
-        excluded[operator] = len(prompts) - means[k]["faithfulness"].n
-    return TopK(curve, summary_table(measured), pd.concat(tops, ignore_index=True), ks, s.neurons, excluded)
+        for circuit, ranking in circuits.items():
+            smallest = max(ablation.smallest_on_plateau(selection, operator, circuit), counts[1])
+            k = smallest if fixed is None else fixed[operator]
+            rows = curve[(curve.operator == operator) & (curve.circuit == circuit) & (curve["size"] == k)]
+            compared.append(rows.assign(ranking=ranking, k=k)[TopK.columns("rankings")])
+            ks.setdefault(operator, k)  # the ranking in use comes first
+        ranked = rankings[operator, ablation.FOUND]
+        ranked = ranked.assign(rank=ranked.groupby("layer").cumcount())
+        tops.append(ranked[ranked["rank"] < ks[operator]][TopK.columns("top")])
+        floor = {f"floor_{measure}": means[0][measure] for measure in ablation.MEASURES}
+        measured[operator] = {**means[ks[operator]], **floor}
+    excluded = {o: len(prompts) - measured[o]["faithfulness"].n for o, prompts in samples.items()}
+    by_ranking, top = (pd.concat(each, ignore_index=True) for each in (compared, tops))
+    return TopK(curve, selection, summary_table(measured), by_ranking, top, ks, s.neurons, excluded)
 
 
 def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:

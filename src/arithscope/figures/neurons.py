@@ -13,8 +13,9 @@ from matplotlib.lines import Line2D
 
 from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classification
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
+from arithscope.experiments.common.ranking import RECALLED
 from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, FirstMlp
-from arithscope.experiments.neurons import RECALLED, NeuronEffects
+from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import display_order

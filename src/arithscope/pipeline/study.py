@@ -130,10 +130,10 @@ def checkpoint_stages() -> list[Stage]:
 
 
 def final_results(final: RunFolder) -> list[Given]:
-    """What an earlier checkpoint takes from the final model's run: first answer layer, circuit and classification."""
-    stages = ("probe", "circuit", "classify")
-    probe, circuit, classification = (Given(final.key(s) or "", final.read(stage_named(s).result)) for s in stages)
-    return [probe, circuit, Given(classification.key, FinalClassification(classification.result))]
+    """What an earlier checkpoint takes from the final model's run: answer layers, circuit and classification."""
+    stages = ("probe", "answer_layers", "circuit", "classify")
+    *given, classification = (Given(final.key(s) or "", final.read(stage_named(s).result)) for s in stages)
+    return [*given, Given(classification.key, FinalClassification(classification.result))]
 
 
 def read_checkpoint(folder: Path, name: str) -> tuple[training.Checkpoint, str]:

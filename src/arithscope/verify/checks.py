@@ -18,12 +18,12 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from arithscope.experiments.common.ranking import RECALLED, percent_of
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.schema import Table
 from arithscope.experiments.common.stage import Context
 from arithscope.experiments.means import Answers, MeanActivations
-from arithscope.experiments.neurons import RECALLED, share_of
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.probe import EPOCHS
 from arithscope.heuristics.calibration import N_CLASSES
@@ -136,7 +136,7 @@ def _ranks(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> 
     noise = Noise("a neuron at the border of each layer's top ones", 0.0, max(10 * ctx.tally.noise.absolute, 1e-3))
     recalls = [f"recall_{percent}" for percent in RECALLED]
     yield rows.drop(columns=recalls), noise
-    at_border = replace(noise, extra=1.0 / share_of(hints["ranks"], RECALLED[0]))
+    at_border = replace(noise, extra=1.0 / percent_of(hints["ranks"], RECALLED[0]))
     yield rows[["operator", "method", "measure", *recalls]], at_border
 
 

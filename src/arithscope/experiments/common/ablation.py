@@ -3,7 +3,8 @@
 1. `mean_ablation` turns circuits (sets of kept heads and neurons) into edits with one variant per circuit.
 2. One replay scores all variants of a batch of prompts: normalised logit, correctness, probability of the answer.
 3. A `Baseline` (the empty circuit and the whole model on the same prompts) turns scores into faithfulness.
-4. `growth_curve` evaluates nested circuits of growing size, and random ones; `smallest_on_plateau` chooses among them.
+4. `growth_curve` evaluates nested circuits of growing size, and random ones. A size is chosen by `smallest_on_plateau` on a
+   curve over selection prompts, and what it achieves is read off another one, over evaluation prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,11 @@ VERIFIED_SIZES = 4  # circuit sizes of each operator that `verify` evaluates aga
 # Columns of a curve over circuits of growing size.
 CURVE = (
     schema.OPERATOR,
-    schema.text("circuit", "`found`: the best-ranked components; `random`: as many random ones, over draws", key=True),
+    schema.text(
+        "circuit",
+        "`found`: the best-ranked components; `random`: as many random ones, over draws; `by_…`: the best by another ranking",
+        key=True,
+    ),
     schema.number("size", "number of components kept", key=True),
     *schema.MEASURED,
 )
@@ -57,7 +62,7 @@ def mean_ablation(
     means: Means,
     heads: Bool[Tensor, "variants layers heads"],
     neurons: Mapping[int, Bool[Tensor, "variants neurons"]] | None = None,
-    neurons_from: int | None = None,
+    neurons_from: Mapping[int, int] | int | None = None,
 ) -> list[Edit]:
     """Edits that mean-ablate everything outside each circuit, at every position from op1 on.
 
@@ -66,20 +71,23 @@ def mean_ablation(
         means: Mean activation of every component at every position.
         heads: Heads that each circuit keeps.
         neurons: By layer, the neurons that each circuit keeps; other layers keep their whole MLP.
-        neurons_from: First position at which neurons are ablated; by default op1.
+        neurons_from: First position at which neurons are ablated, for all layers or by layer; by default op1.
 
     Returns:
         One edit per layer and site, with one variant per circuit.
     """
     op1 = model.positions.op1
-    start = op1 if neurons_from is None else neurons_from
+    starts = neurons_from if isinstance(neurons_from, Mapping) else dict.fromkeys(neurons or {}, neurons_from)
 
     def ablate(site: Site, layer: int, keep: Tensor, values: Tensor, first: int) -> Edit:
         positions = range(first, model.encoder.length)
         return edit(model, site, layer, ~keep, positions=positions, values=values[layer][None, first:])
 
     edits = [ablate(Site.HEADS, i, heads[:, i], means.heads, op1) for i in range(model.sizes.layers)]
-    return edits + [ablate(Site.NEURONS, i, keep, means.neurons, start) for i, keep in (neurons or {}).items()]
+    for i, keep in (neurons or {}).items():
+        start = starts[i]
+        edits.append(ablate(Site.NEURONS, i, keep, means.neurons, op1 if start is None else start))
+    return edits
 
 
 def ablated_scores(model: Model, prompts: Prompts, edits: Sequence[Edit], advance: Advance = lambda n: None) -> Floats:
@@ -113,7 +121,7 @@ def circuit_scores(
     means: MeanActivations,
     heads: HeadMasks,
     neurons: Mapping[int, Bool[np.ndarray, "variants neurons"]],  # by layer
-    neurons_from: int | None,
+    neurons_from: Mapping[int, int] | int | None,
     prompts: Prompts,
     *,
     advance: Advance,
@@ -202,30 +210,46 @@ def with_random_orders(order: NDArray[np.int64], draws: int, random: Generator) 
 
 def growth_curve(
     ctx: Context,
-    stage: str,
+    field: str,
     function: Function,
     samples: Mapping[str, Prompts],
     counts: Sequence[int],
-    arguments: Callable[[str, list[int]], tuple[Any, ...]],
+    arguments: Callable[[str, list[int], int], tuple[Any, ...]],
+    draws: int,
     advance: Advance,
+    circuits: Sequence[str] = (FOUND,),
 ) -> pd.DataFrame:
     """Measures of each operator's circuits of growing size, and of random circuits, with the columns `CURVE`.
 
-    `arguments` maps an operator and sizes to the arguments of the unit function: the found circuits, then those of each draw.
+    Args:
+        ctx: The stage's context.
+        field: Field of the stage's result that the curve is for.
+        function: Unit of work that scores circuits.
+        samples: Prompts by operator.
+        counts: Sizes of the circuits.
+        arguments: Maps an operator, sizes and a number of draws to the arguments of the unit function: all sizes of each named
+            circuit, then of each draw of random ones.
+        draws: Number of random circuits of each size.
+        advance: Called with the number of passes done.
+        circuits: Names of the circuits, for the column `circuit`.
     """
-    sizes = {o: [counts[i] for i in ctx.sample(len(counts), VERIFIED_SIZES, stage, o)] for o in samples}
-    tasks = [(arguments(operator, sizes[operator]), prompts) for operator, prompts in samples.items()]
+    sizes = {o: [counts[i] for i in ctx.sample(len(counts), VERIFIED_SIZES, field, o)] for o in samples}
+    tasks = [(arguments(operator, sizes[operator], draws), prompts) for operator, prompts in samples.items()]
     scores = scores_of_tasks(ctx, function, tasks, advance)
     ends = baselines(ctx, samples)
-    curves = [measured_curve(o, sizes[o], x, ends[o]) for o, x in zip(samples, scores, strict=True)]
+    curves = [measured_curve(o, sizes[o], x, ends[o], circuits) for o, x in zip(samples, scores, strict=True)]
     spans = {operator: baseline.smallest_span for operator, baseline in ends.items()}
-    return ctx.confirmed("curve", pd.concat(curves, ignore_index=True), smallest_span=spans)
+    return ctx.confirmed(field, pd.concat(curves, ignore_index=True), smallest_span=spans)
 
 
-def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseline) -> pd.DataFrame:
-    """Measures of an operator's circuits, from scores [variants, prompts, scores] of the found ones, then of each draw."""
-    by_draw = scores.reshape(-1, len(sizes), *scores.shape[1:])
-    curves = {FOUND: ends.measure(by_draw[0]), RANDOM: ends.measure_draws(by_draw[1:])}
+def measured_curve(
+    operator: str, sizes: list[int], scores: Floats, ends: Baseline, circuits: Sequence[str] = (FOUND,)
+) -> pd.DataFrame:
+    """Measures of an operator's circuits, from scores [variants, prompts, scores] of the named ones, then of each draw."""
+    by_circuit = scores.reshape(-1, len(sizes), *scores.shape[1:])
+    curves = {name: ends.measure(own) for name, own in zip(circuits, by_circuit, strict=False)}
+    if len(drawn := by_circuit[len(circuits) :]):
+        curves[RANDOM] = ends.measure_draws(drawn)
     rows = []
     for circuit, curve in curves.items():
         for size, means in zip(sizes, curve, strict=True):
@@ -236,13 +260,14 @@ def measured_curve(operator: str, sizes: list[int], scores: Floats, ends: Baseli
 def curve_means(curve: pd.DataFrame, operator: str) -> dict[int, dict[str, Mean]]:
     """By size, the measures of an operator's circuit, and under `random_…` those of random circuits of that size."""
     means: dict[int, dict[str, Mean]] = {}
-    for row in curve[curve.operator == operator].to_dict("records"):
-        name = row["measure"] if row["circuit"] == FOUND else f"{RANDOM}_{row['measure']}"
-        means.setdefault(int(row["size"]), {})[name] = Mean(**mean_entry(row))
+    named = {FOUND: "", RANDOM: f"{RANDOM}_"}
+    for row in curve[(curve.operator == operator) & curve.circuit.isin(named)].to_dict("records"):
+        means.setdefault(int(row["size"]), {})[named[row["circuit"]] + row["measure"]] = Mean(**mean_entry(row))
     return means
 
 
-def smallest_on_plateau(curve: Mapping[int, Mapping[str, Mean]]) -> int:
+def smallest_on_plateau(curve: pd.DataFrame, operator: str, circuit: str = FOUND) -> int:
     """Smallest size whose faithfulness is within TOLERANCE of the best; the smallest size where none has a faithfulness."""
-    values = np.nan_to_num([means["faithfulness"].value for means in curve.values()], nan=-np.inf)
-    return list(curve)[int(np.argmax(values >= values.max() - TOLERANCE))]
+    rows = curve[(curve.operator == operator) & (curve.circuit == circuit) & (curve.measure == "faithfulness")]
+    values = rows.value.fillna(-np.inf).to_numpy()
+    return int(rows["size"].iloc[int(np.argmax(values >= values.max() - TOLERANCE))])

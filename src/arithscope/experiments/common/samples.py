@@ -1,4 +1,4 @@
-"""Which prompts each experiment uses. Discovery, evaluation and held-out prompts are disjoint."""
+"""Which prompts each experiment uses. Discovery, selection, evaluation and held-out prompts are disjoint."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,14 @@ class Split:
     Attributes:
         discovery: Prompts on which components are patched and ranked.
         counterfactuals: One counterfactual for each discovery prompt.
-        evaluation: Prompts on which circuits are evaluated.
-        held_out: All other correct prompts, for testing what was found on discovery and evaluation prompts.
+        selection: Prompts on which circuits, numbers of neurons and answer layers are chosen.
+        evaluation: Prompts on which what was chosen is measured.
+        held_out: All other correct prompts, for testing what was found on the others.
     """
 
     discovery: Prompts
     counterfactuals: Prompts
+    selection: Prompts
     evaluation: Prompts
     held_out: Prompts
 
@@ -45,16 +47,20 @@ def evaluation_prompts(ctx: Context) -> dict[str, Prompts]:
     return {operator: split.evaluation for operator, split in splits(ctx).items()}
 
 
+def selection_prompts(ctx: Context) -> dict[str, Prompts]:
+    return {operator: split.selection for operator, split in splits(ctx).items()}
+
+
 def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
     """Draw disjoint samples for each operator.
 
     Args:
         accuracy: The model's answers to the legal prompts.
-        sizes: Sample sizes; `discovery` and `evaluation` are used.
+        sizes: Sample sizes; `discovery`, `selection` and `evaluation` are used.
         seed: Seed of the draws.
 
     Returns:
-        The samples by operator; an operator with fewer than two correct prompts is left out.
+        The samples by operator; an operator with fewer than three correct prompts is left out.
 
     Raises:
         TooFewCorrect: If no operator can be split.
@@ -63,13 +69,14 @@ def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str
     # An untrained model that always gives the same number is sometimes right by accident.
     if len(np.unique(pool.answer)) < 2:
         raise TooFewCorrect
-    held_out = max(sizes.discovery, sizes.evaluation)
+    drawn = sizes.discovery, sizes.evaluation, sizes.selection
     for operator in accuracy.operators:
         correct, random = accuracy.correct(operator), random_source(seed, "split", operator)
-        wanted = (sizes.discovery, sizes.evaluation, max(held_out, len(correct) - sizes.discovery - sizes.evaluation))
-        discovery, evaluation, rest = disjoint_samples(correct, wanted, random)
-        if len(discovery) and len(evaluation):
-            samples[operator] = Split(discovery, counterfactuals(discovery, pool, random), evaluation, rest)
+        wanted = (*drawn, max(*drawn, len(correct) - sum(drawn)))
+        discovery, evaluation, selection, rest = disjoint_samples(correct, wanted, random)
+        if len(discovery) and len(evaluation) and len(selection):
+            others = counterfactuals(discovery, pool, random)
+            samples[operator] = Split(discovery, others, selection, evaluation, rest)
     if not samples:
         raise TooFewCorrect
     return samples
