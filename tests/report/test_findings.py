@@ -202,26 +202,38 @@ def test_knockouts() -> None:
 def test_knockouts_by_prompt() -> None:
     measures = {
         "calibrated_associated_25": mean(0.5, 0.4, 0.6),
+        "calibrated_vs_other_heuristics_25": mean(0.3, 0.2, 0.4),
         "calibrated_vs_random_25": mean(-0.2, -0.3, -0.1),
         "raw_associated_25": mean(0.9, 0.8, 1.0),
+        "raw_vs_other_heuristics_25": mean(0.0, -0.05, 0.05),
         "raw_vs_random_25": mean(0.0, -0.05, 0.05),
     }
     text = causal.prompt_knockout(PromptKnockout(EMPTY, EMPTY, summary_table({"/": measures}))).text
     assert "leaves an accuracy of .500 [.400, .600] (n = 50)" in text
     assert "For ÷ random neurons clearly matter more." in text
-    assert text.endswith("For ÷ there is no clear difference.")
-    assert "no neurons to ablate" in causal.prompt_knockout(PromptKnockout(EMPTY, EMPTY, EMPTY)).text
+    assert "with as many neurons of other heuristics it is higher by .300 [.200, .400] (n = 50)" in text
+    assert "For ÷ associated neurons clearly matter more than those of other heuristics." in text
+    assert text.endswith("For ÷ they matter neither clearly more nor clearly less than random ones.")
+    assert (
+        "no prompt has as many neurons of other heuristics"
+        in causal.prompt_knockout(PromptKnockout(EMPTY, EMPTY, EMPTY)).text
+    )
 
 
 def test_the_bag_alone() -> None:
-    found = {"top": 0.98, "raw": 0.9, "calibrated": 0.6, "random": 0.58}
+    found = {"top": 0.98, "raw": 0.9, "calibrated": 0.6, "random": 0.58, "none": 0.5}
     rows = [
         {**row(value, value - 0.05, value + 0.02, operator="+"), "neurons": name, "kept": 10, "measure": measure}
         for name, value in found.items()
         for measure in ("faithfulness", "accuracy")
     ]
-    finding = causal.bag_alone(Bag(pd.DataFrame(rows), EMPTY))
+    above = pd.DataFrame([row(0.2, 0.1, 0.3, operator="+", neurons="calibrated")])
+    finding = causal.bag_alone(Bag(pd.DataFrame(rows), above, EMPTY))
     assert "faithfulness is .600 [.550, .620] (n = 50)" in finding.text
+    assert "with no neuron .500 [.450, .520] (n = 50)" in finding.text
+    assert "heuristic neurons add .200 [.100, .300] (n = 50)" in finding.text
+    unclear = causal.bag_alone(Bag(pd.DataFrame(rows), above.assign(value=np.nan), EMPTY))
+    assert "do not clearly add to that floor" in unclear.text
     assert finding.text.endswith("For + there is no clear difference.")
     assert finding.numbers["heuristic neurons, of top neurons"] == {"+": "10 of 10"}
 
@@ -273,10 +285,19 @@ def test_failures() -> None:
 def test_training() -> None:
     accuracy = pd.DataFrame([row(x, x, x, operator="+", checkpoint=c) for c, x in (("step 0", 0.1), ("final", 0.9))])
     present = pd.DataFrame([row(0.6, 0.5, 0.7, operator="+", checkpoint="step 0", criterion="raw")])
-    share = summary_table({"+": {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1)}})
-    found = studies.training_curves(Training(accuracy, present, EMPTY, EMPTY, share, ["step 0", "final"], ["key"]))
+    measures = {"raw_mutual_share": mean(0.8, 0.7, 0.9, 1), "raw_mutual_share_above_floor": mean(0.3, 0.2, 0.4, 1)}
+    share = summary_table({"+": measures})
+    of_other = {"criterion": "raw", "ablated": "other_heuristics", "size": 25}
+    left = pd.DataFrame(
+        [row(x, 0, 1, operator="+", checkpoint=c, **of_other) for c, x in (("step 0", 0.7), ("final", 0.4))]
+    )
+    found = studies.training_curves(Training(accuracy, present, EMPTY, left, share, ["step 0", "final"], ["key"]))
     assert "checkpoints compared: 1." in found.text
     assert "carry .800 [.700, .900] (n = 1) of the faithfulness" in found.text
+    assert "and .300 [.200, .400] (n = 1) of what these add to the circuit with no neuron" in found.text
+    without = "raw: accuracy left without 25 neurons of other heuristics per layer"
+    assert found.numbers[f"{without}, first checkpoint"]["+"] == mean(0.7, 0, 1)
+    assert found.numbers[f"{without}, final checkpoint"]["+"] == mean(0.4, 0, 1)
     assert "No earlier checkpoint has calibrated matches" in found.text
     assert found.numbers["raw: half of them first present at"] == {"+": "step 0"}
     assert found.numbers["accuracy at final"] == {"+": mean(0.9, 0.9, 0.9)}
