@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.common.result import summary_table
 from arithscope.experiments.prompt_knockout import ABLATED, REPORTED
 from arithscope.experiments.training import Training, mutual_shares
 
@@ -23,9 +24,13 @@ def faithfulness(values: dict[tuple[str, str], float], measure: str = "faithfuln
     return pd.DataFrame(rows).assign(low=np.nan, high=np.nan, n=9)
 
 
-def shares(values: dict[tuple[str, str], float]) -> dict[str, Any]:
+def shares(values: dict[tuple[str, str], float], unclear: str = "") -> dict[str, Any]:
+    """With all heuristic neurons clearly above the floor, except at one checkpoint."""
     rows = [faithfulness(values), faithfulness(dict.fromkeys(values, 0.5), "accuracy")]
-    table = mutual_shares(pd.concat(rows))
+    keys = [{"checkpoint": c, "operator": "+", "neurons": kept, "value": 0.5, "high": 1.0} for c, kept in values]
+    above = pd.DataFrame(keys).assign(n=9)
+    above["low"] = np.where(above.checkpoint == unclear, -0.1, 0.1)
+    table = mutual_shares(pd.concat(rows), above)
     return table[table.operator == "+"].set_index("measure").to_dict("index")
 
 
@@ -44,11 +49,20 @@ def test_shares_of_mutual_neurons_by_hand() -> None:
     assert np.isnan(found["calibrated_mutual_share"]["value"])
 
 
-@pytest.mark.parametrize("heuristic", [0.8, 0.7])
-def test_heuristic_neurons_that_add_nothing_have_no_share_above_the_floor(heuristic: float) -> None:
-    found = shares({("a", "raw"): heuristic, ("a", "raw_mutual"): 0.75, ("a", "none"): 0.8})
-    assert found["raw_mutual_share"]["value"] == pytest.approx(0.75 / heuristic)
-    assert np.isnan(found["raw_mutual_share_above_floor"]["value"])
+def test_checkpoints_whose_neurons_do_not_clearly_add_to_the_floor_have_no_share_above_it() -> None:
+    """At `a` the floor is as high as with heuristic neurons. It counts for the share, but not for that above the floor."""
+    values = {
+        **{("a", "raw"): 0.80, ("a", "raw_mutual"): 0.90, ("a", "none"): 0.81},
+        **{("b", "raw"): 0.96, ("b", "raw_mutual"): 0.86, ("b", "none"): 0.80},
+    }
+    found = shares(values, unclear="a")
+    assert found["raw_mutual_share"]["value"] == pytest.approx(1.76 / 1.76)
+    assert found["raw_mutual_share"]["n"] == 2
+    assert found["raw_mutual_share_above_floor"]["value"] == pytest.approx(0.06 / 0.16)
+    assert found["raw_mutual_share_above_floor"]["n"] == 1
+    none = shares({key: value for key, value in values.items() if key[0] == "a"}, unclear="a")
+    assert np.isnan(none["raw_mutual_share_above_floor"]["value"])
+    assert none["raw_mutual_share_above_floor"]["n"] == 0
 
 
 def test_the_summary_has_the_accuracy_left_at_the_first_and_the_final_checkpoint() -> None:
@@ -63,9 +77,8 @@ def test_the_summary_has_the_accuracy_left_at_the_first_and_the_final_checkpoint
     knockout = pd.DataFrame(rows).assign(
         measure="accuracy", value=value, low=value - 0.1, high=value + 0.1, n=7, removed=3
     )
-    nothing = mutual_shares(faithfulness({("final", "raw"): 0.9, ("final", "none"): 0.1}))
-    accuracy = present = faithful = pd.DataFrame()
-    training = Training(accuracy, present, faithful, knockout, nothing, ["a", "b", "final"], ["", ""])
+    empty = pd.DataFrame()
+    training = Training(empty, empty, empty, empty, knockout, summary_table({}), ["a", "b", "final"], ["", ""])
     summary = training.summary()
     left = knockout.set_index(["checkpoint", "operator", "criterion", "ablated", "size"]).sort_index().value
     for (o, first), criterion, ablated in product(

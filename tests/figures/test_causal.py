@@ -94,6 +94,15 @@ def test_prompt_knockout_shows_its_curves(adder_results: dict[str, Any]) -> None
     assert ticks == [[str(size), str(prompts[size])] for size in (0, 1, 5, 25, 100, 500) if size in prompts]
 
 
+def test_a_panel_without_comparable_prompts_says_so(adder_results: dict[str, Any]) -> None:
+    knockout: PromptKnockout = adder_results["prompt_knockout"]
+    none = knockout.curve.assign(n=knockout.curve.n.where(knockout.curve["size"] == 0, 0))
+    panels = drawn(prompt_knockout_curves(replace(knockout, curve=none))).axes
+    assert all("no prompt has enough" in panel.texts[0].get_text() for panel in panels)
+    some = none.assign(n=none.n.where(none["size"] != 1, 1))
+    assert not any(panel.texts for panel in drawn(prompt_knockout_curves(replace(knockout, curve=some))).axes)
+
+
 def test_the_bag_shows_its_bars(adder_results: dict[str, Any]) -> None:
     bag: Bag = adder_results["bag"]
     figure = drawn(bag_alone(bag))
@@ -137,6 +146,7 @@ def some_training(checkpoints: int) -> Training:
         table(checkpoint=names, operator=operators),
         table(checkpoint=names[1:-1], operator=operators, criterion=criteria),
         faithful,
+        pd.DataFrame(),
         table(
             checkpoint=names[1:],
             operator=operators,

@@ -291,7 +291,9 @@ def test_training() -> None:
     left = pd.DataFrame(
         [row(x, 0, 1, operator="+", checkpoint=c, **of_other) for c, x in (("step 0", 0.7), ("final", 0.4))]
     )
-    found = studies.training_curves(Training(accuracy, present, EMPTY, left, share, ["step 0", "final"], ["key"]))
+    found = studies.training_curves(
+        Training(accuracy, present, EMPTY, EMPTY, left, share, ["step 0", "final"], ["key"])
+    )
     assert "checkpoints compared: 1." in found.text
     assert "carry .800 [.700, .900] (n = 1) of the faithfulness" in found.text
     assert "and .300 [.200, .400] (n = 1) of what these add to the circuit with no neuron" in found.text

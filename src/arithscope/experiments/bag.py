@@ -41,6 +41,7 @@ CURVE = (
     schema.number("kept", "number of neurons kept in all layers"),
     *schema.MEASURED,
 )
+SHARES = (schema.OPERATOR, schema.text("neurons", "neurons kept, as in `curve`", key=True), *schema.MEAN_COLUMNS)
 ABOVE_FLOOR = "_above_floor"  # ends the names of measures
 PRESENT = (schema.OPERATOR, schema.CRITERION, *schema.MEAN_COLUMNS)
 
@@ -53,9 +54,7 @@ class Bag(Result):
     above_floor: pd.DataFrame = schema.table(
         "Faithfulness above that with no neuron, relative to all top neurons: (F − F_none) ÷ (F_top − F_none). NaN where all "
         "top neurons do not clearly add to the floor.",
-        schema.OPERATOR,
-        schema.text("neurons", "neurons kept, as in `curve`", key=True),
-        *schema.MEAN_COLUMNS,
+        *SHARES,
     )
     present: pd.DataFrame = schema.table(
         "At a checkpoint, share of the final model's (neuron, heuristic) pairs that are already matched.", *PRESENT

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from arithscope.experiments.accuracy import Accuracy
-from arithscope.experiments.bag import ABOVE_FLOOR, CURVE, MUTUAL, NONE, PRESENT, Bag
+from arithscope.experiments.bag import ABOVE_FLOOR, CURVE, MUTUAL, NONE, PRESENT, SHARES, Bag
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import AVERAGE, Result, by_operator, summary_table, with_average
@@ -54,12 +53,13 @@ class Training(Result):
     accuracy: pd.DataFrame = schema.table("Accuracy on legal prompts.", _NAME, schema.OPERATOR, *schema.MEAN_COLUMNS)
     present: pd.DataFrame = schema.table("Share of final (neuron, heuristic) pairs already matched.", _NAME, *PRESENT)
     faithfulness: pd.DataFrame = schema.table("Circuits reduced to heuristic neurons, as in `bag`.", _NAME, *CURVE)
+    above_floor: pd.DataFrame = schema.table("Their faithfulness above the floor, as in `bag`.", _NAME, *SHARES)
     knockout: pd.DataFrame = schema.table(
         "Accuracy without 5, 10 and 25 neurons per layer, as in `prompt_knockout`.", _NAME, *KNOCKOUT_CURVE
     )
     mutual_share: pd.DataFrame = schema.table(
         "Faithfulness with mutual ÷ with all heuristic neurons, each averaged over earlier checkpoints; the same above the "
-        "floor, which is first subtracted from both: (F_mutual − F_none) ÷ (F_heuristic − F_none)."
+        "floor, (F_mutual − F_none) ÷ (F_heuristic − F_none), over those at which heuristic neurons clearly add to it."
     )
     checkpoints: list[str] = schema.value("names of the checkpoints")
     keys: list[str] = schema.value("keys of the earlier checkpoints' results")
@@ -102,8 +102,9 @@ def training(ctx: Context) -> Training:
     accuracy = correct[(correct.measure == "accuracy") & (correct.operator != AVERAGE)].drop(columns="measure")
     present = _gathered({name: bag.present for name, bag in bags.items()})
     knockout = ablated[ablated["size"].isin(REPORTED) & (ablated.measure == "accuracy")]
-    shares, names = mutual_shares(faithful), [c.name for c in checkpoints]
-    return Training(accuracy, present, faithful, knockout, shares, names, list(earlier.keys))
+    above = _gathered({name: bag.above_floor for name, bag in bags.items()})
+    shares, names = mutual_shares(faithful, above), [c.name for c in checkpoints]
+    return Training(accuracy, present, faithful, above, knockout, shares, names, list(earlier.keys))
 
 
 def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -112,19 +113,23 @@ def _gathered(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(some, names=["checkpoint"]).reset_index(level=0).reset_index(drop=True)
 
 
-def mutual_shares(faithfulness: pd.DataFrame) -> pd.DataFrame:
-    """By operator, over checkpoints that have both: faithfulness with mutual ÷ with all heuristic neurons; then the same
-    above the floor, which is NaN where heuristic neurons add nothing to it."""
+def mutual_shares(faithfulness: pd.DataFrame, above_floor: pd.DataFrame) -> pd.DataFrame:
+    """By operator, over checkpoints that have both: faithfulness with mutual ÷ with all heuristic neurons; then the same above
+    the floor, over those checkpoints at which all heuristic neurons clearly add to it."""
     measured: dict[str, dict[str, Mean]] = {}
     rows = faithfulness[faithfulness.measure == "faithfulness"]
     for operator, own in rows.groupby("operator", sort=False):
         values = own.pivot(index="checkpoint", columns="neurons", values="value")
         for criterion in CRITERIA:
-            needed = [f"{criterion}_{MUTUAL}", criterion, NONE]
-            mutual, heuristic, floor = values.reindex(columns=needed).dropna().to_numpy().T
-            share, above = ratio(mutual, heuristic), ratio(mutual - floor, heuristic - floor)
-            if not heuristic.sum() > floor.sum():
-                above = Mean(np.nan, np.nan, np.nan, above.n)
-            name = f"{criterion}_mutual_share"
-            measured.setdefault(str(operator), {}).update({name: share, name + ABOVE_FLOOR: above})
+            clear = above_floor[(above_floor.operator == operator) & (above_floor.neurons == criterion)]
+            added = values.index.isin(clear.checkpoint[clear.low > 0])
+            needed = values.reindex(columns=[f"{criterion}_{MUTUAL}", criterion, NONE])
+            mutual, heuristic, _ = needed.dropna().to_numpy().T
+            mutual_above, heuristic_above, floor = needed[added].dropna().to_numpy().T
+            measured.setdefault(str(operator), {}).update(
+                {
+                    f"{criterion}_mutual_share": ratio(mutual, heuristic),
+                    f"{criterion}_mutual_share{ABOVE_FLOOR}": ratio(mutual_above - floor, heuristic_above - floor),
+                }
+            )
     return summary_table(measured)

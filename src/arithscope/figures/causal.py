@@ -50,7 +50,7 @@ KEPT = {
     RAW: ("with a raw match", "#BBBBBB"),
     CALIBRATED: ("with a calibrated match", "#0072B2"),
     RANDOM_TOP: ("as many random ones", "#E69F00"),
-    NONE: ("no neuron (the floor)", "black"),
+    NONE: ("no neuron (the floor)", "#CC79A7"),
 }
 LABELS = (  # of both hypotheses, and of the logistic regression on them
     "associated heuristic\nneurons",
@@ -135,6 +135,9 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
             prompts = {size: n for size, n in zip(line["size"], line.n, strict=True) if size in TICKS}
             panel.set_xticks(list(prompts), [f"{size}\n{n}" for size, n in prompts.items()])
             panel.minorticks_off()
+            if not line.n[line["size"] > 0].any():
+                few = "no prompt has enough\nneurons for every control"
+                panel.text(0.5, 0.5, few, ha="center", va="center", fontsize=8, transform=panel.transAxes)
         panels[0].set_ylabel("accuracy left")
     for panel in axes[-1]:
         panel.set_xlabel("neurons ablated per layer\nnumber of prompts")
@@ -146,7 +149,7 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
 def bag_alone(bag: Bag) -> Figure:
     """The operator's circuit, in which each MLP from the first answer layer on keeps only some of its top neurons
     at the last position. Without any of them the circuit reaches the floor, and only what lies above it is due to
-    neurons. {FAITHFULNESS} (Paper: Section 5, for training checkpoints.)"""
+    the neurons kept. {FAITHFULNESS} (Paper: Section 5, for training checkpoints.)"""
     operators = [str(o) for o in bag.curve.operator.unique()]
     figure, [panels] = new_figure(11, 3.4, 1, len(MEASURE_NAMES))
     for panel, (measure, label) in zip(panels, MEASURE_NAMES.items(), strict=True):

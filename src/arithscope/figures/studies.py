@@ -10,11 +10,12 @@ from matplotlib.lines import Line2D
 
 from arithscope.experiments.bag import MUTUAL, NONE
 from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.common.result import AVERAGE, with_average
 from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORTED
 from arithscope.experiments.stability import CHOICES, HALF, HALVES, SEED, SEEDS, WHOLE, Stability
 from arithscope.experiments.training import Training
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, line_with_band, literal, new_figure
+from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, errors, line_with_band, literal, new_figure
 
 SIZE_COLOURS = dict(zip(REPORTED, ("#56B4E9", "#0072B2", "#003B5C"), strict=True))
 MOST_NAMED = 14  # checkpoints on the axis
@@ -40,8 +41,8 @@ def training_curves(training: Training) -> Figure:
     """(a) Share of the final checkpoint's (neuron, heuristic) pairs that already match at an earlier checkpoint.
     (b) Faithfulness of the circuit with only a checkpoint's heuristic neurons: all of them, those that share a pair
     with the final checkpoint, or none (the floor). (c) Accuracy when each prompt's associated neurons are
-    zero-ablated, or as many neurons of heuristics that are not associated with the prompt. A
-    checkpoint that hardly ever answers an operator correctly has no points for it. Bands: 95 % intervals.
+    zero-ablated, or as many neurons of heuristics that are not associated with it, on prompts with enough of them. A
+    checkpoint that hardly ever answers an operator correctly has no points for it. Bands and bars: 95 % intervals.
     (Paper: Section 5.)"""
     figure, axes = new_figure(13, 7.2, len(CRITERIA), 3, sharex=True, sharey=True)
     x = {name: i for i, name in enumerate(training.checkpoints)}
@@ -87,13 +88,16 @@ def _faithfulness(panel: Axes, training: Training, criterion: str, x: dict[str, 
 
 
 def _knockout(panel: Axes, training: Training, criterion: str, x: dict[str, int]) -> None:
-    table = training.knockout[training.knockout.criterion == criterion]
+    table = training.knockout[(training.knockout.criterion == criterion) & (training.knockout.n > 0)]
     for size, colour in SIZE_COLOURS.items():
         for ablated, style in ((OWN, "-"), (OTHER_HEURISTICS, "--")):
             rows = table[(table["size"] == size) & (table.ablated == ablated)]
-            means = rows.groupby("checkpoint", sort=False).value.mean()
-            label = f"{size} per layer" if ablated == OWN else None
-            panel.plot([x[str(c)] for c in means.index], means, style, color=colour, marker=".", label=label)
+            if len(rows):
+                means = with_average(rows.assign(measure=rows.checkpoint))
+                means = means[means.operator == AVERAGE]
+                options: dict[str, Any] = {"linestyle": style, "color": colour, "marker": ".", "elinewidth": 0.6}
+                panel.errorbar(means.measure.map(x), means.value, errors(means), **options)
+        panel.plot([], [], color=colour, label=f"{size} per layer")
     panel.plot([], [], "--", color="grey", label="as many of other heuristics")
 
 
