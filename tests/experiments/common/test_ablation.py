@@ -26,7 +26,7 @@ from arithscope.experiments.heads import heads
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.prompts import operand_grid
 from arithscope.settings import SampleSizes
-from arithscope.stats.intervals import Mean
+from arithscope.stats.intervals import Mean, paired_difference, share, t_mean
 from tests.contexts import context
 from tests.experiments import plain
 from tests.experiments.plain import all_correct
@@ -81,23 +81,23 @@ def test_measures_of_circuits_and_of_random_draws() -> None:
     empty, whole_model = np.array([0.0, 0.5]), np.array([1.0, 1.0])
     scores = np.array([[[0.5, 0, 0.1], [1.0, 1, 0.9]], [[1.0, 1, 0.6], [1.0, 1, 0.8]]])  # nl, right, probability
     scale = Baseline(empty, whole_model)
-    half, full = scale.measure(scores, np.random.default_rng(0))
+    half, full = scale.measure(scores)
     assert half["faithfulness"].value == pytest.approx(0.75)
     assert half["accuracy"].value == pytest.approx(0.5)
     assert half["p_answer"].value == pytest.approx(0.5)
     assert full["faithfulness"].value == pytest.approx(1.0)
-    [draws] = scale.measure_draws(scores[:, None], np.random.default_rng(0))
-    assert draws["faithfulness"] == Mean(0.875, 0.75, 1.0, 2)
+    [draws] = scale.measure_draws(scores[:, None])
+    assert draws["faithfulness"] == t_mean([0.75, 1.0])
     assert draws["accuracy"].value == pytest.approx(0.75)
-    change = scale.change(scores[0], scores[1], np.random.default_rng(0))
-    assert change.value == pytest.approx(0.25)
+    change = scale.change(scores[0], scores[1])
+    assert change == paired_difference([1.0, 1.0], [0.5, 1.0])
 
 
 def test_both_curves_in_one_table() -> None:
     """Circuits of two sizes and two draws of random ones, each with the score of the whole model or of the empty circuit."""
     scores = np.zeros((6, 5, 3))
     scores[1::2] = 1.0  # variants go by draw, then by size
-    table = measured_curve("+", [0, 3], scores, Baseline(np.zeros(5), np.ones(5)), np.random.default_rng(0))
+    table = measured_curve("+", [0, 3], scores, Baseline(np.zeros(5), np.ones(5)))
     assert len(table) == 2 * 2 * 3
     assert set(table.circuit) == {"found", "random"}
     assert table[table["size"] == 3].value.eq(1).all()
@@ -105,7 +105,7 @@ def test_both_curves_in_one_table() -> None:
     assert set(zip(table.circuit, table.n, strict=True)) == {("found", 5), ("random", 2)}
     means = curve_means(table, "+")
     assert list(means) == [0, 3]
-    assert means[3]["accuracy"] == Mean(1.0, 1.0, 1.0, 5)
+    assert means[3]["accuracy"] == share(5, 5)
     assert means[3]["random_accuracy"] == Mean(1.0, 1.0, 1.0, 2)
 
 
