@@ -109,10 +109,10 @@ def mean_ablation(
     means: dict[Any, Tensor],
     kept: set[tuple[int, int]],
     kept_neurons: dict[int, set[int]],
-    neurons_at: Sequence[int] | None = None,
+    neurons_at: Sequence[int] | dict[int, Sequence[int] | None] | None = None,
 ) -> list[Change]:
     """Changes that mean-ablate all heads except those kept (layer, head), and in the layers of `kept_neurons` other neurons:
-    heads at all positions, neurons at those given (None: all)."""
+    heads at all positions, neurons at those given, for all layers or by layer (None: all)."""
     changes: list[Change] = []
     for layer in range(model.sizes.layers):
         for position in range(model.encoder.length):
@@ -122,7 +122,8 @@ def mean_ablation(
                     entries = head_entries(model, head)
                     changes.append((module, position, entries, means[module][position, entries]))
             module = mlp_module(model, layer)
-            ablated = layer in kept_neurons and (neurons_at is None or position in neurons_at)
+            at = neurons_at.get(layer) if isinstance(neurons_at, dict) else neurons_at
+            ablated = layer in kept_neurons and (at is None or position in at)
             for neuron in range(model.sizes.neurons) if ablated else ():
                 if neuron not in kept_neurons[layer]:
                     entries = slice(neuron, neuron + 1)
@@ -146,7 +147,7 @@ def measures(
     means: dict[Any, Tensor],
     kept: set[tuple[int, int]],
     kept_neurons: dict[int, set[int]] | None = None,
-    neurons_at: Sequence[int] | None = None,
+    neurons_at: Sequence[int] | dict[int, Sequence[int] | None] | None = None,
 ) -> dict[str, float]:
     """Faithfulness (Eq. 2), accuracy and mean probability of the answer of a circuit, prompt by prompt."""
     nothing = mean_ablation(model, means, set(), {layer: set() for layer in range(model.sizes.layers)})

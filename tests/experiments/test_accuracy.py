@@ -39,7 +39,7 @@ def test_every_legal_prompt_against_a_full_pass(result: Accuracy) -> None:
 @pytest.mark.parametrize("operators", ["+-*/", "-/"])
 def test_the_sweep_of_mean_activations_gives_the_same_accuracy(operators: str) -> None:
     model = small("llama", "sdpa")
-    alone = measure_accuracy(model, legal_prompts(operators, 12, model.limit), 3)
+    alone = measure_accuracy(model, legal_prompts(operators, 12, model.limit))
     results = compute(context(model, operators=operators, max_operand=12, seed=3), means, accuracy)
     found, swept = results[Accuracy], results[MeanActivations]
     pd.testing.assert_frame_equal(found.prompts, alone.prompts, rtol=1e-4)
@@ -59,6 +59,16 @@ def test_table_and_summary(result: Accuracy) -> None:
         assert entry["low"] <= entry["value"] <= entry["high"]
     values = [summary[o]["accuracy"]["value"] for o in OPERATORS]
     assert summary[AVERAGE]["accuracy"]["value"] == pytest.approx(np.mean(values))
+    assert summary[AVERAGE]["accuracy_over_prompts"]["value"] == pytest.approx(frame.correct.mean())
+    assert summary[AVERAGE]["accuracy_over_prompts"]["value"] != summary[AVERAGE]["accuracy"]["value"]
+
+
+def test_the_baseline_of_division_is_always_0(result: Accuracy) -> None:
+    quotients = [a // b for a in range(13) for b in range(1, 13)]
+    assert result.summary()["/"]["baseline"]["value"] == pytest.approx(quotients.count(0) / len(quotients))
+    products = [a * b for a in range(13) for b in range(13) if a * b < NUMBERS]
+    most = max(products.count(x) for x in products)
+    assert result.summary()["*"]["baseline"]["value"] == pytest.approx(most / len(products))
 
 
 def test_correct_prompts(result: Accuracy) -> None:

@@ -13,13 +13,16 @@ from arithscope.experiments.heads import heads
 from arithscope.experiments.localize import MLP, Localization, localize
 from arithscope.experiments.means import MeanActivations, means
 from arithscope.experiments.mlp0 import POSITIONS, mlp0
+from arithscope.experiments.neurons import neurons
+from arithscope.experiments.topk import TopK, topk
 from arithscope.prompts import operand_grid
 from arithscope.settings import SampleSizes, Settings
 from tests.contexts import compute, context
 from tests.experiments import plain
+from tests.experiments.test_neurons import answer_layers_from
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=1000, draws=2)
+SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=2, probe=1000, draws=2, selection=4)
 SETTINGS = Settings(custom_sizes=SIZES)
 # One of each kind of layer: plain, parallel, with post-norms, with learned positions; and a few-shot prefix.
 MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", ""), ("gpt2", "sdpa", "7+5=12=")]
@@ -74,11 +77,32 @@ def test_faithfulness_of_every_circuit(family: str, attention: str, prefix: str)
     assert curve[len(order), "faithfulness"] == pytest.approx(1)
 
 
+def test_the_circuit_is_chosen_on_selection_prompts_and_the_union_evaluated() -> None:
+    model = small("llama", "sdpa")
+    accuracy = plain.all_correct(model, "+-", 5)
+    found = compute(context(model, SETTINGS, accuracy, max_operand=2), means, localize, circuit)[Circuit]
+    slow = plain.means(model, operand_grid("+-*/", 2))
+    union = {head for operator in "+-" for head in found.chosen(operator)}
+    assert found.summary()["mean"]["union_heads"] == len(union)
+    for operator, split in split_prompts(accuracy, SIZES, 0).items():
+        by_size = found.selection[(found.selection.operator == operator) & (found.selection.measure == "faithfulness")]
+        by_size = by_size.set_index("size").value
+        size = len(found.chosen(operator))
+        assert size == min(n for n, value in by_size.items() if value >= by_size.max() - 0.02)
+        want = plain.measures(model, split.selection, slow, set(found.chosen(operator)))
+        assert by_size[size] == pytest.approx(want["faithfulness"], rel=1e-3, abs=1e-4)
+        for kept, prefix in ((set(found.chosen(operator)), ""), (union, "union_")):
+            for measure, value in plain.measures(model, split.evaluation, slow, kept).items():
+                entry = found.summary()[operator][prefix + measure]
+                assert entry["value"] == pytest.approx(value, rel=1e-3, abs=1e-4)
+
+
 @pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("gemma2", "eager")])
 def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     model = small(family, attention)
     accuracy = plain.all_correct(model, "+", 5)
-    results = compute(context(model, SETTINGS, accuracy, max_operand=2), means, localize, circuit)
+    ctx = context(model, SETTINGS, accuracy, *answer_layers_from(1), max_operand=2, neurons="atp", topk=7)
+    results = compute(ctx, means, localize, circuit, neurons, topk)
     found = mlp0(replace(context(model, SETTINGS, max_operand=9), results=results))
     split = split_prompts(accuracy, SIZES, 0)["+"]
     module = plain.mlp_module(model, 0)
@@ -107,6 +131,15 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
         chosen = set(results[Circuit].chosen("+"))
         want = plain.measures(model, split.evaluation, slow, chosen, kept)
         assert row.value == pytest.approx(want["faithfulness"], rel=1e-3, abs=1e-4)
+    # With later MLPs reduced, as in the paper: their top neurons at the last position only.
+    later = {layer: {n for i, n in results[TopK].chosen("+") if i == layer} for layer in range(1, model.sizes.layers)}
+    reduced = found.reduced[(found.reduced.circuit == "found") & (found.reduced.measure == "faithfulness")]
+    for row in reduced.iloc[[0, 4, 7]].itertuples():
+        kept = {0: set(strongest[: row.size].tolist()), **later}
+        starts = {0: None, **{layer: [model.positions.last] for layer in later}}
+        want = plain.measures(model, split.evaluation, slow, set(results[Circuit].chosen("+")), kept, starts)
+        assert row.value == pytest.approx(want["faithfulness"], rel=1e-3, abs=1e-4)
+    assert not np.allclose(reduced.value, curve.value, atol=1e-3)
 
     for number in (0, 4, 9):
         prompt = operand_grid("+", 9)[[number * 10]]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binom
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classification
@@ -119,7 +121,27 @@ def test_differences_and_regression(known: Any) -> None:
         few = gaps.loc[(operator, RAW, "associated_neurons")]
         assert few.low <= 0 <= few.high
         assert regression.loc[(operator, CALIBRATED, "auc")].value < 1
-    assert found.summary()["+"]["raw_auc"]["value"] == regression.loc[("+", RAW, "auc")].value
+        assert regression.loc[(operator, RAW, "auc")].p == 1 / 1001
+        assert np.isnan(regression.loc[(operator, RAW, "contribution")].p)
+    summary, area = found.summary()["+"], regression.loc[("+", RAW, "auc")]
+    assert summary["raw_auc"] == {name: area[name] for name in ("value", "low", "high", "n")}
+    assert summary["raw_auc_p"] == area.p == found.auc_p(RAW)["+"]
+
+
+def test_shuffled_correctness_is_rarely_predicted(known: Any) -> None:
+    """20 shuffles of which prompts are correct: as few have p ≤ .05 as chance allows, and the AUC is ½ on average."""
+    accuracy, patterns, classify, _ = known
+    rows, random = accuracy.prompts[accuracy.prompts.operator == "+"], np.random.default_rng(0)
+    areas = []
+    for seed in range(20):
+        noise = Accuracy(rows.assign(correct=random.permutation(rows.correct)), accuracy.table)
+        settings = replace(SETTINGS, operators=("+",), seed=seed)
+        found = failures(context(small("llama"), settings, noise, patterns, classify)).regression
+        areas.append(found[found.term == "auc"].set_index("criterion").loc[list(CRITERIA)])
+    for criterion in CRITERIA:
+        value, p = np.array([[each.value[criterion], each.p[criterion]] for each in areas]).T
+        assert (p <= 0.05).sum() <= binom.ppf(0.999, 20, 0.05)
+        assert value.mean() == pytest.approx(0.5, abs=3 * value.std() / np.sqrt(20))
 
 
 def test_the_worst_prompts(known: Any) -> None:

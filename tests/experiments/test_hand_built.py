@@ -102,7 +102,7 @@ def pairs(prompts: Prompts) -> set[int]:
 def test_neurons_of_the_prompts_own_pairs_come_first(results: dict[str, Any]) -> None:
     """Patching takes away the neuron of the prompt's pair and brings that of the counterfactual's; no other matters."""
     neurons = results["neurons"]
-    assert neurons.first_layer == ADDING_LAYER
+    assert neurons.first_layer == {"+": ADDING_LAYER}
     split = split_prompts(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
     known = pairs(split.discovery) | pairs(split.counterfactuals)
     for rank in ("mean", "mean+std"):
@@ -130,9 +130,11 @@ def test_nearly_all_neurons_are_needed(results: dict[str, Any]) -> None:
 
 def test_discovery_and_evaluation_are_disjoint(results: dict[str, Any]) -> None:
     split = split_prompts(results["accuracy"], SETTINGS.sizes, SETTINGS.seed)["+"]
-    pairs = [set(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in (split.discovery, split.evaluation)]
-    assert not pairs[0] & pairs[1]
-    assert [len(p) for p in pairs] == [SETTINGS.sizes.discovery, SETTINGS.sizes.evaluation]
+    samples = split.discovery, split.evaluation, split.selection
+    pairs = [set(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in samples]
+    assert len(set().union(*pairs)) == sum(map(len, pairs))
+    sizes = SETTINGS.sizes
+    assert [len(p) for p in pairs] == [sizes.discovery, sizes.evaluation, sizes.selection]
     assert np.all(split.counterfactuals.answer != split.discovery.answer)
     used = results["localize"].prompts
     assert used.op1.tolist() == split.discovery.op1.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arithscope.experiments.answer_layers import AnswerLayers
 from arithscope.experiments.common.attribution import BEST_METHOD, attributed_effects
+from arithscope.experiments.common.ranking import RECALLED, percent_of, rank_statistic, rounded
 from arithscope.experiments.common.samples import split_prompts
-from arithscope.experiments.neurons import RECALLED, SPLITS, NeuronEffects, neuron_effects, neurons, share_of
+from arithscope.experiments.neurons import SPLITS, NeuronEffects, neuron_effects, neurons
 from arithscope.experiments.probe import Probe
 from arithscope.prompts import random_source
-from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, SampleSizes, Settings
+from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, MEAN_ABS, RANKINGS, SampleSizes, Settings
 from arithscope.stats.effects import EFFECTS
 from tests.contexts import context
 from tests.experiments import plain
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=1)
+SIZES = SampleSizes(discovery=3, evaluation=2, first_mlp=1, probe=1, selection=2)
 SETTINGS = Settings(effect="log_ratio", custom_sizes=SIZES)
 FIRST = 1
 # One of each kind of layer: plain, parallel, with post-norms, with learned positions; and a few-shot prefix.
@@ -30,13 +33,14 @@ MODELS = [("llama", "sdpa", ""), ("gpt_neox", "eager", ""), ("gemma2", "eager", 
 models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
 
-def first_answer_layer(layer: int) -> Probe:
-    return Probe(pd.DataFrame(), {}, layer, layer, 0)
+def answer_layers_from(layer: int) -> tuple[Probe, AnswerLayers]:
+    """Probe and cause agree on the first answer layer."""
+    return Probe(pd.DataFrame(), {}, layer, layer, 0), AnswerLayers(pd.DataFrame(), dict.fromkeys("+-*/", layer), {})
 
 
 def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> NeuronEffects:
     model = small(family, attention, prefix=prefix)
-    earlier = plain.all_correct(model, operators, 9), first_answer_layer(FIRST)
+    earlier = plain.all_correct(model, operators, 9), *answer_layers_from(FIRST)
     return neurons(context(model, SETTINGS, *earlier, neurons=method))
 
 
@@ -47,7 +51,7 @@ def test_exact_effects_equal_plain_patching(family: str, attention: str, prefix:
     s = model.sizes
     assert len(result.effects) == 2 * len(EFFECTS) * (s.layers - FIRST) * s.neurons
     assert set(result.effects.method) == {"exact"}
-    assert result.first_layer == FIRST
+    assert result.first_layer == {"+": FIRST, "-": FIRST}
     table = result.effects.set_index(["operator", "measure", "layer", "neuron"]).sort_index()
     accuracy = plain.all_correct(model, "+-", 9)
     largest = 0.0
@@ -61,8 +65,10 @@ def test_exact_effects_equal_plain_patching(family: str, attention: str, prefix:
                 )
                 for measure, values in (("probability", effects), ("log_ratio", ratios)):
                     row = table.loc[(operator, measure, layer, neuron)]
-                    for name, statistic in (("value", np.mean), ("median", np.median), ("std", np.std)):
+                    statistics = {"value": np.mean, "median": np.median, "std": np.std}
+                    for name, statistic in statistics.items():
                         assert row[name] == pytest.approx(statistic(values), rel=2e-3, abs=2e-5)
+                    assert row.mean_abs == pytest.approx(sum(map(abs, values)) / len(values), rel=2e-3, abs=2e-5)
                     assert row.n == len(values)
                     assert row.low <= row.value <= row.high
                 largest = max(largest, *np.abs(effects))
@@ -71,16 +77,17 @@ def test_exact_effects_equal_plain_patching(family: str, attention: str, prefix:
 
 def test_agreement_of_the_attribution_methods() -> None:
     result = found("llama", "exact", "+-")
-    assert len(result.agreement) == 2 * 3 * len(EFFECTS)
+    assert len(result.agreement) == 2 * 3 * len(EFFECTS) * 2
     estimated = {method: found("llama", method, "+-") for method in ("atp", "ig", "relp")}
     layers = result.effects.layer.unique()
     for row in result.agreement.to_dict("records"):
-        key = row["operator"], row["measure"]
+        key = row["operator"], row["measure"], row["ranking"]
         ours, theirs = (r.ranking(*key) for r in (result, estimated[row["method"]]))
-        ranks = [r.set_index(["layer", "neuron"]).value.rank() for r in (ours, theirs)]
+        column = "value" if row["ranking"] == "mean" else "mean_abs"
+        ranks = [r.set_index(["layer", "neuron"])[column].rank() for r in (ours, theirs)]
         assert row["rank_correlation"] == pytest.approx(ranks[0].corr(ranks[1]))
         for percent in RECALLED:
-            k = share_of(small("llama").sizes.neurons, percent)
+            k = percent_of(small("llama").sizes.neurons, percent)
             best = [
                 {(layer, n) for layer in layers for n in r[r.layer == layer].neuron[:k].tolist()}
                 for r in (ours, theirs)
@@ -92,7 +99,8 @@ def test_agreement_of_the_attribution_methods() -> None:
     best = best.sort_values("value").iloc[-1]
     assert summary["strongest_neuron"]["component"] == f"L{best.layer}N{best.neuron}"
     assert summary["strongest_neuron"]["value"] == best.value
-    by_probability = result.agreement[result.agreement.measure == "probability"].set_index(["operator", "method"])
+    in_use = (result.agreement.measure == "probability") & (result.agreement.ranking == MEAN_ABS)
+    by_probability = result.agreement[in_use].set_index(["operator", "method"])
     assert summary["ig_rank_correlation"] == by_probability.rank_correlation["+", "ig"]
 
 
@@ -116,7 +124,7 @@ def test_attribution_selects_neurons_to_patch_exactly() -> None:
     assert len(result.effects) == len(exact.effects)
     picked = result.effects[result.effects.method == "exact"]
     size = small("llama").sizes.neurons
-    per_layer = share_of(size, 10)
+    per_layer = percent_of(size, 10)
     for _, layer in picked.groupby(["measure", "layer"]):
         assert len(layer) == per_layer
     ranking = estimated.ranking("+", "log_ratio")
@@ -131,6 +139,14 @@ def test_attribution_selects_neurons_to_patch_exactly() -> None:
         for _, rows in result.ranking("+", measure).groupby("layer"):
             assert (rows.method == "exact").tolist() == [True] * per_layer + [False] * (size - per_layer)
     assert result.agreement.empty
+
+
+def plain_statistic(effects: list[float], ranking: str) -> float:
+    n = len(effects)
+    mean = sum(effects) / n
+    if ranking == "mean_abs":
+        return sum(abs(x) for x in effects) / n
+    return mean if ranking == "mean" else mean + (sum((x - mean) ** 2 for x in effects) / n) ** 0.5
 
 
 def rank_of(value: float, values: list[float]) -> float:
@@ -152,7 +168,7 @@ def test_split_half_reliability_against_python(method: str) -> None:
         )
         random = random_source(0, "split half", operator)
         orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
-        for i, measure in enumerate(EFFECTS):
+        for (i, measure), ranking in product(enumerate(EFFECTS), RANKINGS):
             kinds = result.effects[(result.effects.operator == operator) & (result.effects.measure == measure)]
             is_exact = kinds.set_index(["layer", "neuron"]).method.eq(EXACT)
             by_neuron = {
@@ -162,34 +178,35 @@ def test_split_half_reliability_against_python(method: str) -> None:
             correlations, recalls = [], []
             for order in orders:
                 halves = [
-                    {key: sum(values[p] for p in half) / len(half) for key, values in by_neuron.items()}
+                    {key: plain_statistic([values[p] for p in half], ranking) for key, values in by_neuron.items()}
                     for half in (order[:1].tolist(), order[1:].tolist())
                 ]
                 ranks = [[rank_of(v, list(half.values())) for v in half.values()] for half in halves]
                 correlations.append(np.corrcoef(ranks)[0, 1])
-                k = share_of(model.sizes.neurons, 5)
+                k = percent_of(model.sizes.neurons, 5)
                 best = [
                     {key for layer in layers for key in sorted((x for x in half if x[0] == layer), key=half.get)[-k:]}
                     for half in halves
                 ]
                 recalls.append(len(best[0] & best[1]) / len(best[0]))
-            [row] = result.split_half[
-                (result.split_half.operator == operator) & (result.split_half.measure == measure)
-            ].to_dict("records")
+            table = result.split_half.set_index(["operator", "measure", "ranking"])
+            row = table.loc[(operator, measure, ranking)]
             assert row["rank_correlation"] == pytest.approx(np.mean(correlations), abs=1e-4)
             assert row["recall_5"] == pytest.approx(np.mean(recalls))
             if measure == "probability":
                 summary = result.summary()[operator]
-                assert summary["split_half"] == row["rank_correlation"]
-                assert summary["split_half_recall_of_best_5_percent"] == row["recall_5"]
+                assert summary[f"split_half_by_{ranking}"] == row["rank_correlation"]
+                if ranking == result.ranked_by:
+                    assert summary["split_half"] == row["rank_correlation"]
+                    assert summary["split_half_recall_of_best_5_percent"] == row["recall_5"]
 
 
 def test_one_prompt_has_no_halves() -> None:
     model = small("llama", "sdpa")
     sizes = replace(SIZES, discovery=1)
-    earlier = plain.all_correct(model, "+", 9), first_answer_layer(FIRST)
+    earlier = plain.all_correct(model, "+", 9), *answer_layers_from(FIRST)
     result = neurons(context(model, SETTINGS, *earlier, neurons="atp", custom_sizes=sizes))
-    assert len(result.split_half) == len(EFFECTS)
+    assert len(result.split_half) == len(EFFECTS) * len(RANKINGS)
     assert result.split_half.rank_correlation.isna().all()
     assert np.isnan(result.summary()["+"]["split_half"])
 
@@ -206,6 +223,7 @@ def test_ranking_against_python(data: st.DataObject) -> None:
             "measure": measure,
             "method": data.draw(st.sampled_from(["exact", "atp"])),
             "value": data.draw(values),
+            "mean_abs": abs(data.draw(values)),
             "std": abs(data.draw(values)),
         }
         for operator in "+-"
@@ -214,15 +232,70 @@ def test_ranking_against_python(data: st.DataObject) -> None:
         for neuron in range(4)
     ]
     shuffled = data.draw(st.permutations(rows))
-    result = NeuronEffects(pd.DataFrame(shuffled), pd.DataFrame(), pd.DataFrame(), 3)
-    for rank in ("mean", "mean+std"):
+    result = NeuronEffects(pd.DataFrame(shuffled), *[pd.DataFrame()] * 3, {"-": 3}, "cause", "mean")
+    keys = {
+        "mean": lambda r: r["value"],
+        "mean_abs": lambda r: r["mean_abs"],
+        "mean+std": lambda r: r["value"] + r["std"],
+    }
+    for rank, statistic in keys.items():
         wanted = sorted(
             (r for r in rows if (r["operator"], r["measure"]) == ("-", "logit")),
             key=lambda r: (
                 r["layer"],
                 r["method"] != "exact",
-                -(r["value"] + (r["std"] if rank == "mean+std" else 0)),
+                -statistic(r),
                 r["neuron"],
             ),
         )
         assert result.ranking("-", "logit", rank).to_dict("records") == wanted
+
+
+def test_the_paper_preset_ranks_and_finds_layers_as_the_paper() -> None:
+    """By the mean effect and the probe's layer; otherwise by the mean of absolute effects and by cause."""
+    model = small("llama", "sdpa")
+    probe, _ = answer_layers_from(2)
+    layers = AnswerLayers(pd.DataFrame(), {"+": 1}, {})
+    found = {}
+    for preset in ("quick", "paper"):
+        settings = Settings(preset=preset, neurons="atp", custom_sizes=SIZES)
+        found[preset] = neurons(context(model, settings, plain.all_correct(model, "+", 9), probe, layers))
+    assert (found["quick"].first_layer, found["quick"].ranked_by) == ({"+": 1}, "mean_abs")
+    assert (found["paper"].first_layer, found["paper"].ranked_by) == ({"+": 2}, "mean")
+    for result, column in ((found["quick"], "mean_abs"), (found["paper"], "value")):
+        ranking = result.ranking("+", "probability")
+        for _, rows in ranking.groupby("layer"):
+            assert (rounded(rows[column]).diff().dropna() <= 1).all()
+
+
+def test_measures_are_compared_with_probability() -> None:
+    result = found("llama", "atp")
+    table = result.measures.set_index(["measure", "ranking"])
+    assert set(table.index) == {(m, r) for m in ("log_ratio", "logit") for r in ("mean", "mean_abs")}
+    for (measure, ranking), row in table.iterrows():
+        column = "value" if ranking == "mean" else "mean_abs"
+        ranks = [
+            result.effects[result.effects.measure == m].set_index(["layer", "neuron"])[column].rank()
+            for m in ("probability", measure)
+        ]
+        assert row.rank_correlation == pytest.approx(ranks[0].corr(ranks[1]))
+    assert result.summary()["+"]["logit_against_probability"] == table.rank_correlation["logit", "mean_abs"]
+
+
+def test_a_neuron_that_matters_with_both_signs_has_a_mean_near_zero() -> None:
+    """Two samples agree on its absolute effect, but not on its mean."""
+    random = np.random.default_rng(0)
+    size = np.exp(random.normal(0, 1, (1, 300, 1)))
+    one, other = (size * random.choice([-1.0, 1.0], (1, 300, 50)) for _ in range(2))
+    agreement = {
+        ranking: np.corrcoef(*(rank_statistic(x, ranking)[0].argsort().argsort() for x in (one, other)))[0, 1]
+        for ranking in RANKINGS
+    }
+    assert abs(agreement["mean"]) < 0.3
+    assert agreement["mean_abs"] > 0.99
+
+
+def test_differences_within_rounding_are_ties() -> None:
+    values = pd.Series([1.0, 2e-9, -3e-9, 0.5, 0.5 + 1e-9])
+    assert rounded(values).rank(method="min").tolist() == [5, 1, 1, 3, 3]
+    assert rounded(pd.Series([0.0, 0.0])).tolist() == [0.0, 0.0]

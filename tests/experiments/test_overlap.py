@@ -19,7 +19,8 @@ Sets = dict[str, set[tuple[int, int]]]
 def top_neurons(sets: Sets) -> TopK:
     rows = [(o, layer, 0, n, 0.0) for o, neurons in sets.items() for layer, n in sorted(neurons)]
     top = pd.DataFrame(rows, columns=["operator", "layer", "rank", "neuron", "value"])
-    return TopK(pd.DataFrame(), pd.DataFrame(), top, {o: len(neurons) for o, neurons in sets.items()}, 9, {})
+    top = top.assign(mean_abs=0.0)
+    return TopK(*[pd.DataFrame()] * 4, top, {o: len(neurons) for o, neurons in sets.items()}, 9, {})
 
 
 some = st.sets(st.tuples(st.integers(2, 4), st.integers(0, 8)), max_size=12)
@@ -31,7 +32,7 @@ def test_overlaps_equal_set_operations(sets: Sets) -> None:
     pairs = {frozenset((row.operator, row.other)): row for row in found.table.itertuples()}
     assert len(pairs) == len(found.table) == len(sets) * (len(sets) - 1) // 2
     for pair, row in pairs.items():
-        a, b = (sets[o] for o in pair)
+        a, b = in_layers_of_all([sets[o] for o in pair])
         assert (row.shared, row.union) == (len(a & b), len(a | b))
         assert row.iou == pytest.approx(len(a & b) / len(a | b)) if a | b else np.isnan(row.iou)
     for row in found.by_layer.itertuples():
@@ -39,13 +40,26 @@ def test_overlaps_equal_set_operations(sets: Sets) -> None:
         assert (row.shared, row.union) == (len(a & b), len(a | b))
     for name in ("shared", "union"):
         assert found.by_layer[name].sum() == found.table[name].sum()
+    compared = dict(zip(sets, in_layers_of_all(list(sets.values())), strict=True))
+    unique = found.unique.set_index("operator")
+    assert set(unique.index) == (set(sets) if len(sets) > 1 else set())
+    for operator, row in unique.iterrows():
+        own, others = compared[operator], [neurons for o, neurons in compared.items() if o != operator]
+        alone = [neuron for neuron in own if not any(neuron in other for other in others)]
+        assert row.n == len(own)
+        assert row.value == pytest.approx(len(alone) / len(own)) if own else np.isnan(row.value)
+
+
+def in_layers_of_all(sets: list[set[tuple[int, int]]]) -> list[set[tuple[int, int]]]:
+    """Only neurons of layers in which every set has some."""
+    return [{n for n in own if all(any(m[0] == n[0] for m in other) for other in sets)} for own in sets]
 
 
 def test_summary() -> None:
     sets: Sets = {"+": {(2, 1), (2, 2)}, "-": {(2, 1)}, "*": {(3, 1)}}
     found = overlap(context(small("llama"), None, top_neurons(sets)))
     summary = {o: entries["mean_iou"] for o, entries in found.summary().items()}
-    assert summary == pytest.approx({"+": 0.25, "-": 0.25, "*": 0.0, "mean": 1 / 6})
+    assert summary == pytest.approx({"+": 0.5, "-": 0.5, "*": np.nan, "mean": 0.5}, nan_ok=True)
     assert len(found.pairs_with("+")) == 2
     assert overlap(context(small("llama"), None, top_neurons({"+": {(2, 1)}}))).summary() == {}
     assert isinstance(found, Overlap)

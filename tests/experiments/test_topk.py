@@ -21,19 +21,19 @@ from arithscope.prompts import operand_grid
 from arithscope.settings import SampleSizes, Settings
 from tests.contexts import compute, context
 from tests.experiments import plain
-from tests.experiments.test_neurons import FIRST, first_answer_layer, models
+from tests.experiments.test_neurons import FIRST, answer_layers_from, models
 from tests.families import small
 
-SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=1, probe=1, draws=2)
+SIZES = SampleSizes(discovery=3, evaluation=4, first_mlp=1, probe=1, draws=2, selection=5)
 SETTINGS = Settings(max_operand=2, custom_sizes=SIZES)
 
 
 def everything(
     model: Model, operators: str, rank: str, fixed: dict[str, int] | None
 ) -> tuple[TopK, Circuit, dict[str, Any]]:
-    ctx = context(model, SETTINGS, plain.all_correct(model, operators, 5), first_answer_layer(FIRST))
-    results = compute(ctx, means, localize, circuit, neurons)
+    ctx = context(model, SETTINGS, plain.all_correct(model, operators, 5), *answer_layers_from(FIRST))
     settings = replace(SETTINGS, operators=tuple(operators), effect="log_ratio", rank=rank, topk=fixed)
+    results = compute(replace(ctx, settings=replace(settings, effect="probability")), means, localize, circuit, neurons)
     found = topk(replace(ctx, settings=settings))
     effects, heads = results[NeuronEffects], results[Circuit]
     rankings = {o: effects.ranking(o, "log_ratio", rank) for o in operators}
@@ -49,6 +49,8 @@ def test_faithfulness_equals_plain_mean_ablation(family: str, attention: str, pr
     prompts = split_prompts(plain.all_correct(model, "+", 5), SIZES, 0)["+"].evaluation
     slow = plain.means(model, operand_grid("+-*/", 2))
     curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
+    for measure in ("faithfulness", "accuracy", "p_answer"):
+        assert found.summary()["+"][f"floor_{measure}"]["value"] == curve[0, measure]
     at = [model.positions.last]
     for k in (0, 5, 25, s.neurons):
         kept = {i: set(ranking[ranking.layer == i].neuron[:k].tolist()) for i in range(FIRST, s.layers)}
@@ -58,6 +60,34 @@ def test_faithfulness_equals_plain_mean_ablation(family: str, attention: str, pr
     for row in random.to_dict("records"):
         assert row["value"] == pytest.approx(curve[row["size"], row["measure"]], abs=1e-4)
     assert found.summary()["+"]["faithfulness"]["value"] == curve[found.k["+"], "faithfulness"]
+
+
+@pytest.mark.parametrize("rank", ["mean", "mean_abs"])
+def test_k_is_chosen_on_selection_prompts_and_reported_on_others(rank: str) -> None:
+    """Another ranking is shown beside the one in use: the paper's, or by mean absolute effect if that is in use."""
+    model = small("llama", "sdpa")
+    found, heads, rankings = everything(model, "+", rank, None)
+    other = "mean" if rank == "mean_abs" else "mean_abs"
+    assert set(found.rankings.ranking) == {rank, other}
+    split = split_prompts(plain.all_correct(model, "+", 5), SIZES, 0)["+"]
+    assert set(found.selection.n) == {len(split.selection)} != set(found.curve[found.curve.circuit == "found"].n)
+    slow, ranking, at = plain.means(model, operand_grid("+-*/", 2)), rankings["+"], [model.positions.last]
+    curves = {
+        name: table[(table.circuit == "found") & (table.measure == "faithfulness")]
+        for name, table in (("selection", found.selection), ("curve", found.curve))
+    }
+    kept = {i: set(ranking[ranking.layer == i].neuron[:5].tolist()) for i in range(FIRST, model.sizes.layers)}
+    for name, prompts in (("selection", split.selection), ("curve", split.evaluation)):
+        want = plain.measures(model, prompts, slow, set(heads.chosen("+")), kept, at)["faithfulness"]
+        assert curves[name].set_index("size").value[5] == pytest.approx(want, rel=1e-3, abs=1e-4)
+    by_size = curves["selection"].set_index("size").value
+    chosen = min(size for size, value in by_size.items() if value >= by_size.max() - 0.02)
+    assert found.k["+"] == max(chosen, 1)
+    summary = found.summary()["+"]
+    assert summary[f"k_by_{rank}"] == summary["k"]
+    assert summary[f"accuracy_by_{rank}"]["value"] == summary["accuracy"]["value"]
+    assert summary["faithfulness"]["value"] == curves["curve"].set_index("size").value[found.k["+"]]
+    assert isinstance(summary[f"k_by_{other}"], int)
 
 
 @pytest.mark.parametrize("rank", ["mean", "mean+std"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from arithscope.models.load import LoadOptions, load
 from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import legal_prompts, operand_grid, random_source, sample
 from arithscope.settings import Settings
-from arithscope.stats.intervals import bootstrap_intervals
 from arithscope.utils.progress import Silent
 from tests.hand_built import MAX_OPERAND
 
@@ -78,22 +76,6 @@ def test_all_stages_in_half_precision(tmp_path: Path) -> None:
     summary = run_stages(model, Settings(("+", "-"), 60), tmp_path, None, Silent()).summary
     for operator in ("+", "-"):
         assert summary["circuit"][operator]["faithfulness"]["value"] > 0.9
-
-
-@pytest.mark.parametrize("with_denominator", [False, True])
-def test_bootstrap_intervals(with_denominator: bool) -> None:
-    """More rows than are resampled at a time, one of them undefined."""
-    source = random_source(0, "intervals on a GPU")
-    values = source.normal(size=(20_000, 30)).astype("float32")
-    values[7, 3] = float("nan")
-    denominator = source.uniform(0.5, 2, values.shape) if with_denominator else None
-    found = [
-        bootstrap_intervals(values, random_source(1, "resamples"), denominator, torch.device(device))
-        for device in ("cpu", "cuda")
-    ]
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-9, atol=1e-12)
-    assert np.isnan(found[1][:, 7]).all()
-    assert np.isnan(found[1]).sum() == 3
 
 
 def test_probes_trained_in_tf32_are_as_accurate() -> None:

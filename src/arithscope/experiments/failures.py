@@ -3,7 +3,8 @@
 1. Draw held-out correct prompts and as many incorrect ones.
 2. Count the heuristic neurons associated with each prompt (i), and sum the direct logit attribution of heuristic neurons to the
    right answer: activation × value vector's logit of the answer (ii).
-3. Compare correct with incorrect prompts in both, and fit a logistic regression of correctness on both.
+3. Compare correct with incorrect prompts in both, fit a logistic regression of correctness on both, and measure how well such a
+   regression tells correct from incorrect prompts that it was not fitted to.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ from arithscope.experiments.accuracy import Accuracy, as_prompts
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, Classification
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.association import association
-from arithscope.experiments.common.result import Result, with_average
+from arithscope.experiments.common.result import Result, by_operator, with_average
 from arithscope.experiments.common.samples import splits
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.prompts import random_source, sample
-from arithscope.stats.classifiers import logistic
+from arithscope.stats.classifiers import cross_validated_auc, logistic
 from arithscope.stats.intervals import difference, t_mean
 
 HYPOTHESES = ("associated_neurons", "contribution")
@@ -66,8 +67,11 @@ class Failures(Result):
     regression: pd.DataFrame = schema.table(
         "Logistic regression of correctness on `associated_neurons` and `contribution`.",
         *schema.CRITERION_KEY,
-        schema.text("term", "`intercept`, a feature (log-odds per standard deviation), or `auc`", key=True),
+        schema.text(
+            "term", "`intercept`, a feature (log-odds per standard deviation), or `auc`, cross-validated", key=True
+        ),
         *schema.MEAN_COLUMNS,
+        schema.number("p", "of `auc`: share of shuffled outcomes with an AUC as large; NaN for other terms"),
     )
     worst: pd.DataFrame = schema.table(
         "Incorrect prompts whose right answer is least probable, and the heuristics behind the wrong answer.",
@@ -77,7 +81,19 @@ class Failures(Result):
         schema.listing("heuristics", "heuristics whose neurons contribute most to it"),
         schema.listing("logit_differences", "their contributions"),
     )
-    table: pd.DataFrame = schema.table("The differences, and the area under each regression's curve.")
+    table: pd.DataFrame = schema.table("The differences, and the area under each regression's curve, cross-validated.")
+
+    def auc_p(self, criterion: str) -> dict[str, float]:
+        """By operator, the p of the hypothesis that the features have nothing to do with correctness."""
+        rows = self.regression[(self.regression.criterion == criterion) & (self.regression.term == AUC)]
+        return dict(zip(rows.operator, rows.p, strict=True))
+
+    def summary(self) -> dict[str, Any]:
+        out = by_operator(self.table)
+        for criterion in CRITERIA:
+            for operator, p in self.auc_p(criterion).items():
+                out[operator][f"{criterion}_{AUC}_p"] = p
+        return out
 
 
 @stage(needs=(Accuracy, ActivationMaps, Classification), reads=("sizes", "seed"), paper="4.3")
@@ -129,9 +145,11 @@ def _regression(rows: pd.DataFrame, operator: str, seed: int) -> Iterator[dict[s
     for criterion in CRITERIA:
         random = random_source(seed, "failures model", operator, criterion)
         features = rows[[f"{criterion}_{name}" for name in HYPOTHESES]].to_numpy(dtype=np.float64)
-        fitted = logistic(features, rows.correct.to_numpy(dtype=np.bool_), random)
-        for term, mean in zip(("intercept", *HYPOTHESES, AUC), fitted, strict=True):
-            yield {"operator": operator, "criterion": criterion, "term": term, **asdict(mean)}
+        correct = rows.correct.to_numpy(dtype=np.bool_)
+        area, key = cross_validated_auc(features, correct, random), {"operator": operator, "criterion": criterion}
+        for term, mean in zip(("intercept", *HYPOTHESES), logistic(features, correct), strict=True):
+            yield {**key, "term": term, **asdict(mean), "p": np.nan}
+        yield {**key, "term": AUC, **asdict(area.auc), "p": area.p}
 
 
 def _worst_prompts(ctx: Context, operator: str) -> Iterator[dict[Any, Any]]:

@@ -3,15 +3,15 @@
 Each kind of number has one interval; docs/statistics.md gives their coverage in simulations.
 
     share_of, share         shares of 0s and 1s                     Wilson's score interval
-    unit_mean, unit_means   means of values in [0, 1]               Wilson's interval, scaled by the observed variance
+    unit_mean, unit_means   means of values up to 1                 Wilson's interval, scaled by the observed variance
     t_mean, t_means         means of other values, or of few draws  Student's t
-    paired_difference       two measures in [0, 1] of each prompt   both intervals, combined with their correlation
+    paired_difference       two measures up to 1 of each prompt     both intervals, combined with their correlation
     difference, average     numbers of independent samples          intervals combined side by side
     ratio                   ratio of two means of paired values     Fieller's
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from scipy.stats import binomtest, norm, t
 CONFIDENCE = 0.95
 Z = float(norm.ppf((1 + CONFIDENCE) / 2))
 ALPHA = 1 - CONFIDENCE
+RARE = 4.0
 
 Rows = Float[np.ndarray, "rows values"]
 Floats = NDArray[np.float64]
@@ -63,24 +64,38 @@ def unit_means(values: Rows) -> list[Mean]:
 
         |x − μ| ≤ z · √(φ·μ(1 − μ)/n)
 
-    For 0s and 1s φ is 1 and this is Wilson's interval. Elsewhere φ is smaller and so is the interval; one value of variance
-    x(1 − x) is added to the estimate of φ, since a few equal values cannot show that there is no variance. If a row has
-    negative values (a faithfulness may), its smallest value takes the place of 0.
+    For 0s and 1s φ is 1 and this is Wilson's interval. Elsewhere φ is smaller and so is the interval, and as φ is estimated,
+    Student's t takes the place of z. A skewed sample may lack the rare values on which its mean depends, so ½·skewness² values
+    of variance x(1 − x), at most RARE, are added to the estimate of φ; RARE if all values are equal. If a row has negative
+    values (a faithfulness may), its smallest value takes the place of 0.
     """
     n = values.shape[1]
     if n == 0:
         return [NOTHING] * len(values)
     floor = np.minimum(values.min(1), 0.0).astype(np.float64)
     scale = 1 - floor
+    binary = ((values == 0) | (values == 1)).all(1)
+    deviations = values - values.mean(1, dtype=np.float64, keepdims=True)
     x = (values.mean(1, dtype=np.float64) - floor) / scale
     largest = np.clip(x * (1 - x), 0, None)  # rounding may take a mean beyond 1
-    ratio = np.divide(values.var(1, dtype=np.float64) / scale**2, largest, out=np.ones_like(x), where=largest > 0)
-    spread = Z**2 * (n * np.clip(ratio, 0, 1) + 1) / (n + 1) / n
-    centre = (x + spread / 2) / (1 + spread)
-    half = np.sqrt(spread * largest + spread**2 / 4) / (1 + spread)
-    lower, upper = np.minimum(centre - half, x), np.maximum(centre + half, x)  # rounding must not exclude the mean
-    ends = (floor + scale * each for each in (x, lower.clip(0), upper.clip(None, 1)))
+    variance = np.square(deviations).mean(1) / scale**2
+    varies = variance > 1e-20
+    skewness = np.divide((deviations**3).mean(1) / scale**3, variance**1.5, out=np.full_like(x, np.inf), where=varies)
+    rare = np.minimum(0.5 * skewness**2, RARE)
+    observed = np.divide(variance, largest, out=np.ones_like(x), where=largest > 0)
+    phi = np.where(binary, 1.0, (n * np.clip(observed, 0, 1) + rare) / (n + rare))
+    spread = np.where(binary, Z, t_quantile(n)) ** 2 * phi / n
+    ends = (floor + scale * each for each in (x, *score_interval(x, spread)))
     return [Mean(value, low, high, n) for value, low, high in np.stack(list(ends), axis=1).tolist()]
+
+
+def score_interval(x: Floats, spread: Floats) -> tuple[Floats, Floats]:
+    """The smallest and largest μ in [0, 1] with |x − μ| ≤ √(spread · μ(1 − μ)). Wilson's interval has a spread of z²/n."""
+    centre = (x + spread / 2) / (1 + spread)
+    half = np.sqrt(spread * np.clip(x * (1 - x), 0, None) + spread**2 / 4) / (1 + spread)
+    return np.minimum(centre - half, x).clip(0), np.maximum(centre + half, x).clip(
+        None, 1
+    )  # with x in spite of rounding
 
 
 def t_mean(values: ArrayLike) -> Mean:
@@ -101,7 +116,7 @@ def t_intervals(values: Rows) -> Intervals:
     x = values.mean(1, dtype=np.float64)
     if n == 1:
         return np.stack([x, np.full_like(x, np.nan), np.full_like(x, np.nan)])
-    half = t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(1, ddof=1, dtype=np.float64) / np.sqrt(n)
+    half = t_quantile(n) * values.std(1, ddof=1, dtype=np.float64) / np.sqrt(n)
     return np.stack([x, x - half, x + half])
 
 
@@ -135,14 +150,20 @@ def difference(a: Mean, b: Mean, correlation: float = 0.0) -> Mean:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Mean:
-    """Mean of a − b for two measures in [0, 1] of the same prompts.
+    """Mean of a − b for two measures of the same prompts, of values such as those of `unit_mean`.
 
-    Both means' intervals (`unit_mean`) are combined with the correlation of the two measures, as in Newcombe's method for
-    paired shares. Unlike the t interval of the differences it has a width where all differences are zero.
+    Both means' intervals are combined with the correlation of the two measures, as in Newcombe's method 10 for paired shares.
+    Like there a positive correlation is first reduced by 1/(2n·√(x(1 − x)·y(1 − y))), for means x and y on the scale from 0
+    (or the smallest value) to 1. So the interval has a width also where all differences are zero.
     """
     x, y = (np.asarray(values, dtype=np.float64).ravel() for values in (a, b))
-    varies = len(x) > 1 and x.std() > 0 and y.std() > 0
-    correlation = float(np.corrcoef(x, y)[0, 1]) if varies else 0.0
+    n, correlation = len(x), 0.0
+    if n > 1 and x.std() > 0 and y.std() > 0:
+        floors = (min(float(each.min()), 0.0) for each in (x, y))
+        means = [(each.mean() - floor) / (1 - floor) for each, floor in zip((x, y), floors, strict=True)]
+        correction = 1 / (2 * n * np.sqrt(np.prod([m * (1 - m) for m in means])))
+        correlation = float(np.corrcoef(x, y)[0, 1])
+        correlation = max(correlation - float(correction), 0.0) if correlation > 0 else correlation
     return difference(unit_mean(x), unit_mean(y), correlation)
 
 
@@ -159,7 +180,7 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Mean:
     value = float(x.mean() / y.mean())
     if n == 1:
         return Mean(value, np.nan, np.nan, n)
-    squared = t.ppf((1 + CONFIDENCE) / 2, n - 1) ** 2 / n
+    squared = t_quantile(n) ** 2 / n
     (xx, xy), (_, yy) = squared * np.cov(x, y)
     # (mean x − q·mean y)² ≤ squared · var(x − q·y) is a quadratic inequality in q.
     a, b, c = y.mean() ** 2 - yy, x.mean() * y.mean() - xy, x.mean() ** 2 - xx
@@ -169,30 +190,41 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Mean:
     return Mean(value, float((b - root) / a), float((b + root) / a), n)
 
 
-def p_of_zero(mean: Mean) -> float:
+def t_quantile(n: int) -> float:
+    """By how many standard errors the 95 % interval of a mean of n values reaches to each side; unknown for fewer than two."""
+    return float(t.ppf((1 + CONFIDENCE) / 2, max(n - 1, 1)))
+
+
+def p_of_zero(value: ArrayLike, low: ArrayLike, high: ArrayLike, n: ArrayLike) -> Floats:
     """Two-sided p of a true value of zero, read off the interval: 0.05 where an end of the interval is zero.
 
     The distance from zero is compared with the half-width on that side, as quantiles of Student's t with n − 1 degrees of
     freedom. NaN without an interval.
     """
-    half = mean.value - mean.low if mean.value > 0 else mean.high - mean.value
-    if np.isnan(half):
-        return float("nan")
-    if mean.value == 0 or half <= 0:
-        return 1.0 if mean.value == 0 else 0.0
-    degrees = max(mean.n - 1, 1)
-    return float(2 * t.sf(abs(mean.value) / half * t.ppf((1 + CONFIDENCE) / 2, degrees), degrees))
+    x, lower, upper = (np.asarray(each, dtype=np.float64) for each in (value, low, high))
+    half = np.where(x > 0, x - lower, upper - x)
+    degrees = np.maximum(np.asarray(n, dtype=np.float64) - 1, 1)
+    distance = np.divide(np.abs(x), half, out=np.where(x == 0, 0.0, np.inf), where=half != 0)
+    p = 2 * t.sf(distance * t.ppf((1 + CONFIDENCE) / 2, degrees), degrees)
+    return np.where(np.isnan(half), np.nan, p)
 
 
 def clear_signs(means: Sequence[Mean], comparisons: int | None = None) -> list[int]:
     """For each mean, 1 or −1 if it is clearly above or below zero, else 0; corrected for the number of comparisons.
 
-    By Holm's method: all signs are right with a probability of at least 95 %, whatever the dependence. `comparisons` counts
-    all comparisons of the table if `means` are only some of them; by default those that have an interval.
+    By Holm's method: with a probability of at least 95 % no true zero gets a sign, whatever the dependence. `comparisons`
+    counts all comparisons of the table if `means` are only some of them; by default those that have an interval.
     """
-    p = np.array([p_of_zero(mean) for mean in means], dtype=np.float64)
-    clear = holm(p, comparisons)
-    return [int(np.sign(mean.value)) if ok else 0 for mean, ok in zip(means, clear, strict=True)]
+    value, low, high, n = np.array([astuple(mean) for mean in means], dtype=np.float64).reshape(-1, 4).T
+    return signs_of_rows(value, low, high, n, comparisons).tolist()
+
+
+def signs_of_rows(
+    value: ArrayLike, low: ArrayLike, high: ArrayLike, n: ArrayLike, comparisons: int | None = None
+) -> NDArray[np.int64]:
+    """`clear_signs` for millions of means, given as columns."""
+    clear = holm(p_of_zero(value, low, high, n), comparisons)
+    return np.where(clear, np.sign(np.asarray(value, dtype=np.float64)), 0).astype(np.int64)
 
 
 def holm(p: Floats, comparisons: int | None = None, alpha: float = ALPHA) -> NDArray[np.bool_]:

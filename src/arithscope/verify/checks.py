@@ -32,6 +32,7 @@ from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import stage_of
 from arithscope.prompts import Prompts, operand_grid, random_source
+from arithscope.stats.intervals import score_interval
 from arithscope.verify.compare import Noise, Tally, counted
 
 V = TypeVar("V")
@@ -158,9 +159,8 @@ def _shares_of_sample(factor: float) -> Tolerance:
 def share_error(share: NDArray[np.float64], n: ArrayLike) -> NDArray[np.float64]:
     """How far the share in a population may be from that in a sample of n: up to the farther end of the Wilson interval of
     STANDARD_ERRORS. Unlike √(share (1 − share) / n), it is not 0 where nothing was found in the sample."""
-    z2 = STANDARD_ERRORS**2 / np.asarray(n)
-    centre = (share + z2 / 2) / (1 + z2)
-    return np.abs(centre - share) + np.sqrt(z2 * share * (1 - share) + z2**2 / 4) / (1 + z2)
+    low, high = score_interval(share, STANDARD_ERRORS**2 / np.asarray(n, dtype=np.float64))
+    return np.maximum(high - share, share - low)
 
 
 def _matches(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +27,7 @@ from arithscope.experiments.heads import heads
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.prompts import operand_grid
 from arithscope.settings import SampleSizes
-from arithscope.stats.intervals import Mean
+from arithscope.stats.intervals import Mean, paired_difference, share, t_mean
 from tests.contexts import context
 from tests.experiments import plain
 from tests.experiments.plain import all_correct
@@ -34,21 +35,27 @@ from tests.families import small
 from tests.hand_built import copy_and_add
 
 
-def curve(*values: float) -> dict[int, dict[str, Mean]]:
-    return {size: {"faithfulness": Mean(v, v, v, 9)} for size, v in enumerate(values)}
+def curve(*values: float) -> pd.DataFrame:
+    """The found circuits of an operator, beside others that must not be looked at."""
+    sizes = [*range(len(values))]
+    found = pd.DataFrame(
+        {"operator": "+", "circuit": "found", "size": sizes, "measure": "faithfulness", "value": values}
+    )
+    others = {"circuit": "random"}, {"operator": "-"}, {"measure": "accuracy"}
+    return pd.concat([found, *(found.assign(**other, value=1.0) for other in others)])
 
 
 def test_the_smallest_circuit_on_the_plateau() -> None:
-    assert smallest_on_plateau(curve(0.0, 0.5, 0.97, 0.985, 0.97, 1.0)) == 3
-    assert smallest_on_plateau(curve(0.0, 0.9, 0.91, 0.90)) == 1  # the plateau is the best there is, not 1
-    assert smallest_on_plateau(curve(1.0, 1.0)) == 0
-    assert smallest_on_plateau(curve(np.nan, np.nan)) == 0
-    assert smallest_on_plateau(curve(np.nan, 0.2, 1.0)) == 2
+    assert smallest_on_plateau(curve(0.0, 0.5, 0.97, 0.985, 0.97, 1.0), "+") == 3
+    assert smallest_on_plateau(curve(0.0, 0.9, 0.91, 0.90), "+") == 1  # the plateau is the best there is, not 1
+    assert smallest_on_plateau(curve(1.0, 1.0), "+") == 0
+    assert smallest_on_plateau(curve(np.nan, np.nan), "+") == 0
+    assert smallest_on_plateau(curve(np.nan, 0.2, 1.0), "+") == 2
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
 def test_no_smaller_circuit_reaches_the_plateau(values: list[float]) -> None:
-    chosen = smallest_on_plateau(curve(*values))
+    chosen = smallest_on_plateau(curve(*values), "+")
     assert values[chosen] >= max(values) - TOLERANCE
     assert all(v < max(values) - TOLERANCE for v in values[:chosen])
 
@@ -81,23 +88,23 @@ def test_measures_of_circuits_and_of_random_draws() -> None:
     empty, whole_model = np.array([0.0, 0.5]), np.array([1.0, 1.0])
     scores = np.array([[[0.5, 0, 0.1], [1.0, 1, 0.9]], [[1.0, 1, 0.6], [1.0, 1, 0.8]]])  # nl, right, probability
     scale = Baseline(empty, whole_model)
-    half, full = scale.measure(scores, np.random.default_rng(0))
+    half, full = scale.measure(scores)
     assert half["faithfulness"].value == pytest.approx(0.75)
     assert half["accuracy"].value == pytest.approx(0.5)
     assert half["p_answer"].value == pytest.approx(0.5)
     assert full["faithfulness"].value == pytest.approx(1.0)
-    [draws] = scale.measure_draws(scores[:, None], np.random.default_rng(0))
-    assert draws["faithfulness"] == Mean(0.875, 0.75, 1.0, 2)
+    [draws] = scale.measure_draws(scores[:, None])
+    assert draws["faithfulness"] == t_mean([0.75, 1.0])
     assert draws["accuracy"].value == pytest.approx(0.75)
-    change = scale.change(scores[0], scores[1], np.random.default_rng(0))
-    assert change.value == pytest.approx(0.25)
+    change = scale.change(scores[0], scores[1])
+    assert change == paired_difference([1.0, 1.0], [0.5, 1.0])
 
 
 def test_both_curves_in_one_table() -> None:
     """Circuits of two sizes and two draws of random ones, each with the score of the whole model or of the empty circuit."""
     scores = np.zeros((6, 5, 3))
     scores[1::2] = 1.0  # variants go by draw, then by size
-    table = measured_curve("+", [0, 3], scores, Baseline(np.zeros(5), np.ones(5)), np.random.default_rng(0))
+    table = measured_curve("+", [0, 3], scores, Baseline(np.zeros(5), np.ones(5)))
     assert len(table) == 2 * 2 * 3
     assert set(table.circuit) == {"found", "random"}
     assert table[table["size"] == 3].value.eq(1).all()
@@ -105,7 +112,7 @@ def test_both_curves_in_one_table() -> None:
     assert set(zip(table.circuit, table.n, strict=True)) == {("found", 5), ("random", 2)}
     means = curve_means(table, "+")
     assert list(means) == [0, 3]
-    assert means[3]["accuracy"] == Mean(1.0, 1.0, 1.0, 5)
+    assert means[3]["accuracy"] == share(5, 5)
     assert means[3]["random_accuracy"] == Mean(1.0, 1.0, 1.0, 2)
 
 
@@ -141,13 +148,15 @@ def test_a_circuit_without_heads_has_no_roles(adder_results: dict[str, Any]) -> 
 
 def test_samples_shrink_together_and_stay_disjoint() -> None:
     accuracy = all_correct(small("llama", "sdpa"), "+-", 5)
-    for wanted in (SampleSizes(4, 6, 2, 1), SampleSizes(1000, 1000, 2, 1)):
+    for wanted in (SampleSizes(4, 6, 2, 1, 5), SampleSizes(1000, 1000, 2, 1, 1000)):
         for operator, split in split_prompts(accuracy, wanted, 3).items():
-            parts = (split.discovery, split.evaluation, split.held_out)
+            parts = (split.discovery, split.evaluation, split.held_out, split.selection)
             keys = [list(zip(p.op1.tolist(), p.op2.tolist(), strict=True)) for p in parts]
-            assert len(set(keys[0] + keys[1] + keys[2])) == sum(map(len, keys))
+            assert len(set().union(*keys)) == sum(map(len, keys))
             available = len(accuracy.correct(operator))
-            assert len(keys[0]) == min(wanted.discovery, available // 3)
-            assert len(keys[2]) == max(available - len(keys[0]) - len(keys[1]), available // 3)
+            assert len(keys[0]) == min(wanted.discovery, available // 4)
+            assert len(keys[3]) == min(wanted.selection, available // 4)
+            enough = available - 15 if wanted.discovery == 4 else available // 4
+            assert len(keys[2]) == enough
             assert np.all(split.counterfactuals.answer != split.discovery.answer)
     assert set(split.counterfactuals.operator.tolist()) == {0, 1}  # counterfactuals come from all operators
