@@ -144,7 +144,7 @@ def test_finding_and_figure(found: Stability) -> None:
     assert (
         "varies most is faithfulness of the circuit: .800 [.790, .810] in the run, .700 (half-1), .850" in finding.text
     )
-    assert "Of 7 comparisons of a key number with a repetition, 4 show a clear difference" in finding.text
+    assert "Of 7 comparisons of a key number with a repetition, 4 have an interval that excludes zero" in finding.text
     assert "Between the halves" not in finding.text
     assert finding.numbers["heads in the circuit"] == {"+": "2; halves 3; seeds 2, 1"}
     assert finding.numbers["accuracy"] == {"+": ".900; halves .880, .920; seeds .900, .900"}

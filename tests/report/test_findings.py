@@ -14,6 +14,7 @@ from arithscope.experiments.common.result import summary_table
 from arithscope.experiments.failures import Failures
 from arithscope.experiments.heads import Heads
 from arithscope.experiments.knockout import Knockout
+from arithscope.experiments.mlp0 import FirstMlp
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.probe import Probe
@@ -23,6 +24,8 @@ from arithscope.figures.registry import all_figures
 from arithscope.report.findings import causal, circuit, neurons, studies
 from arithscope.report.findings.finding import all_findings
 from arithscope.report.formatting import (
+    clear_sign,
+    comparisons_in,
     grouped,
     listed,
     means_of,
@@ -93,6 +96,42 @@ def test_verdicts() -> None:
     assert verdict({"+": mean(0.0, 0.0, 0.0)}, "it rises", "it falls") == " For + there is no clear difference."
     assert verdict({"+": mean(NAN, NAN, NAN, 0)}, "up", "down", "nobody knows") == " For + nobody knows."
     assert verdict({}, "it rises", "it falls") == ""
+
+
+LIKELY = mean(0.2, 0.01, 0.39)  # its interval excludes zero, with a p of .04
+
+
+def test_verdicts_are_corrected_for_the_number_of_comparisons() -> None:
+    zero, sure = mean(0.0, -0.1, 0.1), mean(0.5, 0.4, 0.6)
+    assert verdict({"+": LIKELY}, "it rises", "it falls") == " For + it rises."
+    assert (
+        verdict({"+": LIKELY, "-": zero}, "it rises", "it falls") == " For all operators there is no clear difference."
+    )
+    assert (
+        verdict({"+": LIKELY, "-": sure}, "it rises", "it falls") == " For all operators it rises."
+    )  # .05/2, then .05/1
+    assert (
+        verdict({"+": LIKELY, "mean": zero}, "it rises", "it falls") == " For + it rises."
+    )  # an average is no comparison
+    assert "no clear difference" in verdict({"+": LIKELY}, "it rises", "it falls", comparisons=2)
+    assert (clear_sign(LIKELY), clear_sign(LIKELY, 2), clear_sign(sure, 1000)) == (1, 0, 1)
+    assert comparisons_in({"+": LIKELY, "-": mean(0.1, NAN, NAN, 1), "mean": sure}, {"+": zero}) == 2
+
+
+def test_findings_correct_for_all_comparisons_of_their_figure() -> None:
+    """In each, the interval of one number excludes zero, and there are others."""
+    nothing = mean(0.0, -0.1, 0.1)
+    assert "clearly lose more" not in causal.knockout_by_heuristic(knocked_out(LIKELY, nothing)).text
+    changes = isolated((0.0, -0.1, 0.1), (-0.2, -0.39, -0.01))
+    assert circuit.head_roles(changes).text.endswith("0 of 2 heads (by operator).")
+    gap = [mean(x, x - d, x + d) for x, d in ((0.9, 0.01), (0.5, 0.38), (0.7, 0.01))]
+    rows = {o: {"accuracy": m} for o, m in zip("+-*", gap, strict=True)}
+    three = Accuracy(pd.DataFrame({"correct": [True], "predicted": [3]}), summary_table(rows))
+    assert "No operator is clearly easier" in circuit.accuracy(three).text
+    effects = [row(*e, operator=o, neuron=i) for o in "+-" for i, e in enumerate([(0.2, 0.01, 0.39), (0.0, -0.1, 0.1)])]
+    table = pd.DataFrame(effects).assign(measure="probability", position="mean", median=0.0)
+    mlp = FirstMlp(*(table if name == "effects" else EMPTY for name in FirstMlp.schema()))
+    assert neurons.first_mlp_effects(mlp).numbers["clearly above zero"] == {"+": 0, "-": 0}
 
 
 def test_missing_means_are_left_out() -> None:
@@ -238,7 +277,7 @@ def test_the_bag_alone() -> None:
     assert finding.numbers["heuristic neurons, of top neurons"] == {"+": "10 of 10"}
 
 
-def failed(neurons: Mean, push: Mean, area: Mean) -> Failures:
+def failed(neurons: Mean, push: Mean, area: Mean, p: float) -> Failures:
     named = {"associated_neurons": neurons, "contribution": push, "auc": area}
     table = summary_table({"*": {f"calibrated_{name}": value for name, value in named.items()}})
     worst = pd.DataFrame(
@@ -263,17 +302,24 @@ def failed(neurons: Mean, push: Mean, area: Mean) -> Failures:
             },
         ]
     )
-    return Failures(EMPTY, EMPTY, EMPTY, worst, table)
+    regression = pd.DataFrame([{"operator": "*", "criterion": "calibrated", "term": "auc", "p": p}])
+    return Failures(EMPTY, EMPTY, regression, worst, table)
 
 
 def test_failures() -> None:
-    result = failed(mean(-5.0, -8.0, -2.0), mean(1.0, -1.0, 3.0), mean(0.6, 0.45, 0.7))
+    result = failed(mean(-5.0, -8.0, -2.0), mean(1.0, -1.0, 3.0), mean(0.6, 0.45, 0.7), 0.04)
     text = causal.failure_contributions(result).text
     assert "For × correct prompts clearly have fewer associated neurons." in text
     assert "For × there is no clear difference in the contribution." in text
     assert "For × both together do not clearly predict correctness." in text
-    sure = failed(mean(0.0, -1.0, 1.0), mean(2.0, 1.0, 3.0), mean(0.8, 0.7, 0.9))
-    assert "For × both together clearly predict correctness." in causal.failure_contributions(sure).text
+    found = causal.failure_contributions(failed(mean(0.0, -1.0, 1.0), mean(2.0, 1.0, 3.0), mean(0.8, 0.7, 0.9), 0.001))
+    assert "For × both together clearly predict correctness." in found.text
+    assert found.numbers["AUC as large with shuffled outcomes"] == {"*": "p = .001"}
+    # Three comparisons: .02 is more than .05/3, whatever the AUC's own interval.
+    unsure = failed(mean(0.0, -1.0, 1.0), mean(2.0, 1.0, 3.0), mean(0.8, 0.7, 0.9), 0.02)
+    assert "do not clearly predict correctness" in causal.failure_contributions(unsure).text
+    worse = failed(mean(0.0, -1.0, 1.0), mean(2.0, 1.0, 3.0), mean(0.4, 0.3, 0.5), 0.001)
+    assert "do not clearly predict correctness" in causal.failure_contributions(worse).text
     worst = causal.worst_prompts(result).text
     assert worst.startswith("In 1 of 2 errors")
     assert worst.endswith("that of 9×9=: 81, where 72 was predicted.")

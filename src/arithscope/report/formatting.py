@@ -1,4 +1,4 @@
-"""Numbers in sentences: means with intervals, operators side by side, and the claims that an interval supports. The sentences
+"""Numbers in sentences: means with intervals, operators side by side, and the claims that intervals support. The sentences
 themselves are in the folder templates."""
 
 import math
@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from arithscope.experiments.common.result import AVERAGE
 from arithscope.figures.style import SIGNS
-from arithscope.stats.intervals import Mean, difference
+from arithscope.stats.intervals import Mean, clear_signs, difference
 from arithscope.utils.printing import printable
 
 NOTHING = "–"
@@ -102,18 +102,38 @@ def differences(a: Mapping[str, Mean], b: Mapping[str, Mean]) -> dict[str, Mean]
     return {operator: difference(a[operator], b[operator]) for operator in a if operator in b}
 
 
-def clear_sign(mean: Mean) -> int:
-    """1 or −1 if the whole interval lies above or below zero; 0 if it includes zero or there is none."""
-    return int(mean.low > 0) - int(mean.high < 0)
+def clear_sign(mean: Mean, comparisons: int = 1) -> int:
+    """1 or −1 if a mean, one of so many comparisons, is clearly above or below zero; 0 if not, or without an interval."""
+    return clear_signs([mean], comparisons)[0]
 
 
-def verdict(means: Mapping[str, Mean], above: str, below: str, neither: str = "there is no clear difference") -> str:
-    """A sentence on which operators' differences are clearly above zero, clearly below, or neither."""
+def comparisons_in(*tables: Mapping[str, Mean]) -> int:
+    """How many means of these tables, other than averages, have an interval and so can be clearly above or below zero."""
+    return sum(not math.isnan(means[o].low) for means in tables for o in operators_of(means))
+
+
+def verdict(
+    means: Mapping[str, Mean],
+    above: str,
+    below: str,
+    neither: str = "there is no clear difference",
+    comparisons: int | None = None,
+) -> str:
+    """A sentence on which operators' differences are clearly above zero, clearly below, or neither.
+
+    Corrected for the number of operators, or for all comparisons of the table if there are more: then their number is given.
+    """
     operators = operators_of(means)
+    signs = clear_signs([means[o] for o in operators], comparisons)
+    return sign_verdict(dict(zip(operators, signs, strict=True)), above, below, neither)
+
+
+def sign_verdict(signs: Mapping[str, int], above: str, below: str, neither: str) -> str:
+    """The sentence of `verdict`, given which differences are clear: 1 or −1, or 0 if they are not."""
     parts = []
     for sign, wording in ((1, above), (-1, below), (0, neither)):
-        if signs := [SIGNS[o] for o in operators if clear_sign(means[o]) == sign]:
-            parts.append(f"for {_operators(signs, operators)} {wording}")
+        if named := [SIGNS[o] for o in signs if signs[o] == sign]:
+            parts.append(f"for {_operators(named, signs)} {wording}")
     text = "; ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
@@ -133,7 +153,7 @@ TEMPLATES = Environment(
 )
 TEMPLATES.filters |= {f.__name__: f for f in (clear_sign, grouped, listed, number, overall, span, with_interval)}
 TEMPLATES.filters |= {"sign": lambda operator: SIGNS[str(operator)], "thousands": lambda count: f"{count:,}"}
-TEMPLATES.globals |= {"differences": differences, "verdict": verdict}
+TEMPLATES.globals |= {"differences": differences, "verdict": verdict, "sign_verdict": sign_verdict}
 
 
 def worded(template: str, name: str, /, **values: Any) -> str:

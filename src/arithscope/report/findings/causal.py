@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from arithscope.experiments.bag import NONE, RANDOM, TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
 from arithscope.experiments.common.result import with_average
@@ -9,8 +11,8 @@ from arithscope.experiments.failures import AUC, Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
-from arithscope.report.formatting import means_of, p_value
-from arithscope.stats.intervals import Mean
+from arithscope.report.formatting import comparisons_in, means_of, operators_of, p_value
+from arithscope.stats.intervals import holm
 
 
 @finding("knockout-by-heuristic", Knockout)
@@ -33,7 +35,8 @@ def knockout_by_heuristic(result: Knockout) -> Finding:
                 f"{criterion}: heuristics whose prompts lose more, sign test": tests,
                 f"{criterion}: accuracy left, other neurons ablated minus own": means["vs_unmatched"],
             }
-    return worded("knockout_by_heuristic", numbers, criteria=criteria)
+    comparisons = comparisons_in(*(means[m] for means in criteria.values() for m in ("difference", "vs_unmatched")))
+    return worded("knockout_by_heuristic", numbers, criteria=criteria, comparisons=comparisons)
 
 
 @finding("prompt-knockout", PromptKnockout)
@@ -49,7 +52,8 @@ def prompt_knockout(result: PromptKnockout) -> Finding:
                 f"{criterion}: random neurons minus associated": means["vs_random"],
                 f"{criterion}: neurons not associated minus associated": means["vs_unassociated"],
             }
-    return worded("prompt_knockout", numbers, criteria=criteria, n=n)
+    comparisons = comparisons_in(*(means[m] for means in criteria.values() for m in measures[1:]))
+    return worded("prompt_knockout", numbers, criteria=criteria, n=n, comparisons=comparisons)
 
 
 @finding("bag-alone", Bag)
@@ -94,13 +98,17 @@ def failure_contributions(result: Failures) -> Finding:
     neurons, contribution, auc = (
         means_of(result.table, f"{CALIBRATED}_{name}") for name in ("associated_neurons", "contribution", AUC)
     )
-    above_chance = {o: Mean(m.value - 0.5, m.low - 0.5, m.high - 0.5, m.n) for o, m in auc.items()}
-    numbers = {
+    p = result.auc_p(CALIBRATED)
+    comparisons = comparisons_in(neurons, contribution) + len(p)
+    passed = dict(zip(p, holm(np.array([*p.values()]), comparisons).tolist(), strict=True))
+    predicts = {o: int(passed[o] and auc[o].value > 0.5) for o in operators_of(auc)}
+    numbers: dict[str, Any] = {
         "associated neurons, correct minus incorrect": neurons,
         "contribution, correct minus incorrect": contribution,
-        "AUC of both (chance: .5)": auc,
+        "AUC of both, cross-validated (chance: .5)": auc,
+        "AUC as large with shuffled outcomes": {o: p_value(p[o]) for o in predicts},
     }
-    words = {"neurons": neurons, "contribution": contribution, "above_chance": above_chance}
+    words = {"neurons": neurons, "contribution": contribution, "predicts": predicts, "comparisons": comparisons}
     return worded("failure_contributions", numbers, **words)
 
 

@@ -1,5 +1,6 @@
 """Findings on accuracy, localization, circuits, their heads, and probes."""
 
+from math import comb
 from typing import Any
 
 import pandas as pd
@@ -12,8 +13,8 @@ from arithscope.experiments.localize import MLP, Localization, component_name
 from arithscope.experiments.probe import ALL, Probe
 from arithscope.figures.style import SIGNS
 from arithscope.report.findings.finding import Finding, Numbers, Value, finding, worded
-from arithscope.report.formatting import as_mean, listed, means_of, operators_of
-from arithscope.stats.intervals import Mean, average, difference
+from arithscope.report.formatting import as_mean, clear_sign, listed, means_of, operators_of
+from arithscope.stats.intervals import Mean, average, difference, signs_of_rows
 
 MOST_NAMED = 6  # heads
 
@@ -24,14 +25,16 @@ def accuracy(result: Accuracy) -> Finding:
     operators = sorted(operators_of(means), key=lambda o: means[o].value)
     gap = difference(means[operators[-1]], means[operators[0]]) if len(operators) > 1 else None
     wrong = result.prompts.predicted[~result.prompts.correct]
-    return worded("accuracy", means=means, operators=operators, gap=gap, wrong=wrong)
+    pairs = comb(len(operators), 2)  # of which the gap is the largest
+    return worded("accuracy", means=means, operators=operators, gap=gap, pairs=pairs, wrong=wrong)
 
 
 @finding("localization", Localization)
 def localization(result: Localization) -> Finding:
     table = result.effects[result.effects.measure == "probability"]
     heads, mlps = table[table["head"] != MLP], table[table["head"] == MLP]
-    return worded("localization", head=_largest_effects(heads), mlp=_largest_effects(mlps))
+    places = len(table[["layer", "head", "position"]].drop_duplicates())
+    return worded("localization", head=_largest_effects(heads), mlp=_largest_effects(mlps), places=places)
 
 
 def _largest_effects(effects: pd.DataFrame) -> tuple[str, Mean, str, float]:
@@ -107,10 +110,12 @@ def head_roles(result: Heads) -> Finding:
     changes = result.isolation[(result.isolation.when == CHANGE) & result.isolation.value.notna()]
     if changes.empty:
         return Finding("No change in faithfulness was measured.")
-    lower = int((changes.high < 0).sum())
-    largest = changes.iloc[int(changes.value.argmin())]
+    lower = signs_of_rows(changes.value, changes.low, changes.high, changes.n) == -1
+    most = int(changes.value.argmin())
+    largest = changes.iloc[most]
     head = {"head": component_name(largest.layer, largest["head"]), "operator": largest.operator}
-    return worded("head_roles", lower=lower, heads=len(changes), change=as_mean(largest), **head)
+    counts = {"lower": int(lower.sum()), "heads": len(changes), "clear": bool(lower[most])}
+    return worded("head_roles", **counts, change=as_mean(largest), **head)
 
 
 @finding("probe-accuracy", Probe)
@@ -119,4 +124,9 @@ def probe_accuracy(result: Probe) -> Finding:
     first, best = (as_mean(rows.loc[("last", layer)]) for layer in (result.first_answer_layer, result.best_layer))
     positions = [str(p) for p in result.table.position.unique() if p != "last"]
     others = {p: as_mean(rows.loc[p].iloc[int(rows.loc[p].value.argmax())]) for p in positions}
-    return worded("probe_accuracy", result=result, first=first, best=best, chance=result.chance[ALL], others=others)
+    chance = result.chance[ALL]
+    above = {p: Mean(m.value - chance, m.low - chance, m.high - chance, m.n) for p, m in others.items()}
+    # The best layer of a position is chosen among all.
+    clear = {p: clear_sign(mean, len(positions) * result.table.layer.nunique()) == 1 for p, mean in above.items()}
+    words = {"first": first, "best": best, "chance": chance, "others": others, "clear": clear}
+    return worded("probe_accuracy", result=result, **words)

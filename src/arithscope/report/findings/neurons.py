@@ -17,7 +17,7 @@ from arithscope.heuristics.kinds import kind_name
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
 from arithscope.report.formatting import as_mean, means_of, number, with_interval
 from arithscope.settings import EXACT
-from arithscope.stats.intervals import Mean, average
+from arithscope.stats.intervals import Mean, average, signs_of_rows
 
 MOST_KINDS, MOST_NUMBERS = 3, 6  # that are named
 
@@ -32,10 +32,16 @@ def _strongest(rows: pd.DataFrame, layer: int | None = None) -> Numbers:
     }
 
 
+def _clear(rows: pd.DataFrame, sign: int) -> dict[str, int]:
+    """By operator, how many effects are clearly above (1) or below zero (−1), corrected for all of the table."""
+    signs = signs_of_rows(rows.value, rows.low, rows.high, rows.n)
+    return per_operator(rows.assign(clear=signs == sign), lambda r: int(r.clear.sum()))
+
+
 @finding("first-mlp-effects", FirstMlp)
 def first_mlp_effects(result: FirstMlp) -> Finding:
     rows = result.effects[(result.effects.measure == "probability") & (result.effects.position == ALL_POSITIONS)]
-    above = per_operator(rows, lambda r: int((r.low > 0).sum()))
+    above = _clear(rows, 1)
     numbers: Numbers = {"clearly above zero": above, **_strongest(rows, layer=0)}
     return worded("first_mlp_effects", numbers, above=above, neurons=len(result.tuning))
 
@@ -58,8 +64,7 @@ def number_tuning(result: FirstMlp) -> Finding:
 @finding("neuron-effects", NeuronEffects)
 def neuron_effects(result: NeuronEffects) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
-    above = per_operator(rows, lambda r: int((r.low > 0).sum()))
-    below = per_operator(rows, lambda r: int((r.high < 0).sum()))
+    above, below = _clear(rows, 1), _clear(rows, -1)
     numbers: Numbers = {"clearly above zero": above, "clearly below zero": below, **_strongest(rows)}
     words = {"neurons": len(rows) // max(1, len(above)), "exact": (rows.method == EXACT).mean()}
     return worded("neuron_effects", numbers, first_layer=result.first_layer, above=above, below=below, **words)
