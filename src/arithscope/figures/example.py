@@ -19,11 +19,11 @@ _ABLATED = {NONE: "the model", OWN: "without the\nassociated neurons", CONTROL: 
 
 @figure("one-prompt", Example, section="gallery", order=155, title="How one prompt is answered")
 def one_prompt(example: Example) -> Figure:
-    """Left: the neurons, among those that match a heuristic which holds for the prompt, that contribute most to its answer's
-    logit; each with its best heuristic and with what it adds to the logit of every number (activation × logits of its
-    value vector ÷ the final norm's scale). Below: the sum over all such neurons. Middle: the same, near the right
-    answer (dashed). Triangles: the most probable other answers. Right: what adds up to the right answer's logit, and
-    its probability with and without these neurons. (Paper: Figure 1.)"""
+    """Left: of the neurons that match a heuristic which holds for the prompt, those with the largest contribution (in
+    absolute value) to its answer's logit; each with its best heuristic, and with what it adds to the logit of every
+    number (activation × logits of its value vector ÷ the final norm's scale). Below: the sum over all such neurons.
+    Middle: the same, near the right answer (dashed). Triangles: the most probable other answers. Right: what adds up
+    to the right answer's logit, and its probability with and without these neurons. (Paper: Figure 1.)"""
     strips = len(example.logits) + 1
     figure = NotebookFigure(figsize=(12, max(0.72 * strips + 1.2, 5.4)), layout="constrained")
     halves: Any = figure.subfigures(1, 2, width_ratios=[2.7, 1])
@@ -75,7 +75,8 @@ def _draw_logits(whole: Axes, near: Axes, logits: Any, answer: int, colour: str)
 def _draw_parts(panel: Axes, example: Example) -> None:
     """What adds up to the logit of the right answer."""
     logit = example.parts.contribution.sum()
-    names, values = [*example.parts.part, "logit"], [*example.parts.contribution, logit]
+    names, exact = [*example.parts.part, "logit"], [*example.parts.contribution, logit]
+    values = [round(x, 2) + 0.0 for x in exact]  # as written; labels of −0.00 would be drawn over the names
     colours = [OPERATOR_COLOURS[example.operator], *[OTHER_COLOUR] * (len(names) - 2), RIGHT]
     bars = panel.barh(names, values, color=colours, height=0.7)
     panel.bar_label(bars, [f"{x:+.2f}" for x in values], padding=2, fontsize=7)
