@@ -123,7 +123,7 @@ def test_a_changed_setting_makes_the_stages_that_depend_on_it_stale() -> None:
         a, b = (runner.keys_of(model, s, all_stages(), []) for s in (before, replace(before, **settings)))
         return {name for name in a if a[name] != b[name]}
 
-    after_classify = {"knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
+    after_classify = {"example", "knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
     after_topk = {"topk", "patterns", "classify", "overlap"} | after_classify
     assert changed(SMALL, both_operands=True) == {"classify"} | after_classify
     assert changed(SMALL, topk=7) == changed(SMALL, rank="mean+std") == after_topk

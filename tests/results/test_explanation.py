@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from arithscope.experiments.classify import CALIBRATED, RAW
+from arithscope.experiments.common.explanation import HEURISTIC_NEURONS
 from arithscope.heuristics.kinds import parse
 from arithscope.models.load import load
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, parse_prompt
-from arithscope.results.explanation import HEURISTIC_NEURONS, Explanation, explain_prompt
+from arithscope.results.explanation import Explanation, explain_prompt
 from tests.experiments import plain
 from tests.experiments.bags import Match, made_up
 from tests.experiments.test_prompt_knockout import random_bag

@@ -165,10 +165,11 @@ def memory_for(rows: float, model: Model, seen: list[int]) -> Iterator[None]:
 def test_every_stage_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Also when passes run in parallel threads."""
     short = with_little_memory([s for s in all_stages() if not s.on_request], tmp_path, monkeypatch, threads)
-    # The other stages run no model, but only read earlier results.
+    # The other stages run no model, or only one prompt.
     assert {s.name for s in all_stages()} - set(short) == {
         "accuracy",
         "classify",
+        "example",
         "overlap",
         "knockout",
         "failures",

@@ -48,6 +48,15 @@ CHANGED: dict[str, list[str]] = {
     "prompt_knockout": ["curve.value", "differences.value", "table.value"],
     "failures": ["prompts.raw_contribution", "regression.value"],
     "bag": ["curve.value", "above_floor.value"],
+    "example": [
+        "answers.p_answer",
+        "parts.contribution",
+        "heuristics.contribution",
+        "neurons.activation",
+        "logits",
+        "total",
+        "probabilities",
+    ],
     "training": ["accuracy.value", "mutual_share.value"],
     "stability": ["values.value", "table.largest", "choices.value"],
 }

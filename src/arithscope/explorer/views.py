@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
+from arithscope.experiments.common.explanation import answer_without
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.patterns import activation_map
 from arithscope.explorer.runs import (
@@ -25,7 +26,6 @@ from arithscope.explorer.runs import (
 from arithscope.heuristics.kinds import kind_name, parse
 from arithscope.prompts import OPERATORS, operand_grid
 from arithscope.results.comparison import CURVES
-from arithscope.results.explanation import answer_without
 from arithscope.results.neuron import ActivationMap
 from arithscope.results.run import explanation_as_json
 from arithscope.utils.progress import Advance

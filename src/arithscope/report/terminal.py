@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
+from arithscope.experiments.common.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.experiments.neurons import neuron_name
 from arithscope.heuristics.kinds import kind_name
 from arithscope.report.formatting import NOTHING, short_number
-from arithscope.results.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.results.neuron import Neuron
 from arithscope.results.run import Run
 

@@ -177,6 +177,20 @@ def _matches(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
     yield rows[["operator", "layer", "neuron", "heuristic", "p"]], p_noise
 
 
+def _contributions(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
+    """Contributions to one logit are as noisy as the largest of them."""
+    noise = ctx.tally.noise
+    yield rows, replace(noise, extra=noise.relative * float(rows.contribution.abs().max()))
+
+
+def _answers(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
+    """The answer to a prompt may change if another token is almost as probable."""
+    noise = ctx.tally.noise
+    sure = rows.probability - hints["second"] > 2 * (noise.relative * rows.probability + noise.absolute)
+    yield rows.drop(columns="predicted"), noise
+    yield rows.loc[sure, ["ablated", "predicted"]], noise
+
+
 TABLES: dict[str, Tolerance] = {  # by stage and table
     **dict.fromkeys(("localize.effects", "mlp0.effects", "neurons.effects"), _effects),
     "neurons.agreement": _ranks,
@@ -187,6 +201,8 @@ TABLES: dict[str, Tolerance] = {  # by stage and table
     "knockout.differences": _shares_correct(4),
     "prompt_knockout.curve": _shares_of_sample(1),
     "prompt_knockout.differences": _shares_of_sample(2),
+    **dict.fromkeys(("example.parts", "example.heuristics", "example.neurons"), _contributions),
+    "example.answers": _answers,
     "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("rounding of sums over prompts", 1e-6, 1e-9))]),
     **dict.fromkeys(("classify.matches", "classify.best"), _matches),
 }

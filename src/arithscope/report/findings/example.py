@@ -1,0 +1,21 @@
+"""Finding on one prompt and the heuristics that hold for it."""
+
+from arithscope.experiments.common.explanation import HEURISTIC_NEURONS
+from arithscope.experiments.example import CONTROL, NONE, OWN, Example
+from arithscope.report.findings.finding import Finding, finding, worded
+
+
+@finding("one-prompt", Example)
+def one_prompt(result: Example) -> Finding:
+    answers = {str(row["ablated"]): row for row in result.answers.to_dict("records")}
+    contributions = result.parts.set_index("part").contribution
+    return worded(
+        "one_prompt",
+        example=result,
+        model=answers[NONE],
+        without=answers[OWN],
+        control=answers.get(CONTROL),
+        neurons=len(result.neurons),
+        added=float(contributions[HEURISTIC_NEURONS]),
+        logit=float(contributions.sum()),
+    )
