@@ -141,7 +141,8 @@ class NeuronEffects(Result):
             rows = of_operator(self.effects, operator, "probability")
             exact = rows[rows.method == EXACT]
             best = strongest(rows if exact.empty else exact, lambda row: neuron_name(row.layer, row.neuron))
-            out[operator] = {"strongest_neuron": best, "neurons": len(rows), "measured_exactly": len(exact)}
+            out[operator] = {"first_layer": self.first_layer[operator], "strongest_neuron": best, "neurons": len(rows)}
+            out[operator]["measured_exactly"] = len(exact)
         by_probability = self.split_half[self.split_half.measure == "probability"]
         for row in by_probability.itertuples():
             out[str(row.operator)][f"split_half_by_{row.ranking}"] = row.rank_correlation

@@ -11,6 +11,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common.ablation import FOUND, RANDOM
 from arithscope.experiments.common.result import AVERAGE
@@ -34,14 +35,24 @@ HEADS_PER_LINE, MOST_NAMES = 6, 24  # in the table
 
 @figure("accuracy", Accuracy, section="accuracy", order=10, title="Accuracy on arithmetic prompts")
 def accuracy_table(accuracy: Accuracy) -> Figure:
-    """Share of legal prompts whose most probable next token is the answer, by operator; the mean weights operators
-    equally. Brackets: 95 % intervals. (Paper: Appendix I, table of model accuracies.)"""
+    """Share of legal prompts whose most probable next token is the answer, by operator; averaged with the same weight
+    for each operator, or for each prompt as in the paper. One fixed answer: always the operator's most frequent one.
+    Brackets: 95 % intervals. (Paper: Appendix I, table of model accuracies.)"""
     names = {"accuracy": "accuracy", "p_answer": "mean P(answer)", "p_answer_correct": "… on correct prompts"}
     rows = []
-    for operator, measures in accuracy.summary().items():
-        cells = (f"{m['value']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" for m in (measures[name] for name in names))
-        rows.append([SIGNS.get(operator, operator), f"{measures['accuracy']['n']:,}", *cells])
-    return table_figure(["operator", "legal prompts", *names.values()], rows, [0.9, 1.2, 2.0, 2.0, 2.0])
+
+    def cell(m: dict[str, Any]) -> str:
+        return f"{m['value']:.3f} [{m['low']:.3f}, {m['high']:.3f}]"
+
+    summary = accuracy.summary()
+    for operator, measures in summary.items():
+        cells = [cell(measures[name]) for name in names]
+        name = SIGNS.get(operator, "mean over operators")
+        rows.append([name, f"{measures['accuracy']['n']:,}", *cells, f"{measures['baseline']['value']:.3f}"])
+    over_prompts = summary[AVERAGE]["accuracy_over_prompts"]
+    rows.append(["mean over prompts", f"{over_prompts['n']:,}", cell(over_prompts), "", "", ""])
+    columns = ["operator", "legal prompts", *names.values(), "one fixed answer"]
+    return table_figure(columns, rows, [1.6, 1.2, 2.0, 2.0, 2.0, 1.4])
 
 
 @figure("probe-accuracy", Probe, section="probes", order=120, title="Where the answer is linearly decodable")
@@ -70,6 +81,27 @@ def probe_accuracy(probe: Probe) -> Figure:
         axes.legend(loc="upper left")
     beside = {"xytext": (3, 0), "textcoords": "offset points"}
     left.annotate(f"first answer layer: {first}", (first, 0.99), fontsize=7, va="top", **beside)
+    return figure
+
+
+@figure("answer-layers", AnswerLayers, Probe, section="probes", order=125, title="Which MLPs the answer needs")
+def answer_layers_figure(answer_layers: AnswerLayers, probe: Probe) -> Figure:
+    """Accuracy with all heads kept and the MLPs from a layer on at their means at the last position, on the evaluation
+    prompts. Circles: the first answer layer by cause, the last from which on at most a tenth of the accuracy above one
+    fixed answer is left (chosen on other prompts). Dotted: accuracy of one fixed answer. Dashed: the probe's first
+    answer layer. Bands: 95 % intervals. (Not in the paper.)"""
+    figure, [[axes]] = new_figure(6.5, 3.6, 1, 1)
+    rows = answer_layers.curve[answer_layers.curve["sample"] == EVALUATION]
+    for operator, own in rows.groupby("operator", sort=False):
+        colour, first = OPERATOR_COLOURS[str(operator)], answer_layers.first_layer[str(operator)]
+        line_with_band(axes, own.layer, own, color=colour, label=SIGNS[str(operator)], marker=".")
+        chosen = own[own.layer == first]
+        axes.plot(chosen.layer, chosen.value, "o", color=colour, markersize=7, markeredgecolor="black")
+        axes.axhline(answer_layers.baseline[str(operator)], color=colour, linestyle=":", linewidth=0.8)
+    axes.axvline(probe.first_answer_layer, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="first layer whose MLP is ablated", ylabel="accuracy", ylim=(-0.03, 1.03))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    outside_legend(figure, axes)
     return figure
 
 
@@ -142,10 +174,16 @@ def faithfulness_by_heads(circuit: Circuit) -> Figure:
 
 
 def curves_with_random(
-    curve: pd.DataFrame, x: "pd.Series[Any]", label: str, random_name: str, sizes: Mapping[str, int] | None = None
+    curve: pd.DataFrame,
+    x: "pd.Series[Any]",
+    label: str,
+    random_name: str,
+    sizes: Mapping[str, int] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> tuple[Figure, Any]:
-    """One panel per measure, one line with its interval per operator; dotted: random circuits of the same size. Chosen sizes
-    are circled; without any, every point is marked."""
+    """One panel per measure, one line with its interval per operator; dotted: random circuits of the same size; dash-dotted:
+    other circuits, by their name in the column `circuit`, with a label. Chosen sizes are circled; without any, every point is
+    marked."""
     figure, [panels] = new_figure(11, 3.9, 1, len(MEASURE_NAMES))
     for axes, (measure, name) in zip(panels, MEASURE_NAMES.items(), strict=True):
         table = curve[curve.measure == measure]
@@ -155,6 +193,9 @@ def curves_with_random(
             options = {"marker": "."} if sizes is None else {}
             line_with_band(axes, x[found.index], found, color=colour, label=SIGNS[str(operator)], **options)
             axes.plot(x[random.index], random.value, color=colour, linestyle=":", linewidth=1)
+            for other in others or {}:
+                own = rows[rows.circuit == other]
+                axes.plot(x[own.index], own.value, color=colour, linestyle="-.", linewidth=1)
         for operator, size in (sizes or {}).items():
             chosen = table[(table.circuit == FOUND) & (table.operator == operator) & (table["size"] == size)]
             colour = OPERATOR_COLOURS[operator]
@@ -163,6 +204,8 @@ def curves_with_random(
     if sizes is not None:
         panels[0].plot([], [], "o", color="white", markeredgecolor="black", label="chosen size")
     panels[0].plot([], [], color="grey", linestyle=":", label=random_name)
+    for other in (others or {}).values():
+        panels[0].plot([], [], color="grey", linestyle="-.", label=other)
     outside_legend(figure, panels[0])
     return figure, panels
 

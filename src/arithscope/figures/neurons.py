@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classification
+from arithscope.experiments.common.ablation import FOUND
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
 from arithscope.experiments.common.ranking import RECALLED
 from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, FirstMlp
@@ -67,9 +68,13 @@ def _plot_sorted_effects(
 )
 def first_mlp_faithfulness(mlp0: FirstMlp) -> Figure:
     """Only the top neurons of the first MLP are kept in each operator's circuit. {FAITHFULNESS} Dotted: as many
-    random neurons (mean over draws). (Paper: Appendix B, faithfulness over MLP0 neurons.)"""
-    percent, label = 100 * mlp0.curve.share, "first-MLP neurons kept (%)"
-    figure, panels = curves_with_random(mlp0.curve, percent, label, "random neurons")
+    random neurons (mean over draws). Dash-dotted: the same top neurons, with the MLPs of the answer layers reduced to
+    their top neurons as in the paper. (Paper: Appendix B, faithfulness over MLP0 neurons.)"""
+    reduced = mlp0.reduced[mlp0.reduced.circuit == FOUND].assign(circuit="reduced")
+    curve = pd.concat([mlp0.curve, reduced], ignore_index=True)
+    percent, label = 100 * curve.share, "first-MLP neurons kept (%)"
+    others = {"reduced": "later MLPs reduced"}
+    figure, panels = curves_with_random(curve, percent, label, "random neurons", others=others)
     set_log_scale(panels, 1, 150)
     for axes in panels:
         axes.set_xticks([0, 1, 5, 10, 50, 100], ["0", "1", "5", "10", "50", "100"])
@@ -105,7 +110,7 @@ def top_first_mlp_neurons(mlp0: FirstMlp) -> list[int]:
 
 @figure("neuron-effects", NeuronEffects, section="neurons", order=130, title="Effects of single neurons")
 def neuron_effects(neurons: NeuronEffects) -> Figure:
-    """Each neuron from the first answer layer on is patched on its own at the last position (or its effect is
+    """Each neuron of the answer layers is patched on its own at the last position (or its effect is
     estimated, with the option --neurons). {EFFECT} Within each layer, neurons are sorted by mean effect (solid) or
     median effect (dotted); neurons with a negligible or negative effect lie at the bottom. (Paper: Section 3.1,
     effects of the neurons of layer 17.)"""
@@ -133,11 +138,14 @@ def neuron_effects(neurons: NeuronEffects) -> Figure:
 )
 def attribution_against_exact(neurons: NeuronEffects) -> Figure:
     """Gradient-based estimates against the exact effects of all neurons: attribution patching (atp), integrated
-    gradients (ig) and relevance patching (relp). Left: Spearman rank correlation of mean effects. Right: recall,
-    the share of each layer's exact top neurons that are among as many estimated top neurons. (Not in the paper.)"""
+    gradients (ig) and relevance patching (relp). Left: Spearman rank correlation of the statistic that ranks neurons.
+    Right: recall, the share of each layer's exact top neurons that are among as many estimated top neurons. (Not in
+    the paper.)"""
     figure, axes = new_figure(9, 5.6, len(MEASURE_TITLES), 2)
     for [left, right], (measure, title) in zip(axes, MEASURE_TITLES.items(), strict=True):
-        rows = neurons.agreement[neurons.agreement.measure == measure]
+        rows = neurons.agreement[
+            (neurons.agreement.measure == measure) & (neurons.agreement.ranking == neurons.ranked_by)
+        ]
         _plot_correlations(left, rows)
         _plot_recall(right, rows)
         left.set_title(title)
@@ -179,11 +187,14 @@ def _plot_recall(axes: Axes, rows: pd.DataFrame) -> None:
 
 @figure("faithfulness-by-neurons", TopK, section="neurons", order=150, title="How many neurons the circuit needs")
 def faithfulness_by_neurons(topk: TopK) -> Figure:
-    """The operator's circuit, in which each MLP from the first answer layer on keeps only its top k neurons by
-    effect at the last position. {FAITHFULNESS} Circles: the chosen k. Dotted: k random neurons per layer instead
-    (mean over draws). (Paper: Section 3.1, faithfulness over neurons.)"""
+    """The operator's circuit, in which each MLP of the answer layers keeps only its top k neurons by effect at the
+    last position, on the evaluation prompts. {FAITHFULNESS} Circles: k, chosen on other prompts. Dotted: k random
+    neurons per layer instead (mean over draws). Dash-dotted: another ranking. At 0: the floor, with no neuron kept.
+    (Paper: Section 3.1, faithfulness over neurons.)"""
     size, label = topk.curve["size"], "neurons kept per MLP (k)"
-    figure, panels = curves_with_random(topk.curve, size, label, "random neurons", topk.k)
+    _, other = topk.rankings.ranking.unique()
+    others = {f"by_{other}": f"ranked by {other}"}
+    figure, panels = curves_with_random(topk.curve, size, label, "random neurons", topk.k, others)
     set_log_scale(panels, 1, topk.mlp_size * 1.2)
     return figure
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from arithscope.prompts import OPERATORS
 from arithscope.report.figure_files import FOLDER, Picture, drawn_figures, has_results, read_picture, within
 from arithscope.report.findings.finding import Finding, all_findings
 from arithscope.report.formatting import NOTHING, TEMPLATES, as_mean, interval, number
+from arithscope.report.paper_numbers import PAPER, paper_models
 from arithscope.report.warnings import result_warnings
 from arithscope.stats.intervals import Mean
 from arithscope.utils.files import write_text
@@ -31,21 +33,9 @@ SECTIONS = (  # in the paper's order; templates/sections.html has their titles a
     *("accuracy", "circuit", "probes", "neurons", "gallery", "classification", "proof", "failures", "training"),
     *("stability", MORE),
 )
-# What the paper reports, for Llama-3-8B unless stated otherwise, by experiment and measure as in summary.json. Some of its
-# definitions differ from ours (docs/experiments.md).
-PAPER = {
-    ("accuracy", "accuracy"): "+ .97, − .96, × .84, ÷ .92",
-    ("circuit", "heads"): "+ 6, − 6, × 20, ÷ 6",
-    ("circuit", "faithfulness"): "+ .97, − .98, × .90, ÷ .96",
-    ("circuit", "shared_heads"): "L2H2 (operator), L15H13 (op2), L16H21 (op1)",
-    ("probe", "first_answer_layer"): "16 of 32",
-    ("topk", "k"): "200 of 14,336",
-    ("classify", "raw_share"): ".91",
-    ("overlap", "mean_iou"): ".54",
-    ("knockout", "raw_associated"): "29 points less, from .95",
-    ("training", "raw_mutual_share"): ".79 (checkpoints of Pythia)",
-}
-_TOTALS = {("probe", "first_answer_layer"): "layers", ("topk", "k"): "neurons"}  # numbers shown as "k of n"
+# Numbers shown as "k of n".
+_TOTALS = dict.fromkeys([("probe", "first_answer_layer"), ("answer_layers", "first_answer_layer")], "layers")
+_TOTALS |= {("topk", "k"): "neurons", ("circuit", "union_heads"): "heads in all"}
 SHORT = 12  # digits of a checksum
 
 
@@ -119,7 +109,8 @@ def value_cell(value: Any, suffix: str = "") -> Cell | str:
         value = as_mean(value)
     if isinstance(value, Mean):
         text = number(value.value)
-        return text if text == NOTHING else Cell(text, (interval(value), f"n = {value.n:,}"))
+        notes = (interval(value),) if not isnan(value.low) else ()
+        return text if text == NOTHING else Cell(text, (*notes, f"n = {value.n:,}"))
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     if value is None or isinstance(value, float):
@@ -131,6 +122,8 @@ def key_number_table(run: RunFolder) -> Table | None:
     """The key numbers of a run by operator, beside the paper's; None if it has none."""
     operators = [str(o) for o in run.manifest["configuration"]["operators"]]
     summary, sizes = run.summary, run.manifest["model"]["sizes"]
+    sizes = {**sizes, "heads in all": sizes["layers"] * sizes["heads"]}
+    compared = paper_models(run.manifest["model"])
     rows = []
     for row in KEY_NUMBERS:
         key = row.experiment, row.measure
@@ -138,8 +131,9 @@ def key_number_table(run: RunFolder) -> Table | None:
         if any(entry is not None for entry in entries):
             suffix = f" of {sizes[_TOTALS[key]]:,}" if key in _TOTALS else ""
             cells = [value_cell(entry, suffix) for entry in entries]
-            rows.append([Cell(row.name, href=f"#{row.section}"), *cells, PAPER.get(key, NOTHING)])
-    header = ["", *(SIGNS[o] for o in operators), "all operators", "paper’s Llama-3-8B"]
+            reported = [PAPER[name].get(key, NOTHING) for name in compared]
+            rows.append([Cell(row.name, href=f"#{row.section}"), *cells, *reported])
+    header = ["", *(SIGNS[o] for o in operators), "all operators", *(f"paper’s {name}" for name in compared)]
     caption = "Key numbers, each with its 95 % interval and sample size"
     return Table(caption, header, rows, "key-numbers") if rows else None
 

@@ -11,6 +11,8 @@ from arithscope.stats.intervals import Mean
 SATURATED = 0.98  # mean probability of correct answers above which there is hardly room for differences
 STABLE = 0.5  # correlation of neuron effects between halves of the prompts below which their ranking is mostly chance
 DISAGREEMENT = 0.1  # between faithfulness and accuracy of the same circuit
+GOOD_FLOOR = 0.2  # accuracy above the baseline with no neuron kept, from which on the answer is computed elsewhere
+MOST_NEURONS = 0.5  # share of an MLP's neurons beyond which top neurons are not few
 # Circuits with both measures: experiment, prefix of the measures' names, description, section of the report.
 CIRCUITS = (
     ("circuit", "", "the circuit alone", "circuit"),
@@ -39,10 +41,26 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
         saturated = []
     halves = {o: entries.get("split_half") for o, entries in summary.get("neurons", {}).items() if o in SIGNS}
     low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if isinstance(r, int | float) and r < STABLE]
+    by_probe = summary.get("probe", {}).get("all", {}).get("first_answer_layer")
+    by_cause = _values(summary, "answer_layers", "first_answer_layer")
+    moved = [f"{layer} for {SIGNS[o]}" for o, layer in by_cause.items() if by_probe is not None and layer != by_probe]
+    first = [SIGNS[o] for o, layer in _values(summary, "neurons", "first_layer").items() if layer == 0]
+    baseline = _values(summary, "answer_layers", "baseline")
+    floors = [
+        f"{with_interval(floor)} for {SIGNS[o]}"
+        for o, floor in _means(summary, "topk", "floor_accuracy").items()
+        if floor.value > baseline.get(o, 0.0) + GOOD_FLOOR
+    ]
+    kept = _values(summary, "topk", "share_of_neurons")
+    many = [f"{share:.0%} for {SIGNS[o]}" for o, share in kept.items() if share > MOST_NEURONS]
     reasons = [
         ("accuracy", "Too few correct prompts", few, worded("warnings", "too_few_prompts", few=few, needed=needed)),
         ("circuit", "Saturated probabilities", saturated, worded("warnings", "saturation", saturated=saturated)),
+        ("probes", "Probe and cause disagree", moved, worded("warnings", "moved_layers", probe=by_probe, moved=moved)),
+        ("neurons", "All layers are answer layers", first, worded("warnings", "first_layer", first=first)),
+        ("neurons", "The answer is computed below", floors, worded("warnings", "good_floor", floors=floors)),
         ("neurons", "Unstable ranking of neurons", low, worded("warnings", "unstable_ranking", low=low)),
+        ("neurons", "Most neurons are needed", many, worded("warnings", "many_neurons", many=many)),
     ]
     for experiment, prefix, circuit, section in CIRCUITS:
         apart = _apart(*(_means(summary, experiment, prefix + m) for m in ("faithfulness", "accuracy")))
@@ -52,17 +70,23 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
 
 
 def _correct_prompts_needed(settings: Mapping[str, Any]) -> int:
-    """Correct prompts of an operator that the samples for discovery, evaluation and tests need together."""
+    """Correct prompts of an operator that the samples for discovery, selection, evaluation and tests need together."""
     if settings.get("sizes") is None:  # written by an earlier version
         return 0
-    discovery, evaluation = (int(settings["sizes"][name]) for name in ("discovery", "evaluation"))
-    return discovery + evaluation + max(discovery, evaluation)
+    samples = [int(settings["sizes"].get(name, 0)) for name in ("discovery", "selection", "evaluation")]
+    return sum(samples) + max(samples)
 
 
 def _means(summary: Mapping[str, Any], experiment: str, measure: str) -> dict[str, Mean]:
     """A measure by operator, where it has a value."""
     entries = {o: values.get(measure) for o, values in summary.get(experiment, {}).items() if o in SIGNS}
     return {o: as_mean(entry) for o, entry in entries.items() if isinstance(entry, dict) and entry["value"] is not None}
+
+
+def _values(summary: Mapping[str, Any], experiment: str, measure: str) -> dict[str, Any]:
+    """A plain number by operator, where there is one."""
+    entries = {o: values.get(measure) for o, values in summary.get(experiment, {}).items() if o in SIGNS}
+    return {o: entry for o, entry in entries.items() if isinstance(entry, int | float)}
 
 
 def _apart(faithfulness: Mapping[str, Mean], accuracy: Mapping[str, Mean]) -> list[str]:

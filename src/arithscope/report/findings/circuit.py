@@ -6,8 +6,10 @@ from typing import Any
 import pandas as pd
 
 from arithscope.experiments.accuracy import Accuracy
+from arithscope.experiments.answer_layers import AnswerLayers
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common.ablation import TOLERANCE
+from arithscope.experiments.common.result import AVERAGE
 from arithscope.experiments.heads import CHANGE, Heads
 from arithscope.experiments.localize import MLP, Localization, component_name
 from arithscope.experiments.probe import ALL, Probe
@@ -26,7 +28,14 @@ def accuracy(result: Accuracy) -> Finding:
     gap = difference(means[operators[-1]], means[operators[0]]) if len(operators) > 1 else None
     wrong = result.prompts.predicted[~result.prompts.correct]
     pairs = comb(len(operators), 2)  # of which the gap is the largest
-    return worded("accuracy", means=means, operators=operators, gap=gap, pairs=pairs, wrong=wrong)
+    baseline, over_prompts = (means_of(result.table, name) for name in ("baseline", "accuracy_over_prompts"))
+    numbers: Numbers = {
+        "accuracy": means,
+        "always the most frequent answer": baseline,
+        "averaged over prompts": over_prompts,
+    }
+    words = {"operators": operators, "gap": gap, "pairs": pairs, "over_prompts": over_prompts[AVERAGE]}
+    return worded("accuracy", numbers, means=means, baseline=baseline, wrong=wrong, **words)
 
 
 @finding("localization", Localization)
@@ -82,8 +91,19 @@ def _role(heads: Heads, head: tuple[int, int]) -> str:
 def faithfulness_by_heads(result: Circuit) -> Finding:
     sizes = {o: len(result.chosen(o)) for o in result.operators}
     means, random = means_of(result.table, "faithfulness"), means_of(result.table, "random_faithfulness")
-    numbers: Numbers = {"heads": sizes, "faithfulness": means, "as many random heads": random}
-    words = {"total": int(result.curve["size"].max()), "tolerance": TOLERANCE}
+    union = means_of(result.union, "faithfulness")
+    numbers: Numbers = {
+        "heads": sizes,
+        "faithfulness": means,
+        "as many random heads": random,
+        "union of all circuits": union,
+    }
+    words = {
+        "total": int(result.curve["size"].max()),
+        "tolerance": TOLERANCE,
+        "union": union,
+        "in_any": result.in_any(),
+    }
     return worded("faithfulness_by_heads", numbers, sizes=sizes, means=means, random=random, **words)
 
 
@@ -116,6 +136,20 @@ def head_roles(result: Heads) -> Finding:
     head = {"head": component_name(largest.layer, largest["head"]), "operator": largest.operator}
     counts = {"lower": int(lower.sum()), "heads": len(changes), "clear": bool(lower[most])}
     return worded("head_roles", **counts, change=as_mean(largest), **head)
+
+
+@finding("answer-layers", AnswerLayers, Probe)
+def answer_layers(result: AnswerLayers, probe: Probe) -> Finding:
+    left = {o: as_mean(result.left(o, layer)) for o, layer in result.first_layer.items()}
+    from_probe = {o: as_mean(result.left(o, probe.first_answer_layer)) for o in result.first_layer}
+    numbers: Numbers = {
+        "first answer layer by cause": result.first_layer,
+        "accuracy left without its MLPs and those above": left,
+        "… from the probe's first answer layer on": from_probe,
+        "accuracy of always giving the most frequent answer": result.baseline,
+    }
+    words = {"layers": result.first_layer, "left": left, "probe": probe.first_answer_layer}
+    return worded("answer_layers", numbers, total=probe.table.layer.nunique(), **words)
 
 
 @finding("probe-accuracy", Probe)

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, Classification
+from arithscope.experiments.common.result import with_average
 from arithscope.experiments.mlp0 import ALL_POSITIONS, FirstMlp
-from arithscope.experiments.neurons import NeuronEffects, neuron_name
+from arithscope.experiments.neurons import COMPARED, NeuronEffects, neuron_name
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.topk import TopK
@@ -16,10 +17,11 @@ from arithscope.figures.neurons import top_first_mlp_neurons
 from arithscope.heuristics.kinds import kind_name
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
 from arithscope.report.formatting import as_mean, means_of, number, with_interval
-from arithscope.settings import EXACT
+from arithscope.settings import EXACT, MEAN, MEAN_ABS, MEAN_STD
 from arithscope.stats.intervals import Mean, average, signs_of_rows
 
 MOST_KINDS, MOST_NUMBERS = 3, 6  # that are named
+RANKING_NAMES = {MEAN: "mean effect", MEAN_ABS: "mean absolute effect", MEAN_STD: "mean plus standard deviation"}
 
 
 def _strongest(rows: pd.DataFrame, layer: int | None = None) -> Numbers:
@@ -49,9 +51,15 @@ def first_mlp_effects(result: FirstMlp) -> Finding:
 @finding("first-mlp-faithfulness", FirstMlp)
 def first_mlp_faithfulness(result: FirstMlp) -> Finding:
     sufficient = {o: f"{share:.1%}".replace(".0%", "%") for o, share in result.smallest_share.items()}
-    means, random = means_of(result.table, "faithfulness_of_1_percent"), means_of(result.table, "random_1_percent")
-    numbers: Numbers = {"share that suffices": sufficient, "top 1 %": means, "random 1 %": random}
-    return worded("first_mlp_faithfulness", numbers, means=means, random=random)
+    names = ("faithfulness_of_1_percent", "random_1_percent", "reduced_faithfulness_of_1_percent")
+    means, random, reduced = (means_of(result.table, name) for name in names)
+    numbers: Numbers = {
+        "share that suffices": sufficient,
+        "top 1 %": means,
+        "random 1 %": random,
+        "top 1 %, later MLPs reduced": reduced,
+    }
+    return worded("first_mlp_faithfulness", numbers, means=means, random=random, reduced=reduced)
 
 
 @finding("number-tuning", FirstMlp)
@@ -65,14 +73,37 @@ def number_tuning(result: FirstMlp) -> Finding:
 def neuron_effects(result: NeuronEffects) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
     above, below = _clear(rows, 1), _clear(rows, -1)
-    numbers: Numbers = {"clearly above zero": above, "clearly below zero": below, **_strongest(rows)}
-    words = {"neurons": len(rows) // max(1, len(above)), "exact": (rows.method == EXACT).mean()}
+    halves = result.split_half[result.split_half.measure == "probability"]
+    reliable = {by: _correlations(halves[halves.ranking == by]) for by in dict.fromkeys((result.ranked_by, *COMPARED))}
+    logits = result.measures[(result.measures.measure == "logit") & (result.measures.ranking == result.ranked_by)]
+    numbers: Numbers = {
+        "first layer studied": result.first_layer,
+        "clearly above zero": above,
+        "clearly below zero": below,
+        **_strongest(rows),
+        **{f"two halves of the prompts, ranked by {RANKING_NAMES[by]}": found for by, found in reliable.items()},
+        "ranking by logits against ranking by probabilities": _correlations(logits),
+    }
+    words = {"neurons": per_operator(rows, len), "exact": (rows.method == EXACT).mean()}
+    words |= {"in_use": RANKING_NAMES[result.ranked_by], "halves": _average(reliable[result.ranked_by])}
+    words |= {"of_mean": _average(reliable[MEAN]), "logits": _average(_correlations(logits))}
     return worded("neuron_effects", numbers, first_layer=result.first_layer, above=above, below=below, **words)
+
+
+def _correlations(rows: pd.DataFrame) -> dict[str, float]:
+    return {str(row["operator"]): float(row["rank_correlation"]) for row in rows.to_dict("records")}
+
+
+def _average(values: dict[str, float]) -> float:
+    """Mean over operators; NaN if there are none."""
+    return float(np.mean([*values.values()])) if values else float("nan")
 
 
 @finding("attribution-against-exact", NeuronEffects)
 def attribution_against_exact(result: NeuronEffects) -> Finding:
-    table = result.agreement[result.agreement.measure == "probability"]
+    table = result.agreement[
+        (result.agreement.measure == "probability") & (result.agreement.ranking == result.ranked_by)
+    ]
     if table.empty:
         return Finding("Not compared: this needs a run in which the effects of all neurons are exact.")
     methods = [
@@ -85,13 +116,21 @@ def attribution_against_exact(result: NeuronEffects) -> Finding:
 @finding("faithfulness-by-neurons", TopK)
 def faithfulness_by_neurons(result: TopK) -> Finding:
     means, random, accuracy = (means_of(result.table, m) for m in ("faithfulness", "random_faithfulness", "accuracy"))
-    numbers: Numbers = {
+    floors = {m: means_of(result.table, f"floor_{m}") for m in ("faithfulness", "accuracy")}
+    numbers: dict[str, Any] = {
         "neurons per MLP": result.k,
         "faithfulness": means,
         "accuracy": accuracy,
         "faithfulness, random neurons": random,
+        **{f"{measure}, no neuron kept": floor for measure, floor in floors.items()},
     }
-    words = {"means": means, "random": random, "accuracy": accuracy}
+    in_use, other = result.rankings.ranking.unique()
+    rows = result.rankings[result.rankings.ranking == other]
+    k_of_other = per_operator(rows, lambda r: int(r.k.iloc[0]))
+    numbers[f"neurons per MLP, ranked by {RANKING_NAMES[other]}"] = k_of_other
+    numbers[f"accuracy, ranked by {RANKING_NAMES[other]}"] = means_of(rows, "accuracy")
+    words: dict[str, Any] = {"means": means, "random": random, "accuracy": accuracy, "floor": floors["accuracy"]}
+    words |= {"in_use": RANKING_NAMES[in_use], "other": RANKING_NAMES[other], "k_of_other": k_of_other}
     return worded("faithfulness_by_neurons", numbers, k=result.k, mlp_size=result.mlp_size, **words)
 
 
@@ -164,4 +203,6 @@ def neuron_overlap(result: Overlap) -> Finding:
     if table.empty:
         return Finding("There is only one operator, so there is nothing to compare.")
     largest, smallest = (table.iloc[int(i)] for i in (table.iou.argmax(), table.iou.argmin()))
-    return worded("neuron_overlap", ious=table.iou, largest=largest, smallest=smallest)
+    unique = means_of(with_average(result.unique.assign(measure="unique")), "unique")
+    numbers: Numbers = {"top neurons that no other operator has": unique}
+    return worded("neuron_overlap", numbers, ious=table.iou, largest=largest, smallest=smallest, unique=unique)
