@@ -5,8 +5,7 @@ Markers in a document say where a table goes; the text between them is replaced:
     <!-- table NAME KEY -->
     <!-- end -->
 
-NAME is a file in benchmarks/results, KEY one of its tables. Above the table come the command, the machine and the date, or a
-note that they were not recorded (null in result files carried over from older records).
+NAME is a file in benchmarks/results, KEY one of its tables. Above the table come the command, the machine and the date.
 
     python -m benchmarks.tables [--check]
 """
@@ -57,9 +56,9 @@ def table_text(result: dict[str, Any], key: str) -> str:
         raise UserError(f"The result {result['name']} has no table {key!r}; it has {', '.join(result['tables'])}.")
     table = result["tables"][key]
     versions = [f"{name} {result['versions'][name]}" for name in ("arithscope", "torch") if name in result["versions"]]
-    where = [result["machine"] or "machine not recorded", *versions]
-    where.append(result["date"] or "date not recorded")
-    command = f"`{result['command']}`" if result["command"] else "Command not recorded"
+    where = [result["machine"], *versions]
+    where.append(result["date"])
+    command = f"`{result['command']}`"
     said = "; ".join(result["notes"])
     rows = [[str(c) for c in table["columns"]], ["---"] * len(table["columns"])]
     rows += [[shown(cell) for cell in row] for row in table["rows"]]
