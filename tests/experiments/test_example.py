@@ -255,11 +255,13 @@ def test_the_finding_says_what_is_stored() -> None:
     parts = pd.DataFrame({"part": ["associated neurons", "attention"], "contribution": [12.3, 7.8]})
     neurons = pd.DataFrame({"layer": np.zeros(37, dtype=int)})
     nothing = np.zeros(3, dtype=np.float32)
-    e = Example("-", 226, 68, 158, CALIBRATED, 512, answers, parts, pd.DataFrame(), neurons, nothing, nothing, nothing)
+    total = np.where(np.arange(1000) < 4, 12.4, 0.0).astype(np.float32)
+    total[158] = 12.3
+    e = Example("-", 226, 68, 158, CALIBRATED, 512, answers, parts, pd.DataFrame(), neurons, nothing, total, nothing)
     assert finding(e).text == (
         "226−68=: the model answers 158 (P = .980). 37 of 512 top neurons are associated with it by calibrated heuristics and "
-        "add 12.3 to the logit of 158, which is 20.1. Without them the answer is no number (P(158) = .040), without as many "
-        "other top neurons of each layer 158 (.900)."
+        "add 12.3 to the logit of 158, which is 20.1. They add more to 4 of the 999 other numbers. Without them the answer is "
+        "no number (P(158) = .040), without as many other top neurons of each layer 158 (.900)."
     )
     fewer = finding(replace(e, answers=answers[:2])).text
     assert fewer.endswith("(P(158) = .040); some layers have too few other top neurons for a control.")

@@ -81,7 +81,7 @@ def _draw_parts(panel: Axes, example: Example) -> None:
     bars = panel.barh(names, values, color=colours, height=0.7)
     panel.bar_label(bars, [f"{x:+.2f}" for x in values], padding=2, fontsize=7)
     panel.axvline(0, color="grey", linewidth=0.5)
-    panel.margins(x=0.22)
+    panel.margins(x=0.3)
     panel.invert_yaxis()
     panel.set_title(f"logit of {example.answer}", loc="left")
 

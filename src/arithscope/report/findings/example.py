@@ -18,4 +18,5 @@ def one_prompt(result: Example) -> Finding:
         neurons=len(result.neurons),
         added=float(contributions[HEURISTIC_NEURONS]),
         logit=float(contributions.sum()),
+        above=int((result.total > result.total[result.answer]).sum()),
     )
