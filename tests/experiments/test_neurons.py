@@ -19,7 +19,7 @@ from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.neurons import SPLITS, NeuronEffects, neuron_effects, neurons
 from arithscope.experiments.probe import Probe
 from arithscope.prompts import random_source
-from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, MEAN_ABS, RANKINGS, SampleSizes, Settings
+from arithscope.settings import ATTRIBUTION_THEN_EXACT, EXACT, RANKINGS, SampleSizes, Settings
 from arithscope.stats.effects import EFFECTS
 from tests.contexts import context
 from tests.experiments import plain
@@ -99,9 +99,9 @@ def test_agreement_of_the_attribution_methods() -> None:
     best = best.sort_values("value").iloc[-1]
     assert summary["strongest_neuron"]["component"] == f"L{best.layer}N{best.neuron}"
     assert summary["strongest_neuron"]["value"] == best.value
-    in_use = (result.agreement.measure == "probability") & (result.agreement.ranking == MEAN_ABS)
-    by_probability = result.agreement[in_use].set_index(["operator", "method"])
-    assert summary["ig_rank_correlation"] == by_probability.rank_correlation["+", "ig"]
+    table = result.agreement.set_index(["operator", "method", "measure", "ranking"]).rank_correlation
+    for ranking in ("mean", "mean_abs"):
+        assert summary[f"ig_rank_correlation_by_{ranking}"] == table["+", "ig", "probability", ranking]
 
 
 def test_an_attribution_method_alone_estimates_everything() -> None:
@@ -196,9 +196,7 @@ def test_split_half_reliability_against_python(method: str) -> None:
             if measure == "probability":
                 summary = result.summary()[operator]
                 assert summary[f"split_half_by_{ranking}"] == row["rank_correlation"]
-                if ranking == result.ranked_by:
-                    assert summary["split_half"] == row["rank_correlation"]
-                    assert summary["split_half_recall_of_best_5_percent"] == row["recall_5"]
+                assert summary[f"split_half_recall_of_best_5_percent_by_{ranking}"] == row["recall_5"]
 
 
 def test_one_prompt_has_no_halves() -> None:
@@ -208,7 +206,7 @@ def test_one_prompt_has_no_halves() -> None:
     result = neurons(context(model, SETTINGS, *earlier, neurons="atp", custom_sizes=sizes))
     assert len(result.split_half) == len(EFFECTS) * len(RANKINGS)
     assert result.split_half.rank_correlation.isna().all()
-    assert np.isnan(result.summary()["+"]["split_half"])
+    assert np.isnan(result.summary()["+"]["split_half_by_mean"])
 
 
 @given(st.data())
@@ -232,7 +230,7 @@ def test_ranking_against_python(data: st.DataObject) -> None:
         for neuron in range(4)
     ]
     shuffled = data.draw(st.permutations(rows))
-    result = NeuronEffects(pd.DataFrame(shuffled), *[pd.DataFrame()] * 3, {"-": 3}, "cause", "mean")
+    result = NeuronEffects(pd.DataFrame(shuffled), *[pd.DataFrame()] * 3, {"-": 3}, "cause")
     keys = {
         "mean": lambda r: r["value"],
         "mean_abs": lambda r: r["mean_abs"],
@@ -251,8 +249,8 @@ def test_ranking_against_python(data: st.DataObject) -> None:
         assert result.ranking("-", "logit", rank).to_dict("records") == wanted
 
 
-def test_the_paper_preset_ranks_and_finds_layers_as_the_paper() -> None:
-    """By the mean effect and the probe's layer; otherwise by the mean of absolute effects and by cause."""
+def test_the_paper_preset_finds_layers_as_the_paper() -> None:
+    """From the probe's layer on; otherwise by cause."""
     model = small("llama", "sdpa")
     probe, _ = answer_layers_from(2)
     layers = AnswerLayers(pd.DataFrame(), {"+": 1}, {})
@@ -260,12 +258,16 @@ def test_the_paper_preset_ranks_and_finds_layers_as_the_paper() -> None:
     for preset in ("quick", "paper"):
         settings = Settings(preset=preset, neurons="atp", custom_sizes=SIZES)
         found[preset] = neurons(context(model, settings, plain.all_correct(model, "+", 9), probe, layers))
-    assert (found["quick"].first_layer, found["quick"].ranked_by) == ({"+": 1}, "mean_abs")
-    assert (found["paper"].first_layer, found["paper"].ranked_by) == ({"+": 2}, "mean")
-    for result, column in ((found["quick"], "mean_abs"), (found["paper"], "value")):
-        ranking = result.ranking("+", "probability")
-        for _, rows in ranking.groupby("layer"):
-            assert (rounded(rows[column]).diff().dropna() <= 1).all()
+    assert (found["quick"].first_layer, found["quick"].layers_by) == ({"+": 1}, "cause")
+    assert (found["paper"].first_layer, found["paper"].layers_by) == ({"+": 2}, "probe")
+    assert set(found["paper"].effects.layer) == set(range(2, model.sizes.layers))
+
+
+@pytest.mark.parametrize(("preset", "rank"), [("quick", "mean_abs"), ("paper", "mean")])
+def test_the_paper_preset_ranks_as_the_paper(preset: str, rank: str) -> None:
+    assert Settings(preset=preset).ranking == rank
+    for chosen in RANKINGS:
+        assert Settings(preset=preset, rank=chosen).ranking == chosen
 
 
 def test_measures_are_compared_with_probability() -> None:
@@ -279,7 +281,8 @@ def test_measures_are_compared_with_probability() -> None:
             for m in ("probability", measure)
         ]
         assert row.rank_correlation == pytest.approx(ranks[0].corr(ranks[1]))
-    assert result.summary()["+"]["logit_against_probability"] == table.rank_correlation["logit", "mean_abs"]
+    for key in ("mean", "mean_abs"):
+        assert result.summary()["+"][f"logit_against_probability_by_{key}"] == table.rank_correlation["logit", key]
 
 
 def test_a_neuron_that_matters_with_both_signs_has_a_mean_near_zero() -> None:

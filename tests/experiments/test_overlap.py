@@ -20,7 +20,7 @@ def top_neurons(sets: Sets) -> TopK:
     rows = [(o, layer, 0, n, 0.0) for o, neurons in sets.items() for layer, n in sorted(neurons)]
     top = pd.DataFrame(rows, columns=["operator", "layer", "rank", "neuron", "value"])
     top = top.assign(mean_abs=0.0)
-    return TopK(*[pd.DataFrame()] * 4, top, {o: len(neurons) for o, neurons in sets.items()}, 9, {})
+    return TopK(*[pd.DataFrame()] * 4, top, {o: len(neurons) for o, neurons in sets.items()}, "mean", 9, {})
 
 
 some = st.sets(st.tuples(st.integers(2, 4), st.integers(0, 8)), max_size=12)

@@ -68,6 +68,7 @@ def test_k_is_chosen_on_selection_prompts_and_reported_on_others(rank: str) -> N
     model = small("llama", "sdpa")
     found, heads, rankings = everything(model, "+", rank, None)
     other = "mean" if rank == "mean_abs" else "mean_abs"
+    assert found.ranked_by == found.summary()["+"]["ranked_by"] == rank
     assert set(found.rankings.ranking) == {rank, other}
     split = split_prompts(plain.all_correct(model, "+", 5), SIZES, 0)["+"]
     assert set(found.selection.n) == {len(split.selection)} != set(found.curve[found.curve.circuit == "found"].n)

@@ -124,7 +124,7 @@ def test_a_changed_setting_makes_the_stages_that_depend_on_it_stale() -> None:
         return {name for name in a if a[name] != b[name]}
 
     after_classify = {"example", "knockout", "prompt_knockout", "failures", "bag", "training", "stability"}
-    after_topk = {"topk", "patterns", "classify", "overlap"} | after_classify
+    after_topk = {"topk", "mlp0", "patterns", "classify", "overlap"} | after_classify
     assert changed(SMALL, both_operands=True) == {"classify"} | after_classify
     assert changed(SMALL, topk=7) == changed(SMALL, rank="mean+std") == after_topk
     assert changed(SMALL, effect="log_ratio") == {"circuit", "heads", "mlp0"} | after_topk

@@ -125,8 +125,7 @@ def test_findings_correct_for_all_comparisons_of_their_figure() -> None:
     changes = isolated((0.0, -0.1, 0.1), (-0.2, -0.39, -0.01))
     assert circuit.head_roles(changes).text.endswith("0 of 2 heads (by operator).")
     gap = [mean(x, x - d, x + d) for x, d in ((0.9, 0.01), (0.5, 0.38), (0.7, 0.01))]
-    rows = {o: {"accuracy": m} for o, m in zip("+-*", gap, strict=True)}
-    three = Accuracy(pd.DataFrame({"correct": [True], "predicted": [3]}), summary_table(rows))
+    three = accuracies(dict(zip("+-*", gap, strict=True)))
     assert "No operator is clearly easier" in circuit.accuracy(three).text
     effects = [row(*e, operator=o, neuron=i) for o in "+-" for i, e in enumerate([(0.2, 0.01, 0.39), (0.0, -0.1, 0.1)])]
     table = pd.DataFrame(effects).assign(measure="probability", position="mean", median=0.0)
@@ -140,9 +139,16 @@ def test_missing_means_are_left_out() -> None:
     assert means_of(EMPTY, "x") == {}
 
 
-def right_and_wrong(plus: Mean, times: Mean) -> Accuracy:
+def accuracies(means: dict[str, Mean]) -> Accuracy:
+    """With two wrong predictions, one of which is no number."""
     prompts = pd.DataFrame({"correct": [True, False, False], "predicted": [3, 4, -1]})
-    return Accuracy(prompts, summary_table({"+": {"accuracy": plus}, "*": {"accuracy": times}}))
+    table = summary_table({o: {"accuracy": m, "baseline": mean(0.25, NAN, NAN)} for o, m in means.items()})
+    over_prompts = row(0.8, 0.75, 0.85, operator="mean", measure="accuracy_over_prompts")
+    return Accuracy(prompts, pd.concat([table, pd.DataFrame([over_prompts])], ignore_index=True))
+
+
+def right_and_wrong(plus: Mean, times: Mean) -> Accuracy:
+    return accuracies({"+": plus, "*": times})
 
 
 def test_accuracy() -> None:
@@ -150,6 +156,8 @@ def test_accuracy() -> None:
     # The distances .01 and .05 add up to √(.01² + .05²) = .051.
     assert "It is highest for + and lowest for ×; the difference is .400 [.349, .451]." in text
     assert text.startswith("Accuracy on legal prompts is .700 [")
+    assert "if operators weigh the same, and .800 [.750, .850] if prompts do, as in the paper." in text
+    assert "most frequent answer would be right in .250" in text
     assert text.endswith("Wrong predictions that are not numbers: 1 of 2.")
     unclear = circuit.accuracy(right_and_wrong(mean(0.9, 0.8, 1.0), mean(0.85, 0.7, 0.95))).text
     assert "No operator is clearly easier than another." in unclear
@@ -192,14 +200,24 @@ def test_only_clear_effects_of_neurons_are_counted() -> None:
             for i, e in enumerate(entries)
         ]
     )
-    nothing = pd.DataFrame(columns=NeuronEffects.schema()["agreement"].names)
-    found = neurons.neuron_effects(NeuronEffects(table, nothing, nothing, 3))
+    nothing = pd.DataFrame()
+    halves = pd.DataFrame(
+        [
+            {"operator": "+", "measure": "probability", "ranking": by, "rank_correlation": r}
+            for by, r in (("mean", 0.3), ("mean_abs", 0.9), ("mean+std", 0.8))
+        ]
+    )
+    logits = halves[:2].assign(measure="logit", rank_correlation=[0.1, 0.7])
+    found = neurons.neuron_effects(NeuronEffects(table, nothing, halves, logits, {"+": 3}, "cause"))
     start = "4 neurons from layer 3 on (all effects exact): 1 with a mean effect clearly above zero and 1 clearly below"
     assert found.text.startswith(start)
     assert (found.numbers["clearly above zero"], found.numbers["clearly below zero"]) == ({"+": 1}, {"+": 1})
     assert found.numbers["strongest neuron"] == {"+": "L3N0"}  # though its interval includes zero
     assert found.numbers["its mean effect"] == {"+": mean(5.0, -1.0, 9.0)}
-    half = NeuronEffects(table.assign(method=["exact", "exact", "atp", "atp"]), nothing, nothing, 3)
+    assert "correlate by .300 if neurons are ranked by their mean effect" in found.text
+    assert "by .900 if by mean absolute effect; rankings by effects on logits and on probabilities by .700" in found.text
+    estimated = table.assign(method=["exact", "exact", "atp", "atp"])
+    half = NeuronEffects(estimated, nothing, halves, logits, {"+": 3}, "cause")
     assert "50% of effects exact, the others estimated" in neurons.neuron_effects(half).text
     assert neurons.attribution_against_exact(half).text.startswith("Not compared")
 
@@ -207,9 +225,11 @@ def test_only_clear_effects_of_neurons_are_counted() -> None:
 def test_overlap() -> None:
     pairs = [("+", "-", 0.5), ("+", "*", 0.2), ("-", "*", 0.3)]
     table = pd.DataFrame([{"operator": a, "other": b, "iou": x, "shared": 1, "union": 2} for a, b, x in pairs])
-    text = neurons.neuron_overlap(Overlap(table, EMPTY, ["+", "-", "*"])).text
-    assert text.endswith("operators: .333. Largest: + and − (.500); smallest: + and × (.200).")
-    assert "only one operator" in neurons.neuron_overlap(Overlap(table[:0], EMPTY, ["+"])).text
+    unique = pd.DataFrame([row(x, x - 0.1, x + 0.1, operator=o) for o, x in (("+", 0.2), ("-", 0.3), ("*", 0.4))])
+    text = neurons.neuron_overlap(Overlap(table, EMPTY, unique, ["+", "-", "*"])).text
+    assert "operators: .333. No other operator has .300 [" in text
+    assert text.endswith("Largest: + and − (.500); smallest: + and × (.200).")
+    assert "only one operator" in neurons.neuron_overlap(Overlap(table[:0], EMPTY, EMPTY, ["+"])).text
 
 
 def knocked_out(gap: Mean, control: Mean) -> Knockout:

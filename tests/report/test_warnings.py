@@ -36,7 +36,16 @@ def test_a_good_run_has_no_warnings() -> None:
     summary = {
         "accuracy": {"+": answered(), "mean": answered(1)},
         "circuit": {"+": good, "mean": good},
-        "neurons": {"+": {"split_half": 0.5}},
+        "neurons": {"+": {"split_half_by_mean": 0.1, "split_half_by_mean_abs": 0.5, "first_layer": 1}},
+        "probe": {"all": {"first_answer_layer": 2}},
+        "answer_layers": {
+            "+": {"first_answer_layer": 2, "baseline": 0.01},
+            "/": {"first_answer_layer": 2, "baseline": 0.5},
+        },
+        "topk": {
+            "+": {"ranked_by": "mean_abs", "share_of_neurons": 0.5, "floor_accuracy": mean(0.2)},
+            "/": {"ranked_by": "mean_abs", "share_of_neurons": 0.1, "floor_accuracy": mean(0.6)},
+        },
     }
     assert warnings_of(summary) == {}
     assert warnings_of({}) == {}
@@ -44,13 +53,14 @@ def test_a_good_run_has_no_warnings() -> None:
 
 def test_too_few_correct_prompts() -> None:
     never = {"accuracy": mean(0.0, n=1000), "p_answer_correct": mean(None, n=0)}
-    found = warnings_of({"accuracy": {"+": answered(300), "-": answered(299), "*": never}})
+    found = warnings_of({"accuracy": {"+": answered(400), "-": answered(399), "*": never}})
     section, text = found["Too few correct prompts"]
     assert section == "accuracy"
-    assert "only 0 for × and 299 for −" in text or "only 299 for − and 0 for ×" in text
-    assert "need 300 for each" in text
-    assert warnings_of({"accuracy": {"+": answered(96)}}, preset="quick") == {}  # 32 for each of three samples
-    assert "Too few correct prompts" in warnings_of({"accuracy": {"+": answered(95)}}, preset="quick")
+    assert "only 0 for × and 399 for −" in text or "only 399 for − and 0 for ×" in text
+    assert "need 400 for each" in text
+    # 50 for discovery, 50 for selection, 32 for evaluation, and 50 to test with
+    assert warnings_of({"accuracy": {"+": answered(182)}}, preset="quick") == {}
+    assert "Too few correct prompts" in warnings_of({"accuracy": {"+": answered(181)}}, preset="quick")
 
 
 def test_saturated_probabilities() -> None:
@@ -63,10 +73,48 @@ def test_saturated_probabilities() -> None:
 
 
 def test_an_unstable_ranking() -> None:
-    summary = {"neurons": {"+": {"split_half": 0.95}, "/": {"split_half": 0.41}, "*": {"split_half": None}, "-": {}}}
+    """Of the ranking that is in use."""
+    halves = {"+": (0.41, 0.95), "/": (0.95, 0.41), "*": (None, None)}
+    neurons = {o: {"split_half_by_mean": a, "split_half_by_mean_abs": b} for o, (a, b) in halves.items()}
+    summary = {"neurons": {**neurons, "-": {}}, "topk": {o: {"ranked_by": "mean_abs"} for o in "+-*/"}}
     section, text = warnings_of(summary)["Unstable ranking of neurons"]
     assert section == "neurons"
     assert "only .410 for ÷." in text
+
+
+def test_layers_that_probe_and_cause_see_differently() -> None:
+    layers = {"+": {"first_answer_layer": 4}, "-": {"first_answer_layer": 2}}
+    summary = {"probe": {"all": {"first_answer_layer": 2}}, "answer_layers": layers}
+    section, text = warnings_of(summary)["Probe and cause disagree"]
+    assert section == "probes"
+    assert "from layer 2 on" in text
+    assert "4 for +." in text
+    assert "−" not in text
+    assert warnings_of({"answer_layers": layers}) == {}  # no probe to compare with
+
+
+def test_answer_layers_from_the_first_on() -> None:
+    section, text = warnings_of({"neurons": {"+": {"first_layer": 0}, "-": {"first_layer": 1}}})[
+        "All layers are answer layers"
+    ]
+    assert section == "neurons"
+    assert text.startswith("for + the answer layers")
+
+
+def test_a_floor_that_is_good_already() -> None:
+    """Half of all quotients are 0, so that a floor of .6 says little for ÷ and much for +."""
+    layers = {"+": {"baseline": 0.01}, "/": {"baseline": 0.5}}
+    topk = {o: {"floor_accuracy": mean(0.6, 0.5, 0.7)} for o in "+/"}
+    section, text = warnings_of({"answer_layers": layers, "topk": topk})["The answer is computed below"]
+    assert section == "neurons"
+    assert "still .600 [.500, .700] for +." in text
+
+
+def test_more_than_half_of_the_neurons() -> None:
+    topk = {"+": {"share_of_neurons": 0.51}, "-": {"share_of_neurons": 0.5}}
+    section, text = warnings_of({"topk": topk})["Most neurons are needed"]
+    assert section == "neurons"
+    assert "is 51% for + of" in text
 
 
 @pytest.mark.parametrize(

@@ -114,26 +114,26 @@ class NeuronEffects(Result):
     )
     first_layer: dict[str, int] = schema.value("first layer whose neurons were measured, by operator")
     layers_by: str = schema.value("how these layers were found: by `cause` or by `probe`")
-    ranked_by: str = schema.value("the ranking in use")
 
     @property
     def operators(self) -> list[str]:
         return [str(o) for o in self.effects.operator.unique()]
 
-    def ranking(self, operator: str, measure: str, rank: str | None = None) -> pd.DataFrame:
+    def ranking(self, operator: str, measure: str, rank: str = MEAN_ABS) -> pd.DataFrame:
         """Neurons of each layer by a descending statistic of their effects; exactly patched ones before estimated ones.
 
-        `rank` is `mean` (the paper's), `mean_abs` or `mean+std`; by default the ranking in use. Among neurons whose statistics
-        differ by no more than rounding does, the one with the smaller number comes first.
+        `rank` is `mean` (the paper's), `mean_abs` or `mean+std`. Among neurons whose statistics differ by no more than rounding
+        does, the one with the smaller number comes first.
         """
         rows = of_operator(self.effects, operator, measure)
         rows = rows.assign(by=rounded(self.statistic(rows, rank)), estimated=rows.method != EXACT)
         ranked = rows.sort_values(["layer", "estimated", "by", "neuron"], ascending=[True, True, False, True])
         return ranked.drop(columns=["by", "estimated"]).reset_index(drop=True)
 
-    def statistic(self, rows: pd.DataFrame, rank: str | None = None) -> "pd.Series[float]":
-        """The statistic that ranks neurons, for rows of `effects`; by default that of the ranking in use."""
-        return {MEAN: rows.value, MEAN_ABS: rows.mean_abs, MEAN_STD: rows.value + rows["std"]}[rank or self.ranked_by]
+    @staticmethod
+    def statistic(rows: pd.DataFrame, rank: str) -> "pd.Series[float]":
+        """The statistic that ranks neurons, for rows of `effects`."""
+        return {MEAN: rows.value, MEAN_ABS: rows.mean_abs, MEAN_STD: rows.value + rows["std"]}[rank]
 
     def summary(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -143,18 +143,14 @@ class NeuronEffects(Result):
             best = strongest(rows if exact.empty else exact, lambda row: neuron_name(row.layer, row.neuron))
             out[operator] = {"first_layer": self.first_layer[operator], "strongest_neuron": best, "neurons": len(rows)}
             out[operator]["measured_exactly"] = len(exact)
-        by_probability = self.split_half[self.split_half.measure == "probability"]
-        for row in by_probability.itertuples():
+        for row in self.split_half[self.split_half.measure == "probability"].itertuples():
             out[str(row.operator)][f"split_half_by_{row.ranking}"] = row.rank_correlation
-        for row in by_probability[by_probability.ranking == self.ranked_by].itertuples():
-            out[str(row.operator)]["split_half"] = row.rank_correlation
-            out[str(row.operator)]["split_half_recall_of_best_5_percent"] = row.recall_5
-        agreement = self.agreement[self.agreement.measure == "probability"]
-        for row in agreement[agreement.ranking == self.ranked_by].itertuples():
-            out[str(row.operator)][f"{row.method}_rank_correlation"] = row.rank_correlation
-            out[str(row.operator)][f"{row.method}_recall_of_best_5_percent"] = row.recall_5
-        for row in self.measures[self.measures.ranking == self.ranked_by].itertuples():
-            out[str(row.operator)][f"{row.measure}_against_probability"] = row.rank_correlation
+            out[str(row.operator)][f"split_half_recall_of_best_5_percent_by_{row.ranking}"] = row.recall_5
+        for row in self.agreement[self.agreement.measure == "probability"].itertuples():
+            out[str(row.operator)][f"{row.method}_rank_correlation_by_{row.ranking}"] = row.rank_correlation
+            out[str(row.operator)][f"{row.method}_recall_of_best_5_percent_by_{row.ranking}"] = row.recall_5
+        for row in self.measures.itertuples():
+            out[str(row.operator)][f"{row.measure}_against_probability_by_{row.ranking}"] = row.rank_correlation
         return out
 
 
@@ -187,7 +183,7 @@ class _Task:
 
 @stage(
     needs=(Accuracy, Probe, AnswerLayers),
-    reads=("sizes", "seed", "neurons", "preselected_by", "ranking", "layers_by"),
+    reads=("sizes", "seed", "neurons", "preselected_by", "layers_by"),
     memory=_memory,
     paper="3.1",
 )
@@ -237,7 +233,7 @@ def neurons(ctx: Context) -> NeuronEffects:
     agreements = ctx.confirmed("agreement", NeuronEffects.frame("agreement", agreement), ranks=s.neurons)
     halves = ctx.confirmed("split_half", NeuronEffects.frame("split_half", split_half))
     measures = NeuronEffects.frame("measures", (row for operator in first for row in _measure_rows(whole, operator)))
-    return NeuronEffects(whole, agreements, halves, measures, first, ctx.settings.layers_by, ctx.settings.ranking)
+    return NeuronEffects(whole, agreements, halves, measures, first, ctx.settings.layers_by)
 
 
 def _some_neurons(ctx: Context, task: _Task, which: slice) -> _Task:

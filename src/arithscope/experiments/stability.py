@@ -75,7 +75,9 @@ def repeat_from(name: str, results: Results, effect: str) -> Repeat:
     found, columns = results[neurons.NeuronEffects], ["layer", "neuron", "kind", "on"]
     ranked = found.effects[found.effects.measure == effect].groupby("operator", sort=False)
     choices: dict[str, Any] = {
-        CORRELATION: {str(o): found.statistic(rows.set_index(["layer", "neuron"])) for o, rows in ranked},
+        CORRELATION: {
+            str(o): found.statistic(rows.set_index(["layer", "neuron"]), top.ranked_by) for o, rows in ranked
+        },
         HEADS: {operator: set(heads.chosen(operator)) for operator in heads.operators},
         SHARED_HEADS: {AVERAGE: set(heads.shared())} if len(heads.operators) > 1 else {},
         NEURONS: {operator: top.chosen(operator) for operator in top.operators},

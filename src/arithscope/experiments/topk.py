@@ -62,6 +62,7 @@ class TopK(Result):
         schema.number("mean_abs", "mean of the absolute effect"),
     )
     k: dict[str, int] = schema.value("neurons kept per MLP, by operator")
+    ranked_by: str = schema.value("statistic of the effects that ranks neurons: `mean`, `mean_abs` or `mean+std`")
     mlp_size: int = schema.value("neurons of an MLP")
     excluded: dict[str, int] = schema.value("prompts without a faithfulness: the empty circuit is as good as the model")
 
@@ -81,7 +82,12 @@ class TopK(Result):
     def summary(self) -> dict[str, Any]:
         out = by_operator(self.table)
         for operator, k in self.k.items():
-            out[operator] = {"k": k, "share_of_neurons": k / self.mlp_size, **out[operator]}
+            out[operator] = {
+                "ranked_by": self.ranked_by,
+                "k": k,
+                "share_of_neurons": k / self.mlp_size,
+                **out[operator],
+            }
         for row in self.rankings.to_dict("records"):
             out[str(row["operator"])][f"k_by_{row['ranking']}"] = int(row["k"])
             out[str(row["operator"])][f"{row['measure']}_by_{row['ranking']}"] = mean_entry(row)
@@ -97,7 +103,7 @@ def _memory(model: Model, settings: Settings) -> int:
 
 @stage(
     needs=(Accuracy, MeanActivations, Circuit, NeuronEffects),
-    reads=("sizes", "seed", "effect", "fixed_k"),
+    reads=("sizes", "seed", "effect", "ranking", "fixed_k"),
     memory=_memory,
     paper="3.1",
 )
@@ -112,8 +118,8 @@ def topk(ctx: Context) -> TopK:
     )
     counts = neuron_counts(s.neurons, (fixed or {}).values())
     sources = {operator: random_source(settings.seed, "topk", operator) for operator in samples}
-    other = MEAN_ABS if neurons.ranked_by == MEAN else MEAN
-    circuits = {ablation.FOUND: neurons.ranked_by, f"by_{other}": other}
+    other = MEAN_ABS if settings.ranking == MEAN else MEAN
+    circuits = {ablation.FOUND: settings.ranking, f"by_{other}": other}
     rankings = {(o, c): neurons.ranking(o, settings.effect, by) for o in samples for c, by in circuits.items()}
 
     def arguments(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
@@ -150,7 +156,7 @@ def topk(ctx: Context) -> TopK:
         measured[operator] = {**means[ks[operator]], **floor}
     excluded = {o: len(prompts) - measured[o]["faithfulness"].n for o, prompts in samples.items()}
     by_ranking, top = (pd.concat(each, ignore_index=True) for each in (compared, tops))
-    return TopK(curve, selection, summary_table(measured), by_ranking, top, ks, s.neurons, excluded)
+    return TopK(curve, selection, summary_table(measured), by_ranking, top, ks, settings.ranking, s.neurons, excluded)
 
 
 def neuron_counts(total: int, fixed: Iterable[int] = ()) -> list[int]:

@@ -24,6 +24,7 @@ from arithscope.figures.circuit import curves_with_random, set_log_scale
 from arithscope.figures.registry import figure
 from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, grouped_bars, hide_unused, log_limits, new_figure
 from arithscope.heuristics.kinds import kind_name
+from arithscope.settings import MEAN_ABS
 
 MOST_NEURONS = 9
 METHOD_STYLES: dict[str, Any] = {"atp": "-", "ig": "--", "relp": ":"}
@@ -138,14 +139,12 @@ def neuron_effects(neurons: NeuronEffects) -> Figure:
 )
 def attribution_against_exact(neurons: NeuronEffects) -> Figure:
     """Gradient-based estimates against the exact effects of all neurons: attribution patching (atp), integrated
-    gradients (ig) and relevance patching (relp). Left: Spearman rank correlation of the statistic that ranks neurons.
-    Right: recall, the share of each layer's exact top neurons that are among as many estimated top neurons. (Not in
-    the paper.)"""
+    gradients (ig) and relevance patching (relp). Left: Spearman rank correlation of mean absolute effects. Right:
+    recall, the share of each layer's exact top neurons that are among as many estimated top neurons. (Not in the
+    paper.)"""
     figure, axes = new_figure(9, 5.6, len(MEASURE_TITLES), 2)
     for [left, right], (measure, title) in zip(axes, MEASURE_TITLES.items(), strict=True):
-        rows = neurons.agreement[
-            (neurons.agreement.measure == measure) & (neurons.agreement.ranking == neurons.ranked_by)
-        ]
+        rows = neurons.agreement[(neurons.agreement.measure == measure) & (neurons.agreement.ranking == MEAN_ABS)]
         _plot_correlations(left, rows)
         _plot_recall(right, rows)
         left.set_title(title)

@@ -1,6 +1,7 @@
 """Reasons to doubt a run's results, shown in the report beside the numbers concerned."""
 
 from collections.abc import Mapping
+from math import nan
 from typing import Any, NamedTuple
 
 from arithscope.figures.style import SIGNS
@@ -39,8 +40,9 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
     saturated = [f"{number(p.value)} for {SIGNS[o]}" for o, p in probability.items() if p.value >= SATURATED]
     if settings.get("effect") != "probability":
         saturated = []
-    halves = {o: entries.get("split_half") for o, entries in summary.get("neurons", {}).items() if o in SIGNS}
-    low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if isinstance(r, int | float) and r < STABLE]
+    ranked_by = {o: entries.get("ranked_by") for o, entries in summary.get("topk", {}).items() if o in SIGNS}
+    halves = {o: _values(summary, "neurons", f"split_half_by_{by}").get(o, nan) for o, by in ranked_by.items()}
+    low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if r < STABLE]
     by_probe = summary.get("probe", {}).get("all", {}).get("first_answer_layer")
     by_cause = _values(summary, "answer_layers", "first_answer_layer")
     moved = [f"{layer} for {SIGNS[o]}" for o, layer in by_cause.items() if by_probe is not None and layer != by_probe]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from arithscope.errors import UserError
 from arithscope.experiments.classify import CRITERIA, Classification
+from arithscope.experiments.common.ranking import rounded
 from arithscope.experiments.common.result import NeuronRows
 from arithscope.experiments.neurons import NeuronEffects, neuron_name
 from arithscope.experiments.patterns import ActivationMaps
@@ -101,7 +102,8 @@ class NeuronFinder:
         table = effects.effects
         self._effects = NeuronRows(table)
         self._measure = pd.factorize(table.measure)[0]
-        self._ranked_by = [x.to_numpy() for x in (table.neuron, -table.value, table.method != EXACT)]  # for np.lexsort
+        by = table.groupby(["operator", "measure"], sort=False).mean_abs.transform(rounded)
+        self._ranked_by = [x.to_numpy() for x in (table.neuron, -by, table.method != EXACT)]  # for np.lexsort
         self._maps = maps
         self._map_rows = None if maps is None else NeuronRows(maps.neurons)
         tables = () if classification is None else ("matches", "best", "neurons")
@@ -134,7 +136,7 @@ class NeuronFinder:
         return int(rows[0])
 
     def _ranked(self, operator: str, layer: int, neuron: int) -> pd.DataFrame:
-        """The neuron's effects with its rank in the layer by the mean, as in `NeuronEffects.ranking`: exact effects first."""
+        """The neuron's effects with its rank in the layer by mean absolute effect, as in `NeuronEffects.ranking`."""
         rows = self._effects.places(operator, layer, neuron)
         layer_rows = self._effects.places(operator, layer)
         ranks, counts = [], []

@@ -74,8 +74,8 @@ def neuron_effects(result: NeuronEffects) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
     above, below = _clear(rows, 1), _clear(rows, -1)
     halves = result.split_half[result.split_half.measure == "probability"]
-    reliable = {by: _correlations(halves[halves.ranking == by]) for by in dict.fromkeys((result.ranked_by, *COMPARED))}
-    logits = result.measures[(result.measures.measure == "logit") & (result.measures.ranking == result.ranked_by)]
+    reliable = {by: _correlations(halves[halves.ranking == by]) for by in COMPARED}
+    logits = result.measures[(result.measures.measure == "logit") & (result.measures.ranking == MEAN_ABS)]
     numbers: Numbers = {
         "first layer studied": result.first_layer,
         "clearly above zero": above,
@@ -85,8 +85,8 @@ def neuron_effects(result: NeuronEffects) -> Finding:
         "ranking by logits against ranking by probabilities": _correlations(logits),
     }
     words = {"neurons": per_operator(rows, len), "exact": (rows.method == EXACT).mean()}
-    words |= {"in_use": RANKING_NAMES[result.ranked_by], "halves": _average(reliable[result.ranked_by])}
-    words |= {"of_mean": _average(reliable[MEAN]), "logits": _average(_correlations(logits))}
+    words |= {f"by_{by}": _average(found) for by, found in reliable.items()}
+    words["logits"] = _average(_correlations(logits))
     return worded("neuron_effects", numbers, first_layer=result.first_layer, above=above, below=below, **words)
 
 
@@ -101,9 +101,7 @@ def _average(values: dict[str, float]) -> float:
 
 @finding("attribution-against-exact", NeuronEffects)
 def attribution_against_exact(result: NeuronEffects) -> Finding:
-    table = result.agreement[
-        (result.agreement.measure == "probability") & (result.agreement.ranking == result.ranked_by)
-    ]
+    table = result.agreement[(result.agreement.measure == "probability") & (result.agreement.ranking == MEAN_ABS)]
     if table.empty:
         return Finding("Not compared: this needs a run in which the effects of all neurons are exact.")
     methods = [
