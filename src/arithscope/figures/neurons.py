@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classification
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, ONCE, RAW, Classification
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
 from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, FirstMlp
 from arithscope.experiments.neurons import RECALLED, NeuronEffects
@@ -214,18 +214,21 @@ def classified_shares(classify: Classification) -> Figure:
 @figure("kinds-by-layer", Classification, section="classification", order=210, title="Kinds of heuristics by layer")
 def kinds_by_layer(classify: Classification) -> Figure:
     """Share of a layer's top neurons that match at least one heuristic of a kind; a neuron may match several. Top:
-    raw score; bottom: after calibration. (Paper: Section 4.1.)"""
+    raw score; middle: after calibration; bottom: each neuron with a calibrated match counted once, under the kind of
+    the rule that names it. (Paper: Section 4.1.)"""
     operators = classify.operators
-    figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)
+    ways = {"raw": (RAW, ANY), "calibrated": (CALIBRATED, ANY), "counted once": (CALIBRATED, ONCE)}
+    figure, axes = new_figure(3.2 * len(operators) + 1.4, 9.6, len(ways), len(operators), sharey=True)
     shares = classify.shares[classify.shares.layer != ALL_LAYERS]
     kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: ([*map(display_order, k)], k))
     layers = sorted(int(layer) for layer in shares.layer.unique())
     step = max(1, len(layers) // 12)
     image = None
     style: Any = {"ha": "center", "va": "center", "fontsize": 6}
-    for row, criterion in zip(axes, CRITERIA, strict=True):
+    for row, (name, (criterion, counting)) in zip(axes, ways.items(), strict=True):
+        chosen = shares[(shares.criterion == criterion) & (shares.counting == counting)]
         for panel, operator in zip(row, operators, strict=True):
-            rows = shares[(shares.operator == operator) & (shares.criterion == criterion)]
+            rows = chosen[chosen.operator == operator]
             values = rows.set_index(["kind", "on", "layer"]).value
             grid = np.array([[values.get((*kind, layer), np.nan) for layer in layers] for kind in kinds])
             edges = np.arange(len(layers) + 1), np.arange(len(kinds) + 1)
@@ -236,7 +239,7 @@ def kinds_by_layer(classify: Classification) -> Figure:
                     panel.text(j + 0.5, i + 0.5, text, color="white" if value < 0.6 else "black", **style)
             panel.set_xticks(np.arange(len(layers))[::step] + 0.5, [str(layer) for layer in layers][::step])
             panel.set_yticks(np.arange(len(kinds)) + 0.5, [kind_name(kind, on) for kind, on in kinds])
-            panel.set_title(f"{SIGNS[operator]}, {criterion}")
+            panel.set_title(f"{SIGNS[operator]}, {name}")
     axes[0, 0].invert_yaxis()
     for panel in axes[-1]:
         panel.set_xlabel("layer")
