@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import Catalogue, catalogue
-from arithscope.heuristics.kinds import RULES, Range, Rule, parse
-from arithscope.heuristics.naming import Naming, RuleSets, simplicity
+from arithscope.heuristics.kinds import RULES, VARIABLES, Range, Rule, parse
+from arithscope.heuristics.naming import Domain, Naming, RuleSets, simplicity
 from arithscope.heuristics.neuron_matching import NeuronBatch
 from arithscope.prompts import operand_grid
 from tests.heuristics import brute
-from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, operators, pairs_of
+from tests.heuristics.catalogues import CATALOGUES, MAX_OPERAND, operators, pairs_of
 from tests.heuristics.planted import classified
 
 FULL, LIMIT = 300, 1000
@@ -89,7 +89,7 @@ def test_coinciding_rules_against_sets(operator: str) -> None:
     sets = CATALOGUES[operator]
     prompts = pairs_of(sets)
     for direct in (False, True):
-        pool = RuleSets(sets, MAX_OPERAND, direct)
+        pool = RuleSets(sets, Domain(sets.prompts, VARIABLES), MAX_OPERAND, direct)
         members = {rule: brute.members(str(rule), operator, prompts) for rule in pool.rules}
         assert {str(r) for r in pool.rules} >= ({"result ~ 007"} if direct else {"op1 ~ 007", "op1, op2 in [0, 10]"})
         found = 0
@@ -108,42 +108,58 @@ def test_coinciding_rules_against_sets(operator: str) -> None:
 
 def test_sets_of_results_have_aliases_too() -> None:
     sets = CATALOGUES["/"]
-    pool, rule, other = RuleSets(sets, MAX_OPERAND, True), parse("result in {0, 1}"), parse("result in {0, 1, 22}")
+    pool = RuleSets(sets, Domain(sets.prompts, VARIABLES), MAX_OPERAND, True)
+    rule, other = parse("result in {0, 1}"), parse("result in {0, 1, 22}")
     assert [str(r) for r in pool.coinciding(rule, [other])][-1] == "result in {0, 1, 22}"
     assert other not in pool.coinciding(rule)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("whole_square", [False, True])
 @operators
-def test_fits_against_regressions(operator: str, sign: int) -> None:
-    """R² is the squared correlation with the indicator: over the square for rules of operands, else over legal prompts."""
+def test_fits_against_regressions(operator: str, whole_square: bool) -> None:
+    """R² is the squared correlation with the indicator, if that is positive."""
     sets, random = CATALOGUES[operator], np.random.default_rng(1)
-    naming, size = Naming(sets, MAX_OPERAND), MAX_OPERAND + 1
-    field = random.standard_normal((size, size)) + sign * (np.arange(size) > 12)
-    logits = random.standard_normal(LIMITS[operator])
-    legal = pairs_of(sets)
-    on_answers = np.array([logits[brute.answer(operator, a, b)] for a, b in legal])
-    square = [(a, b) for a in range(size) for b in range(size)]
-    indirect = ["op1 in [0, 10]", "op2 mod 3 = 1", "op1 ~ .1.", "op1 = op2", "op1, op2 in [10, 20]", "op2 ~ 005"]
-    direct = ["result mod 2 = 0", "result ~ 003", "result in [0, 10]", "result in {1, 2}"]
-    positive = 0
-    for texts in (indirect, direct):
-        fits = naming.fits(field, on_answers, sign, [parse(text) for text in texts])
-        for text, fit in zip(texts, fits, strict=True):
-            holds = brute.rule(text)
-            if texts is direct:
-                x = [field[a, b] * on_answers[i] for i, (a, b) in enumerate(legal)]
-                y = [float(holds(a, b, brute.answer(operator, a, b))) for a, b in legal]
-            else:
-                x = [sign * field[a, b] for a, b in square]
-                y = [float(holds(a, b, 0)) for a, b in square]
-            correlation = float(np.corrcoef(x, y)[0, 1])
-            assert fit == pytest.approx(max(correlation, 0.0) ** 2, abs=1e-12)
-            positive += correlation > 0
-    assert 0 < positive < len(indirect) + len(direct)
-    # A constant map, and a rule that always holds.
-    assert naming.fits(np.ones_like(field), on_answers, 1, [parse(indirect[0])]) == [0.0]
-    assert naming.fits(field, on_answers, 1, [Range("op1", 0, 500)]) == [0.0]
+    size = MAX_OPERAND + 1
+    pairs = [(a, b) for a in range(size) for b in range(size)] if whole_square else pairs_of(sets)
+    prompts = operand_grid(operator, MAX_OPERAND) if whole_square else sets.prompts
+    texts = ["op1 in [0, 10]", "op2 mod 3 = 1", "op1 ~ .1.", "op1 = op2", "op1, op2 in [10, 20]", "op2 ~ 005"]
+    texts += [] if whole_square else ["result mod 2 = 0", "result ~ 003", "result in [0, 10]", "result in {1, 2}"]
+    domain = Domain(prompts, ("op1", "op2") if whole_square else VARIABLES)
+    values = random.standard_normal(len(pairs)) + (prompts.op1 > 12)
+    fits = domain.fits(values, [parse(text) for text in texts])
+    signs = set()
+    for text, fit in zip(texts, fits, strict=True):
+        holds = brute.rule(text)
+        indicator = [holds(a, b, brute.answer(operator, a, b)) for a, b in pairs]
+        assert domain.holds(parse(text)).tolist() == indicator
+        correlation = float(np.corrcoef(values, indicator)[0, 1])
+        assert fit == pytest.approx(max(correlation, 0.0) ** 2, abs=1e-12)
+        signs.add(correlation > 0)
+    assert signs == {False, True}
+    # Constant values, and a rule that always holds.
+    assert domain.fits(np.ones(len(pairs)), [parse(texts[0])]).tolist() == [0.0]
+    assert domain.fits(values, [Range("op1", 0, 500)]).tolist() == [0.0]
+
+
+@operators
+def test_a_name_is_the_best_match_or_fits_better(operator: str) -> None:
+    """Whatever the map: the name is as good a fit as any, or has nearly the same prompts as the best match."""
+    sets, random, size = CATALOGUES[operator], np.random.default_rng(3), MAX_OPERAND + 1
+    naming, legal = Naming(sets, MAX_OPERAND), Domain(sets.prompts, VARIABLES)
+    for group in sets.groups:
+        for _ in range(20):
+            matches = [group.heuristics[i] for i in random.choice(len(group.heuristics), 5, replace=False)]
+            field, logits = random.standard_normal((size, size)), random.standard_normal(len(sets))
+            found = naming.name(field, logits, 1, matches)
+            values = field.ravel()[sets.grid_index.numpy()] * (logits if matches[0].direct else 1)
+            fits = legal.fits(values, matches)
+            assert found.fit == pytest.approx(legal.fits(values, [found.rule])[0])
+            assert found.fit >= 0.9 * fits.max() - 1e-12
+            coinciding = RuleSets(sets, legal, MAX_OPERAND, matches[0].direct).coinciding(matches[0])
+            assert found.rule in [*matches, *coinciding]
+            if fits.max() == 0:
+                assert found.rule in [matches[0], *coinciding]
+            assert found.rule not in found.aliases
 
 
 def test_order_of_simplicity() -> None:

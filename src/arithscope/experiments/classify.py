@@ -108,7 +108,10 @@ class Classification(Result):
         _KIND,
         _ON,
         schema.integer("sign", "1: it fires on the rule's prompts; −1: it fires negatively"),
-        schema.number("fit", "R² of the activation map (times the answers' logits if the rule is direct) on the rule"),
+        schema.number(
+            "fit",
+            "R² of the activations (direct: times the answers' logits) on the rule, over legal prompts",
+        ),
         schema.text("best_match", "its calibrated match of largest `neg_log10_p`"),
         schema.listing("aliases", "rules that hold for nearly the same legal prompts (Jaccard index at least 0.9)"),
         unique=True,

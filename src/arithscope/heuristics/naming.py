@@ -7,15 +7,17 @@ Of the quotients whose remainder modulo 11 is 1, nearly all are 1, so a neuron t
    `neg_log10_p`; and rules of that class whose legal prompts nearly coincide with those of the best match: their Jaccard index
    |A ∩ B| / |A ∪ B| is at least 0.9. Besides the catalogue, these can be single numbers (`op1 ~ 000`) that it leaves out as
    repetitions, and ranges and congruences of both operands.
-2. Fit of a candidate: R² of the map on its indicator. For indirect rules the map is A (−A for sign −1) over the whole operand
-   square, legal or not, which tells `op1 in [0, 50]` from the corner of small operands; for direct rules A × L over legal
-   prompts. A rule on whose prompts the map is not larger than elsewhere has fit 0.
-3. The name is the simplest candidate (`simplicity`) whose fit is within 0.02 of the largest.
-4. Aliases of the name: the rules of its class whose legal prompts nearly coincide with its own.
+2. Fit of a candidate: R² of the map over legal prompts on its indicator, 0 if the map is not larger where the rule holds. The
+   map is A × L for direct rules, A (or −A, for sign −1) for indirect ones. Candidates stay if their fit is as good as the
+   largest: at most 0.02, and at most a tenth, below it.
+3. Legal prompts cannot tell `op1 in [0, 50]` from the corner of small operands, but the model also answers the others. Of the
+   indirect candidates left, those stay whose fit over the whole operand square is as good as the largest.
+4. The name is the simplest candidate left (`simplicity`).
+5. Aliases of the name: the rules of its class whose legal prompts nearly coincide with its own.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -27,6 +29,7 @@ from arithscope.heuristics.kinds import (
     DIGITS,
     LENGTHS,
     RESULT,
+    VARIABLES,
     Bools,
     DigitPattern,
     Identical,
@@ -38,11 +41,11 @@ from arithscope.heuristics.kinds import (
     prompt_numbers,
     ranges,
 )
-from arithscope.prompts import operand_grid
+from arithscope.prompts import Prompts, operand_grid
 from arithscope.stats.intervals import Floats
 
 COINCIDENCE = 0.9  # smallest Jaccard index of rules that nearly coincide
-TOLERANCE = 0.02  # of fits that count as equal
+TOLERANCE, RELATIVE_TOLERANCE = 0.02, 0.1  # of fits that count as equally good; the smaller one holds
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1)  # bits set in each byte
 
 
@@ -73,18 +76,54 @@ def simplicity(rule: Rule) -> tuple[int, int, str]:
     return kind, size, str(rule)
 
 
+class Domain:
+    """Prompts over which rules hold or not. Rules about one number are looked up by number, which is fast."""
+
+    def __init__(self, prompts: Prompts, variables: Sequence[str]):
+        self._prompts = prompts
+        self._numbers = {
+            on: np.unique(prompt_numbers(prompts, on), return_inverse=True, return_counts=True) for on in variables
+        }
+        self._of_both: dict[Rule, Bools] = {}  # few
+
+    def holds(self, rule: Rule) -> Bools:
+        """Which prompts satisfy the rule."""
+        if rule.on in self._numbers:
+            numbers, place, _ = self._numbers[rule.on]
+            return rule.admits(numbers)[place]
+        if rule not in self._of_both:
+            self._of_both[rule] = rule.holds(self._prompts)
+        return self._of_both[rule]
+
+    def fits(self, values: Floats, rules: Sequence[Rule]) -> Floats:
+        """R² of a value for each prompt on the indicator of each rule; 0 where values are not larger if the rule holds."""
+        x = values - values.mean()
+        total = float(np.square(x).sum())
+        used = {rule.on for rule in rules} & self._numbers.keys()
+        sums = {on: np.bincount(self._numbers[on][1], weights=x) for on in used}
+        return np.array([self._fit(x, total, sums, rule) for rule in rules])
+
+    def _fit(self, x: Floats, total: float, sums: Mapping[str, NDArray[Any]], rule: Rule) -> float:
+        if rule.on in sums:
+            numbers, _, counts = self._numbers[rule.on]
+            admitted = rule.admits(numbers)
+            raised, size = float(sums[rule.on][admitted].sum()), int(counts[admitted].sum())
+        else:
+            holds = self.holds(rule)
+            raised, size = float(x.sum(where=holds)), int(holds.sum())
+        spread = size * (1 - size / len(x)) * total
+        return raised**2 / spread if spread > 0 and raised > 0 else 0.0
+
+
 class RuleSets:
     """Legal prompts of the rules of one class, as bits, to find those that nearly coincide."""
 
-    def __init__(self, catalogue: Catalogue, max_operand: int, direct: bool):
-        self._prompts = catalogue.prompts
-        self._by_number = {
-            on: np.unique(prompt_numbers(catalogue.prompts, on), return_inverse=True)
-            for on in ((RESULT,) if direct else ("op1", "op2"))
-        }
+    def __init__(self, catalogue: Catalogue, legal: Domain, max_operand: int, direct: bool):
+        self._legal = legal
         rules = [*(catalogue.direct if direct else catalogue.indirect).heuristics]
-        for on, (numbers, _) in self._by_number.items():
-            rules += [DigitPattern(on, f"{n:0{DIGITS}d}") for n in numbers.tolist() if n < 10**DIGITS]
+        for on in (RESULT,) if direct else ("op1", "op2"):
+            numbers = np.unique(prompt_numbers(catalogue.prompts, on)).tolist()
+            rules += [DigitPattern(on, f"{n:0{DIGITS}d}") for n in numbers if n < 10**DIGITS]
         if not direct:
             rules += [*ranges(BOTH, LENGTHS, max_operand), *congruences(BOTH)]
         self.rules = list(dict.fromkeys(rules))
@@ -93,10 +132,7 @@ class RuleSets:
         self._known: dict[Rule, list[Rule]] = {}
 
     def _packed(self, rule: Rule) -> NDArray[np.uint8]:
-        if rule.on in self._by_number:
-            numbers, place = self._by_number[rule.on]
-            return np.packbits(rule.admits(numbers)[place])
-        return np.packbits(rule.holds(self._prompts))
+        return np.packbits(self._legal.holds(rule))
 
     def coinciding(self, rule: Rule, others: Iterable[Rule] = ()) -> list[Rule]:
         """The rules of the class, and of the others, whose prompts have a Jaccard index ≥ COINCIDENCE with the rule's."""
@@ -121,12 +157,10 @@ class Naming:
     """Names neurons of one operator."""
 
     def __init__(self, catalogue: Catalogue, max_operand: int):
-        self._catalogue, self._numbers = catalogue, np.arange(max_operand + 1)
-        self._grid = operand_grid(catalogue.operator, max_operand)
-        self._results, self._result_index = catalogue.results.cpu().numpy(), catalogue.result_index.cpu().numpy()
-        self._counts = catalogue.result_counts.cpu().numpy()
-        self._sets = {direct: RuleSets(catalogue, max_operand, direct) for direct in (False, True)}
-        self._on_grid: dict[Rule, Bools] = {}
+        self._places = catalogue.grid_index.cpu().numpy()
+        self._square = Domain(operand_grid(catalogue.operator, max_operand), ("op1", "op2"))
+        self._legal = Domain(catalogue.prompts, VARIABLES)
+        self._sets = {direct: RuleSets(catalogue, self._legal, max_operand, direct) for direct in (False, True)}
 
     def name(
         self, activations: Float[np.ndarray, "op1 op2"], logits: Floats, sign: int, matches: Sequence[Rule]
@@ -139,42 +173,20 @@ class Naming:
             sign: Sign of its best match.
             matches: Its calibrated matches of that match's class and sign, the best one first.
         """
-        best, sets = matches[0], self._sets[matches[0].direct]
-        candidates = list(dict.fromkeys([*matches, *sets.coinciding(best)]))
-        fits = self.fits(activations, logits, sign, candidates)
-        least = max(fits) - TOLERANCE
-        fitting = [(simplicity(r), r, fit) for r, fit in zip(candidates, fits, strict=True) if fit >= least]
-        _, name, fit = min(fitting, key=lambda entry: entry[0])
-        return Name(name, fit, sorted(sets.coinciding(name, matches), key=simplicity))
+        direct, best = matches[0].direct, matches[0]
+        sets, x = self._sets[direct], sign * activations.ravel().astype(np.float64)
+        coinciding = sets.coinciding(best)
+        rules = list(dict.fromkeys([best, *coinciding, *matches]))
+        fits = self._legal.fits(x[self._places] * (logits if direct else 1.0), rules)
+        kept = [i for i in np.flatnonzero(_good(fits)) if fits[i] > 0 or i <= len(coinciding)]
+        if not direct:
+            kept = [kept[i] for i in np.flatnonzero(_good(self._square.fits(x, [rules[i] for i in kept])))]
+        chosen = min(kept, key=lambda i: simplicity(rules[i]))
+        name = rules[chosen]
+        return Name(name, float(fits[chosen]), sorted(sets.coinciding(name, matches), key=simplicity))
 
-    def fits(
-        self, activations: Float[np.ndarray, "op1 op2"], logits: Floats, sign: int, rules: Sequence[Rule]
-    ) -> list[float]:
-        """R² of the map on the indicator of each rule, all of them direct or all indirect; 0 where it is not raised."""
-        if rules[0].direct:
-            on_prompts = activations.ravel()[self._catalogue.grid_index.cpu().numpy()]
-            x = on_prompts.astype(np.float64) * logits
-        else:
-            x = sign * activations.astype(np.float64)
-        x -= x.mean()
-        total = float(np.square(x).sum())
-        sums: dict[str, Floats]
-        if rules[0].direct:
-            sums = {RESULT: np.bincount(self._result_index, weights=x).astype(np.float64)}
-        else:
-            sums = {"op1": x.sum(1), "op2": x.sum(0)}
-        return [self._fit(x, total, sums, rule) for rule in rules]
 
-    def _fit(self, x: Floats, total: float, sums: dict[str, Floats], rule: Rule) -> float:
-        if rule.on == RESULT:
-            admitted = rule.admits(self._results)
-            raised, size = float(sums[RESULT][admitted].sum()), int(self._counts[admitted].sum())
-        elif rule.on in sums:
-            admitted = rule.admits(self._numbers)
-            raised, size = float(sums[rule.on][admitted].sum()), int(admitted.sum()) * len(self._numbers)
-        else:
-            if rule not in self._on_grid:
-                self._on_grid[rule] = rule.holds(self._grid).reshape(x.shape)
-            raised, size = float(x.sum(where=self._on_grid[rule])), int(self._on_grid[rule].sum())
-        spread = size * (1 - size / x.size) * total
-        return raised**2 / spread if spread > 0 and raised > 0 else 0.0
+def _good(fits: Floats) -> Bools:
+    """Which fits are as good as the largest."""
+    largest = float(fits.max())
+    return fits >= largest - min(TOLERANCE, RELATIVE_TOLERANCE * largest)
