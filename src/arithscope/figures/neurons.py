@@ -20,8 +20,18 @@ from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import display_order
 from arithscope.figures.circuit import curves_with_random, set_log_scale
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, grouped_bars, hide_unused, log_limits, new_figure
+from arithscope.figures.style import (
+    OPERATOR_COLOURS,
+    SIGNS,
+    grouped_bars,
+    hide_unused,
+    line_with_band,
+    log_limits,
+    new_figure,
+    outside_legend,
+)
 from arithscope.heuristics.kinds import kind_name
+from arithscope.heuristics.overlaps import THRESHOLD
 
 MOST_NEURONS = 9
 METHOD_STYLES: dict[str, Any] = {"atp": "-", "ig": "--", "relp": ":"}
@@ -208,6 +218,28 @@ def classified_shares(classify: Classification) -> Figure:
             axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
         axes.set(ylabel=label, ylim=(0, 1.12))
     right.legend(loc="upper left")
+    return figure
+
+
+@figure(
+    "share-by-threshold",
+    Classification,
+    section="classification",
+    order=205,
+    title="Share of top neurons classified, by threshold",
+)
+def share_by_threshold(classify: Classification) -> Figure:
+    """Share of top neurons that some heuristic matches with at least this score: any (dashed), or one with a
+    false-discovery rate of at most 0.05 (solid). The paper's threshold is 0.6. Bands: 95 % intervals. (Paper: Appendix
+    F.)"""
+    figure, [[axes]] = new_figure(6, 3.6)
+    for (operator, criterion), rows in classify.thresholds.groupby(["operator", "criterion"], sort=False):
+        style: Any = {"linestyle": "--"} if criterion == RAW else {"label": SIGNS[str(operator)]}
+        line_with_band(axes, rows.threshold, rows, color=OPERATOR_COLOURS[str(operator)], marker=".", **style)
+    axes.plot([], [], "--", color="grey", label="raw")
+    axes.axvline(THRESHOLD, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="smallest score of a match", ylabel="share of top neurons classified", ylim=(0, 1.03))
+    outside_legend(figure, axes)
     return figure
 
 

@@ -14,6 +14,7 @@ from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import walkthrough_match
 from arithscope.figures.neurons import top_first_mlp_neurons
 from arithscope.heuristics.kinds import kind_name
+from arithscope.heuristics.overlaps import THRESHOLDS
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
 from arithscope.report.formatting import as_mean, means_of, number, with_interval
 from arithscope.settings import EXACT
@@ -162,3 +163,14 @@ def neuron_overlap(result: Overlap) -> Finding:
         return Finding("There is only one operator, so there is nothing to compare.")
     largest, smallest = (table.iloc[int(i)] for i in (table.iou.argmax(), table.iou.argmin()))
     return worded("neuron_overlap", ious=table.iou, largest=largest, smallest=smallest)
+
+
+@finding("share-by-threshold", Classification)
+def share_by_threshold(result: Classification) -> Finding:
+    means = {
+        (criterion, threshold): {str(row["operator"]): as_mean(row) for row in rows.to_dict("records")}
+        for (criterion, threshold), rows in result.thresholds.groupby(["criterion", "threshold"], sort=False)
+    }
+    ends = min(THRESHOLDS), max(THRESHOLDS)
+    numbers: Numbers = {f"{c}, score ≥ {t}": means[c, t] for c in CRITERIA for t in THRESHOLDS}
+    return worded("share_by_threshold", numbers, means=means, ends=ends, criteria=CRITERIA)
