@@ -23,7 +23,6 @@ import pandas as pd
 from numpy.lib.format import open_memmap
 
 import arithscope
-from arithscope.experiments.classify import Classification
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.pipeline.store import open_for_writing
 from arithscope.results.run import Run
@@ -77,7 +76,7 @@ def large_run(source: Run, folder: Path) -> None:
         activations[rows] = source.patterns.activations[taken[rows]]
     results = {
         "neurons": replace(source.neurons, effects=effects, first_layer=dict.fromkeys(OPERATORS, LAYERS.start)),
-        "classify": Classification(spread(c.matches), spread(c.best), spread(c.neurons), c.shares, c.table),
+        "classify": replace(c, matches=spread(c.matches), best=spread(c.best), neurons=spread(c.neurons)),
         "patterns": ActivationMaps(patterns, activations, source.patterns.logits[taken]),
     }
     keys = dict.fromkeys(results, "made up")

@@ -25,13 +25,14 @@ def made_up(operator: str, top: Iterable[tuple[int, int]], matches: Iterable[Mat
             "score": score,
             "neg_log10_p": 100 * score,
             "calibrated": calibrated,
+            "sign": 1,
         }
         for layer, neuron, text, score, calibrated in matches
     ]
-    columns = ["operator", "layer", "neuron", "heuristic", "kind", "on", "score", "neg_log10_p", "calibrated"]
+    columns = ["operator", "layer", "neuron", "heuristic", "kind", "on", "score", "neg_log10_p", "calibrated", "sign"]
     known = pd.DataFrame([{"operator": operator, "layer": i, "neuron": n} for i, n in top])
     found = pd.DataFrame(rows, columns=columns).astype({"calibrated": bool, "score": float})
-    return Classification(found, pd.DataFrame(), known, pd.DataFrame(), pd.DataFrame())
+    return classification(found, known)
 
 
 def together(*parts: Classification) -> Classification:
@@ -39,4 +40,10 @@ def together(*parts: Classification) -> Classification:
     matches, neurons = (
         pd.concat([getattr(p, name) for p in parts], ignore_index=True) for name in ("matches", "neurons")
     )
-    return Classification(matches, pd.DataFrame(), neurons, pd.DataFrame(), pd.DataFrame())
+    return classification(matches, neurons)
+
+
+def classification(matches: pd.DataFrame, neurons: pd.DataFrame) -> Classification:
+    """A classification whose other tables are empty."""
+    tables = {"matches": matches, "neurons": neurons}
+    return Classification(**{name: tables.get(name, pd.DataFrame()) for name in Classification.schema()})

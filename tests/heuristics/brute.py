@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import combinations
-from math import comb, log10
+from math import comb, fsum, log10
 
 Prompt = tuple[int, int]
 
@@ -58,16 +58,16 @@ def top(values: dict[Prompt, float], k: int, tie_order: dict[Prompt, int]) -> se
     return set(sorted(values, key=lambda p: (-values[p], tie_order[p]))[:k])
 
 
-def overlap(
-    text: str, operator: str, values: dict[Prompt, float], tie_order: dict[Prompt, int], *, both_signs: bool
-) -> tuple[int, int]:
-    """|H ∩ top-k| and k; for indirect heuristics the better of both signs."""
+def overlap(text: str, operator: str, values: dict[Prompt, float], tie_order: dict[Prompt, int]) -> tuple[int, int]:
+    """|H ∩ top-k| and k."""
     set_ = members(text, operator, list(values))
-    k = len(set_)
-    best = len(set_ & top(values, k, tie_order))
-    if both_signs:
-        best = max(best, len(set_ & top({p: -v for p, v in values.items()}, k, tie_order)))
-    return best, k
+    return len(set_ & top(values, len(set_), tie_order)), len(set_)
+
+
+def mean(text: str, operator: str, values: dict[Prompt, float]) -> float:
+    """Mean over the prompts for which a heuristic holds."""
+    set_ = members(text, operator, list(values))
+    return fsum(values[p] for p in set_) / len(set_)
 
 
 def tail(total: int, k: int, x: int) -> Fraction:

@@ -216,21 +216,24 @@ def test_neg_log10_p_by_hand() -> None:
     assert neg_log10_p(torch.tensor([1]), torch.tensor([1]), torch.tensor([0.0])).tolist() == pytest.approx([300])
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @operators
-def test_the_null_of_indirect_heuristics_by_hand(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rankings one by one, forwards and backwards, with plain counting; the number held in memory does not matter."""
+def test_the_null_of_indirect_heuristics_by_hand(operator: str, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rankings one by one, forwards and for gated MLPs also backwards, with plain counting; memory
+    does not matter."""
     monkeypatch.setattr("arithscope.heuristics.calibration.INDIRECT_DRAWS", 7)
     sets = catalogue(operator, 12, LIMIT, both_operands=True)
     members = np.stack([h.holds(sets.prompts) for h in sets.indirect.heuristics])
     random, want = random_source(5, "indirect null", operator), []
     for _ in range(7):
         ranked = random.permutation(len(sets))
-        counts = [max(m[ranked[: m.sum()]].sum(), m[ranked[::-1][: m.sum()]].sum()) for m in members]
+        orders = (ranked, ranked[::-1]) if gated else (ranked,)
+        counts = [max(m[order[: m.sum()]].sum() for order in orders) for m in members]
         want.append(
             max(neg_log10_p_hypergeom_table(len(sets), int(m.sum()))[x] for m, x in zip(members, counts, strict=True))
         )
     for rows in (3, 7, 100):
-        found = indirect_null(sets, 5, rows)
+        found = indirect_null(sets, 5, gated, rows)
         assert found.tolist() == pytest.approx(want)
 
 

@@ -33,10 +33,10 @@ def test_scores_do_not_depend_on_the_batch() -> None:
     rows = activation_maps()
     logits = np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
     names = [f"n{i}" for i in range(7)]
-    together = calibrated_matches(NeuronBatch(rows, logits), sets, 8, 0, names, lambda n: None)
+    together = calibrated_matches(NeuronBatch(rows, logits, True), sets, 8, 0, names, lambda n: None)
     for i in (0, 4):
         alone = calibrated_matches(
-            NeuronBatch(rows[i : i + 1], logits[i : i + 1]), sets, 8, 0, names[i : i + 1], lambda n: None
+            NeuronBatch(rows[i : i + 1], logits[i : i + 1], True), sets, 8, 0, names[i : i + 1], lambda n: None
         )
         columns = ["heuristic", "sign", "overlap", "size", "score", "chance", "corrected"]
         columns += ["neg_log10_p_hypergeom", "expected", "neg_log10_p"]
@@ -47,7 +47,7 @@ def test_scores_do_not_depend_on_the_batch() -> None:
 def test_scores_and_chances() -> None:
     sets = CATALOGUES["+"]
     found = calibrated_matches(
-        NeuronBatch(activation_maps(), np.ones((7, 130), dtype=np.float32)),
+        NeuronBatch(activation_maps(), np.ones((7, 130), dtype=np.float32), gated=True),
         sets,
         8,
         0,
@@ -69,13 +69,14 @@ def test_scores_and_chances() -> None:
     assert same.score.iloc[0] == 1
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("operator", ["+", "/"])
-def test_the_tables_against_sets(operator: str) -> None:
+def test_the_tables_against_sets(operator: str, gated: bool) -> None:
     """Recounts every pair in the tables one by one; no pair is missing."""
     sets, prompts = CATALOGUES[operator], pairs_of(CATALOGUES[operator])
     tie_order = {p: i for i, p in enumerate(prompts)}
     logits = np.random.default_rng(1).standard_normal((7, 130)).astype(np.float32)
-    neurons, done = NeuronBatch(activation_maps(), logits), []
+    neurons, done = NeuronBatch(activation_maps(), logits, gated), []
     found = calibrated_matches(neurons, sets, 3, 0, list("abcdefg"), done.append)
     assert sum(done) == 7
     activations, on_answer = neurons.on_prompts(range(7), sets)
@@ -88,33 +89,37 @@ def test_the_tables_against_sets(operator: str) -> None:
             assert (pair.kind, pair.on, pair.direct) == (h.kind, h.on, h.direct)
             value = {
                 (a, b): float(np.float32(neurons.activations[row, a, b]))
-                * (logits[row, brute.answer(operator, a, b)] if h.direct else np.float32(1))
+                * (logits[row, brute.answer(operator, a, b)] if h.direct else np.float32(pair.sign))
                 for a, b in prompts
             }
-            want = brute.overlap(pair.heuristic, operator, value, tie_order, both_signs=not h.direct)
+            want = brute.overlap(pair.heuristic, operator, value, tie_order)
             assert (pair.overlap, pair.size) == want
+            assert pair.sign == 1 or brute.mean(pair.heuristic, operator, value) > 0  # of −A
             assert pair.neg_log10_p_hypergeom == pytest.approx(
                 brute.neg_log10_tail(len(sets), pair.size, pair.overlap), rel=1e-6, abs=1e-6
             )
             if h.direct:
                 assert pair.sign == 1
             else:
-                at = sets.indirect.index[h]
-                assert pair.sign == (-1 if down[row, at] > up[row, at] else 1)
+                assert gated or pair.sign == 1
                 assert pair.expected == pytest.approx(pair.size / len(sets))
                 assert pair.neg_log10_p == pytest.approx(pair.neg_log10_p_hypergeom)
-    several = {(pair.row, pair.heuristic) for pair in found.matches.itertuples() if pair.kind == "multi-result"}
+    several = {(pair.row, pair.heuristic, 1) for pair in found.matches.itertuples() if pair.kind == "multi-result"}
     own = found.best[found.best.kind == "multi-result"]
-    assert several == {(pair.row, pair.heuristic) for pair in own.itertuples() if 10 * pair.overlap >= 6 * pair.size}
+    matching = own[10 * own.overlap >= 6 * own["size"]]
+    assert several == {(pair.row, pair.heuristic, 1) for pair in matching.itertuples()}
     assert len(several) == (6 if operator == "/" else 0) == max(len(own) - 1, 0)  # one of seven is no match
+    maps = [{(a, b): float(neurons.activations[row, a, b]) for a, b in prompts} for row in range(7)]
+    signs = [(sets.indirect, up, 1), (sets.direct, promoted, 1), *([(sets.indirect, down, -1)] if gated else [])]
     want_matches = {
-        (row, str(h))
-        for group, counted in ((sets.indirect, torch.maximum(up, down)), (sets.direct, promoted))
+        (row, str(h), sign)
+        for group, counted, sign in signs
         for row in range(7)
         for h, x, k in zip(group.heuristics, counted[row].tolist(), group.sizes.tolist(), strict=True)
-        if 10 * x >= 6 * k
+        if 10 * x >= 6 * k and (sign == 1 or brute.mean(str(h), operator, maps[row]) < 0)
     }
-    assert set(found.matches[["row", "heuristic"]].itertuples(index=False, name=None)) - several == want_matches
+    assert gated == any(sign == -1 for _, _, sign in want_matches)
+    assert set(found.matches[["row", "heuristic", "sign"]].itertuples(index=False, name=None)) - several == want_matches
     assert len(found.matches) == len(want_matches) + len(several)
     # One per kind and number: that with the largest statistic.
     kinds = {(h.kind, h.on) for group in sets.groups for h in group.heuristics}
@@ -171,10 +176,10 @@ def test_a_rate_of_exactly_the_level_is_calibrated() -> None:
 
 
 def test_number_of_heuristics_tried() -> None:
-    """Indirect ones with either sign; 12 results have C(12, 2) + C(12, 3) + C(12, 4) sets."""
-    assert tries(SMALL) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)
+    """Indirect ones with either sign in gated MLPs; 12 results have C(12, 2) + C(12, 3) + C(12, 4) sets."""
+    assert tries(SMALL, True) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)
     sums = CATALOGUES["+"]
-    assert tries(sums) == (2 * len(sums.indirect.heuristics), len(sums.direct.heuristics))
+    assert tries(sums, False) == (len(sums.indirect.heuristics), len(sums.direct.heuristics))
 
 
 def test_an_empty_table_has_columns_of_the_same_types() -> None:

@@ -215,7 +215,9 @@ def test_only_clear_effects_of_neurons_are_counted() -> None:
     assert found.numbers["strongest neuron"] == {"+": "L3N0"}  # though its interval includes zero
     assert found.numbers["its mean effect"] == {"+": mean(5.0, -1.0, 9.0)}
     assert "correlate by .300 if neurons are ranked by their mean effect" in found.text
-    assert "by .900 if by mean absolute effect; rankings by effects on logits and on probabilities by .700" in found.text
+    assert (
+        "by .900 if by mean absolute effect; rankings by effects on logits and on probabilities by .700" in found.text
+    )
     estimated = table.assign(method=["exact", "exact", "atp", "atp"])
     half = NeuronEffects(estimated, nothing, halves, logits, {"+": 3}, "cause")
     assert "50% of effects exact, the others estimated" in neurons.neuron_effects(half).text

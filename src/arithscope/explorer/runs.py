@@ -100,6 +100,7 @@ def _where(rows: pd.DataFrame, **values: Any) -> pd.DataFrame:
 def _matches(classify: Classification, criterion: str) -> pd.DataFrame:
     """Matches of all operators, with full names of kinds; the least probable under the permutation null come first."""
     rows = classify.matched(None, criterion).sort_values("neg_log10_p", ascending=False, kind="stable")
+    rows = rows.drop_duplicates([*NEURON, "heuristic"])  # of two signs, the more significant
     return rows.assign(kind=[kind_name(*names) for names in zip(rows.kind, rows.on, strict=True)])
 
 

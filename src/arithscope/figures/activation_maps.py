@@ -1,6 +1,7 @@
 """Activation maps of neurons over all pairs of operands, their value vectors, and how a heuristic is matched."""
 
 import textwrap
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -17,7 +19,7 @@ from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.registry import figure
 from arithscope.figures.style import SIGNS, grid_shape, hide_unused, literal, new_figure, styled
 from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.kinds import parse
+from arithscope.heuristics.kinds import Bools, Rule, parse
 from arithscope.heuristics.neuron_matching import NeuronBatch
 from arithscope.heuristics.overlaps import top_prompts
 from arithscope.prompts import operand_grid
@@ -28,6 +30,8 @@ VISIBLE_SHARE = 0.02  # of all prompts, for a set that can be seen in a map
 ZOOM = 30  # numbers shown for residues
 RESULTS = (ActivationMaps, Classification)  # of the figures in the gallery
 EXAMPLES, HEURISTICS = 6, 4  # neurons per operator, and heuristics named per neuron
+ALIASES = 2  # of a name that are listed
+MOST_CHANGES = 30  # of membership along a line of a map, for an outline that can be seen
 Map = NDArray[np.float32]  # a value for each pair of operands, or for each number
 _ORDER = [ANY, "range", "modulo", "pattern", "identical", "multi-result", "op1", "op2", "result", "op1, op2"]
 
@@ -48,40 +52,97 @@ def neuron_figure(operator: str, activations: Map, logits: Map, attribution: Map
 
 @figure("heuristic-gallery", *RESULTS, section="gallery", order=160, title="Kinds of heuristics in neurons")
 def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
-    """For each kind of heuristic, the neuron whose activation adds most to its calibrated match. Colour: activation
-    at the last position for each pair of operands. Pale: prompts that are not legal. Expected: the score due to the
-    value vector alone; for operand heuristics, chance. Products have logarithmic axes; residues of sums and
-    differences are shown for thirty numbers. (Paper: Figure 5.)"""
-    matches = _best_of_each_kind(classify)
-    rows, columns = grid_shape(len(matches), 4)
-    figure, axes = new_figure(3.1 * columns, 2.9 * rows + 0.8, rows, columns)
-    for panel, row in zip(axes.ravel(), matches.to_dict("records"), strict=False):
-        _draw_neuron(panel, maps, maps.place(row["operator"], row["layer"], row["neuron"]))
-        if row["kind"] == "modulo" and row["operator"] in "+-":
+    """For each kind of heuristic, the neuron that a rule of this kind names and fits best (R² over legal prompts; for
+    rules about the result, of the activation times the answer's logit). Colour: activation at the last position for
+    each pair of operands. Lines: where the rule holds. Pale: prompts that are not legal. “Also”: rules that hold for
+    nearly the same legal prompts. Products have logarithmic axes; of sums and differences, rules that change often are
+    shown for thirty numbers. (Paper: Figure 5.)"""
+    names = _best_of_each_kind(classify)
+    rows, columns = grid_shape(len(names), 4)
+    figure, axes = new_figure(3.1 * columns, 3.1 * rows + 0.8, rows, columns)
+    for panel, row in zip(axes.ravel(), names.to_dict("records"), strict=False):
+        operator, rule = row["operator"], parse(row["heuristic"])
+        _draw_neuron(panel, maps, maps.place(operator, row["layer"], row["neuron"]))
+        holds = rule_map(rule, operator, maps.max_operand)
+        zoomed = not is_legible(holds) and operator in "+-"
+        if zoomed:
             _zoom_in(panel, maps.max_operand)
-        neuron = f"{neuron_name(row['layer'], row['neuron'])}, {SIGNS[row['operator']]}"
-        scores = f"score {row['score']:.2f}, expected {row['expected']:.2f}"
-        panel.set_title(f"{literal(row['kind'])}: {literal(row['heuristic'])}\n{neuron}, {scores}", fontsize=7.5)
-    hide_unused(axes.ravel(), len(matches))
+        if is_legible(holds[_in_view(0, maps.max_operand), _in_view(1, maps.max_operand)] if zoomed else holds):
+            draw_outline(panel, holds)
+        neuron = f"{neuron_name(row['layer'], row['neuron'])}, {SIGNS[operator]}, R² {row['fit']:.2f}"
+        title = f"{literal(rule.kind)}: {_fires(row)}{literal(row['heuristic'])}"
+        panel.set_title(f"{title}\n{_also(row['aliases'])}{neuron}", fontsize=7.5)
+    hide_unused(axes.ravel(), len(names))
     return figure
 
 
+def _fires(row: Any) -> str:
+    """What precedes a rule in a text: nothing, unless the neuron fires negatively."""
+    return "fires negatively on " if row["sign"] == -1 else ""
+
+
+def _also(aliases: Iterable[str]) -> str:
+    """A line that names some of a rule's aliases."""
+    names = [str(alias) for alias in aliases]
+    more = f" and {len(names) - ALIASES} more" if len(names) > ALIASES else ""
+    return f"also {'; '.join(map(literal, names[:ALIASES]))}{more}\n" if names else ""
+
+
+def rule_map(rule: Rule, operator: str, max_operand: int) -> Bools:
+    """Where a rule holds in the operand square, legal or not."""
+    return rule.holds(operand_grid(operator, max_operand)).reshape(max_operand + 1, -1)
+
+
+def is_legible(holds: Bools) -> bool:
+    """Whether the outline of a set can be seen: along a line, membership changes at most MOST_CHANGES times on average."""
+    changes = [float(np.diff(holds, axis=axis).sum(axis=axis).mean()) for axis in (0, 1)]
+    return max(changes) <= MOST_CHANGES
+
+
+def draw_outline(axes: Axes, holds: Bools) -> None:
+    """Draw the border of a set of operand pairs, white around black, so that it can be seen on any colour."""
+    lines = outline(holds)
+    for colour, width in (("white", 1.6), ("black", 0.6)):
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width), autolim=False)
+
+
+def outline(holds: Bools) -> list[list[tuple[float, float]]]:
+    """The border of a set of pairs (op1, op2) as straight lines along the edges of cells, each as long as possible."""
+    lines: list[list[tuple[float, float]]] = []
+    for axis, cells in enumerate((holds, holds.T)):  # lines at a constant op1, then at a constant op2
+        padded = np.pad(cells, ((1, 1), (1, 1)))
+        borders = np.diff(padded.astype(np.int8), axis=0) != 0
+        steps = np.diff(borders.astype(np.int8), axis=1)
+        for at in np.flatnonzero(borders.any(1)).tolist():
+            starts, ends = (np.flatnonzero(steps[at] == step) for step in (1, -1))
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                line = [(at - 0.5, start - 0.5), (at - 0.5, end - 0.5)]
+                lines.append(line if axis == 0 else [(y, x) for x, y in line])
+    return lines
+
+
+def _in_view(axis: int, max_operand: int) -> slice:
+    """Numbers of an axis that are shown of a map in which single numbers are to be distinguished."""
+    first = int((0.6, 0.3)[axis] * max_operand)
+    return slice(first, first + ZOOM)
+
+
 def _zoom_in(axes: Axes, max_operand: int) -> None:
-    """Show a part of the map in which single numbers can be distinguished."""
-    for start, set_limits, set_ticks in ((0.6, axes.set_xlim, axes.set_xticks), (0.3, axes.set_ylim, axes.set_yticks)):
-        first = int(start * max_operand)
-        set_limits(first - 0.5, first + ZOOM - 0.5)
-        set_ticks([first, first + ZOOM - 1], [str(first), str(first + ZOOM - 1)])
+    for i, name in enumerate("xy"):
+        view = _in_view(i, max_operand)
+        ends = view.start, view.stop - 1
+        axes.set(**{f"{name}lim": (view.start - 0.5, view.stop - 0.5), f"{name}ticks": ends})
+        axes.set(**{f"{name}ticklabels": [str(n) for n in ends]})
 
 
 def _best_of_each_kind(classify: Classification) -> pd.DataFrame:
-    """The match to which the activation adds most, preferring small sets and a neuron's best match."""
-    matches = _matches_to_show(classify)
-    best = matches.groupby(["operator", "layer", "neuron"]).neg_log10_p.transform("max") == matches.neg_log10_p
-    matches = matches.assign(best=best, small=matches.chance <= LARGEST_SHARE)
-    matches = matches.sort_values(["small", "best", "added"], ascending=False, kind="stable")
-    first = matches.drop_duplicates(["kind", "on"])
-    return first.sort_values(["kind", "on"], key=lambda column: column.map(display_order), kind="stable")
+    """For each kind, the neuron that is named by a rule of that kind and fits it best, preferring small sets."""
+    key = ["operator", "layer", "neuron", "sign"]
+    of_best = classify.matches.rename(columns={"heuristic": "best_match"})[[*key, "best_match", "size", "chance"]]
+    names = classify.names.merge(of_best, on=[*key, "best_match"])
+    names = names[names["size"] >= SMALLEST].assign(small=names.chance <= LARGEST_SHARE)
+    names = names.sort_values(["small", "fit"], ascending=False, kind="stable").drop_duplicates(["kind", "on"])
+    return names.sort_values(["kind", "on"], key=lambda column: column.map(display_order), kind="stable")
 
 
 def display_order(name: str) -> int:
@@ -211,9 +272,9 @@ def walkthrough_match(classify: Classification) -> "pd.Series[Any] | None":
 @figure("example-neurons", *RESULTS, section="gallery", order=180, title="Example neurons")
 def example_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each operator, neurons of large effect with a calibrated match, one for each kind of heuristic first.
-    Shown are the activation for each pair of operands (op1 to the right, op2 upwards; pale: not legal), the ten
-    numbers that the value vector promotes most, and the best calibrated heuristics with their scores. (Paper:
-    Appendix C.)"""
+    Shown are the activation for each pair of operands (op1 to the right, op2 upwards; pale: not legal) with the outline
+    of the rule that names the neuron (unless it is too fine), the ten numbers that the value vector promotes most, the
+    name, and the best calibrated heuristics with their scores. (Paper: Appendix C.)"""
     return _neuron_table(maps, classify, classified=True)
 
 
@@ -238,22 +299,25 @@ def _neuron_table(maps: ActivationMaps, classify: Classification, *, classified:
                 continue
             row = examples.iloc[i]
             _draw_neuron(panel, maps, int(row.place), labels=False)
+            if classified:
+                holds = rule_map(parse(str(row.heuristic)), operator, maps.max_operand)
+                if is_legible(holds):
+                    draw_outline(panel, holds)
             text.text(0.0, 1.0, _description(classify, row), va="top", fontsize=7.5, transform=text.transAxes)
         axes[0, 2 * column].set_title(f"operator {SIGNS[operator]}", fontsize=10, fontweight="bold")
     return figure
 
 
 def _examples(maps: ActivationMaps, classify: Classification, operator: str, classified: bool) -> pd.DataFrame:
-    """Classified or unclassified neurons of largest effect; of classified ones, one for each kind of heuristic comes first."""
+    """Classified or unclassified neurons of largest effect; of classified ones, one for each kind of name comes first."""
     neuron = ["layer", "neuron"]
     classes = classify.neurons[(classify.neurons.operator == operator) & (classify.neurons.calibrated == classified)]
     rows = maps.neurons.assign(place=np.arange(len(maps.neurons)))
     rows = rows[rows.operator == operator].merge(classes[neuron], on=neuron)
     rows = rows.sort_values("effect", ascending=False, kind="stable")
     if classified:
-        m = classify.matches[(classify.matches.operator == operator) & classify.matches.calibrated]
-        best = m.sort_values("neg_log10_p", ascending=False, kind="stable").drop_duplicates(neuron)
-        rows = rows.merge(best[[*neuron, "kind", "on"]], on=neuron)
+        names = classify.names[classify.names.operator == operator]
+        rows = rows.merge(names[[*neuron, "heuristic", "kind", "on", "sign", "aliases"]], on=neuron)
         repeated = rows.duplicated(["kind", "on"])
         rows = pd.concat([rows[~repeated], rows[repeated]])
     return rows.head(EXAMPLES)
@@ -263,8 +327,11 @@ def _description(classify: Classification, row: Any) -> str:
     layer, neuron = int(str(row.layer)), int(str(row.neuron))
     matches = classify.of_neuron(str(row.operator), layer, neuron)
     matches = matches[matches.calibrated] if matches.calibrated.any() else matches
-    names = [f"{literal(h)} ({s:.2f})" for h, s in zip(matches.heuristic, matches.score, strict=True)]
+    negative = {1: "", -1: "−"}
+    shown = zip(matches.sign.map(negative), matches.heuristic, matches.score, strict=True)
+    names = [f"{sign}{literal(h)} ({score:.2f})" for sign, h, score in shown]
     more = f"\nand {len(names) - HEURISTICS} more" if len(names) > HEURISTICS else ""
     tokens = textwrap.fill(" ".join(map(str, np.asarray(row.tokens))), 34)
     heuristics = "\n".join(names[:HEURISTICS]) or "no heuristic scores 0.6"
-    return f"{neuron_name(layer, neuron)}  effect {row.effect:.2g}\n{tokens}\n{heuristics}{more}"
+    name = f"name: {_fires(row)}{literal(str(row.heuristic))}\n" if "heuristic" in row else ""
+    return f"{neuron_name(layer, neuron)}  effect {row.effect:.2g}\n{name}{tokens}\n{heuristics}{more}"

@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from arithscope.experiments.classify import ALL_LAYERS, CALIBRATED, CRITERIA, RAW, Classification
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, ONCE, RAW, Classification
 from arithscope.experiments.common.ablation import FOUND
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
 from arithscope.experiments.common.ranking import RECALLED
@@ -22,8 +22,18 @@ from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import display_order
 from arithscope.figures.circuit import curves_with_random, set_log_scale
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, SIGNS, grouped_bars, hide_unused, log_limits, new_figure
+from arithscope.figures.style import (
+    OPERATOR_COLOURS,
+    SIGNS,
+    grouped_bars,
+    hide_unused,
+    line_with_band,
+    log_limits,
+    new_figure,
+    outside_legend,
+)
 from arithscope.heuristics.kinds import kind_name
+from arithscope.heuristics.overlaps import THRESHOLD
 from arithscope.settings import MEAN_ABS
 
 MOST_NEURONS = 9
@@ -222,21 +232,46 @@ def classified_shares(classify: Classification) -> Figure:
     return figure
 
 
+@figure(
+    "share-by-threshold",
+    Classification,
+    section="classification",
+    order=205,
+    title="Share of top neurons classified, by threshold",
+)
+def share_by_threshold(classify: Classification) -> Figure:
+    """Share of top neurons that some heuristic matches with at least this score: any (dashed), or one with a
+    false-discovery rate of at most 0.05 (solid). The paper's threshold is 0.6. Bands: 95 % intervals. (Paper: Appendix
+    F.)"""
+    figure, [[axes]] = new_figure(6, 3.6)
+    for (operator, criterion), rows in classify.thresholds.groupby(["operator", "criterion"], sort=False):
+        style: Any = {"linestyle": "--"} if criterion == RAW else {"label": SIGNS[str(operator)]}
+        line_with_band(axes, rows.threshold, rows, color=OPERATOR_COLOURS[str(operator)], marker=".", **style)
+    axes.plot([], [], "--", color="grey", label="raw")
+    axes.axvline(THRESHOLD, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="smallest score of a match", ylabel="share of top neurons classified", ylim=(0, 1.03))
+    outside_legend(figure, axes)
+    return figure
+
+
 @figure("kinds-by-layer", Classification, section="classification", order=210, title="Kinds of heuristics by layer")
 def kinds_by_layer(classify: Classification) -> Figure:
     """Share of a layer's top neurons that match at least one heuristic of a kind; a neuron may match several. Top:
-    raw score; bottom: after calibration. (Paper: Section 4.1.)"""
+    raw score; middle: after calibration; bottom: each neuron with a calibrated match counted once, under the kind of
+    the rule that names it. (Paper: Section 4.1.)"""
     operators = classify.operators
-    figure, axes = new_figure(3.2 * len(operators) + 1.4, 6.4, 2, len(operators), sharey=True)
+    ways = {"raw": (RAW, ANY), "calibrated": (CALIBRATED, ANY), "counted once": (CALIBRATED, ONCE)}
+    figure, axes = new_figure(3.2 * len(operators) + 1.4, 9.6, len(ways), len(operators), sharey=True)
     shares = classify.shares[classify.shares.layer != ALL_LAYERS]
     kinds = sorted(set(zip(shares.kind, shares.on, strict=True)), key=lambda k: ([*map(display_order, k)], k))
     layers = sorted(int(layer) for layer in shares.layer.unique())
     step = max(1, len(layers) // 12)
     image = None
     style: Any = {"ha": "center", "va": "center", "fontsize": 6}
-    for row, criterion in zip(axes, CRITERIA, strict=True):
+    for row, (name, (criterion, counting)) in zip(axes, ways.items(), strict=True):
+        chosen = shares[(shares.criterion == criterion) & (shares.counting == counting)]
         for panel, operator in zip(row, operators, strict=True):
-            rows = shares[(shares.operator == operator) & (shares.criterion == criterion)]
+            rows = chosen[chosen.operator == operator]
             values = rows.set_index(["kind", "on", "layer"]).value
             grid = np.array([[values.get((*kind, layer), np.nan) for layer in layers] for kind in kinds])
             edges = np.arange(len(layers) + 1), np.arange(len(kinds) + 1)
@@ -247,7 +282,7 @@ def kinds_by_layer(classify: Classification) -> Figure:
                     panel.text(j + 0.5, i + 0.5, text, color="white" if value < 0.6 else "black", **style)
             panel.set_xticks(np.arange(len(layers))[::step] + 0.5, [str(layer) for layer in layers][::step])
             panel.set_yticks(np.arange(len(kinds)) + 0.5, [kind_name(kind, on) for kind, on in kinds])
-            panel.set_title(f"{SIGNS[operator]}, {criterion}")
+            panel.set_title(f"{SIGNS[operator]}, {name}")
     axes[0, 0].invert_yaxis()
     for panel in axes[-1]:
         panel.set_xlabel("layer")

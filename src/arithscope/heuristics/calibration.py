@@ -37,7 +37,7 @@ FDR_LEVEL = 0.05
 INDIRECT_DRAWS = 400  # random rankings, shared by all neurons of an operator
 ONE_OPERAND_DRAWS = 4  # permutations that keep op2, and as many that keep op1, shared by all neurons of an operator
 MIN_NEG_LOG10_P = 3.0  # smallest statistic of an overlap that needs both operands, given what remains with one
-N_CLASSES, N_SIGNS = 2, 2
+N_CLASSES = 2
 
 OnPrompts = Float[Tensor, "neurons prompts"]
 Shifts = Int[np.ndarray, "neurons draws"]
@@ -65,7 +65,7 @@ def neg_log10_p(
 class Overlaps:
     """Overlaps of sets of `size` prompts with neurons' top prompts, the overlap expected under the null, and both tails."""
 
-    sign: Int[Tensor, "neurons sets"]  # −1 where the top prompts are those of −A
+    sign: Int[Tensor, "neurons sets"]  # −1 if the top prompts are those of −A
     size: Int[Tensor, "#neurons sets"]
     overlap: Int[Tensor, "neurons sets"]
     neg_log10_p_hypergeom: Float[Tensor, "neurons sets"]
@@ -149,17 +149,20 @@ def _expected(overlap: Tensor, size: Tensor, total: int) -> Float[Tensor, "neuro
     return (x.sum(1, keepdim=True) - x + size.double() ** 2 / total + 0.5) / x.shape[1]
 
 
-def indirect_null(catalogue: Catalogue, seed: int, rows: int | None = None) -> Float[np.ndarray, " draws"]:
-    """Largest statistic of any indirect heuristic, of either sign, in each of INDIRECT_DRAWS random rankings.
+def indirect_null(catalogue: Catalogue, seed: int, gated: bool, rows: int | None = None) -> Float[np.ndarray, " draws"]:
+    """Largest statistic of any indirect heuristic, of either sign if MLPs are gated, in each of INDIRECT_DRAWS random rankings.
 
-    Independent of the neuron. `rows` rankings are held in memory at a time, by default as many as fit.
+    Independent of the neuron: whether its mean activation would allow the sign −1 is ignored. `rows` rankings are held in
+    memory at a time, by default as many as fit.
     """
     random, group = random_source(seed, "indirect null", catalogue.operator), catalogue.indirect
     rows, statistics = rows or rankings_at_a_time(catalogue), []
     for start in range(0, INDIRECT_DRAWS, rows):
         rankings = [random.permutation(len(catalogue)) for _ in range(min(rows, INDIRECT_DRAWS - start))]
         ranked = torch.from_numpy(np.stack(rankings)).to(catalogue.results.device)
-        overlap = torch.maximum(count_overlaps(ranked, group), count_overlaps(ranked.flip(1), group))
+        overlap = count_overlaps(ranked, group)
+        if gated:
+            overlap = torch.maximum(overlap, count_overlaps(ranked.flip(1), group))
         statistics.append(group.neg_log10_p_hypergeom(overlap).amax(1))
     return torch.cat(statistics).cpu().numpy()
 

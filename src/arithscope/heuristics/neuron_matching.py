@@ -2,10 +2,12 @@
 
 With A the activations over the N legal prompts and L the value vector's logit of each prompt's answer:
 
-1. Count the overlap of each indirect heuristic of k prompts with the top k of A and of −A, since gated MLPs fire with both
-   signs, and take the larger. Count the overlap of each direct heuristic with the top k of A × L.
-2. score = overlap / k. A raw match has a score of at least 0.6.
-3. Compute p and false-discovery rates against the permutation null (calibration.py). A calibrated match also has fdr ≤ 0.05.
+1. Count the overlap of each indirect heuristic of k prompts with the top k of A, and of each direct heuristic with the top k
+   of A × L. score = overlap / k. A raw match has a score of at least 0.6: the paper's criterion.
+2. Gated MLPs fire with both signs. For them alone, also count the overlap of an indirect heuristic with the top k of −A, where
+   the mean of A over its prompts is negative: the neuron fires there. Such pairs have sign −1 and are never raw matches.
+3. Compute p and false-discovery rates against the permutation null (calibration.py). A calibrated match, of either sign, has a
+   score of at least 0.6 and fdr ≤ 0.05.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +19,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.heuristics import calibration
 from arithscope.heuristics.calibration import OnPrompts, Overlaps, direct_overlaps, false_discovery_rate, indirect_null
-from arithscope.heuristics.catalogue import Catalogue
+from arithscope.heuristics.catalogue import Catalogue, HeuristicGroup
 from arithscope.heuristics.kinds import Rule
 from arithscope.heuristics.multi_result import MAX_RESULTS
-from arithscope.heuristics.overlaps import count_overlaps, is_match, rankings_at_a_time, take_columns, top_prompts
+from arithscope.heuristics.overlaps import (
+    THRESHOLDS,
+    count_overlaps,
+    is_match,
+    rankings_at_a_time,
+    take_columns,
+    top_prompts,
+)
 from arithscope.prompts import random_source
 from arithscope.stats.intervals import Floats
 from arithscope.utils.threads import thread_pool
@@ -41,6 +50,7 @@ class NeuronBatch:
 
     activations: Float[np.ndarray, "neurons *grid"]  # float16
     logits: Float[np.ndarray, "neurons numbers"]  # float32
+    gated: bool = False  # whether they are of gated MLPs, which fire with both signs
 
     def __len__(self) -> int:
         return len(self.activations)
@@ -58,12 +68,24 @@ class NeuronMatches(NamedTuple):
 
     chance is k/N and corrected (score − chance)/(1 − chance). expected is the score expected from the value vector alone
     (for indirect heuristics, chance). neg_log10_p_hypergeom is the tail in a random ranking; neg_log10_p, p and fdr come from
-    calibration.py. calibrated: score ≥ THRESHOLD and fdr ≤ FDR_LEVEL.
+    calibration.py. calibrated: score ≥ THRESHOLD and fdr ≤ FDR_LEVEL. Pairs of sign −1 that are not calibrated are no matches.
     """
 
     matches: pd.DataFrame  # pairs with score ≥ THRESHOLD: row, heuristic, kind, on, direct, sign, size, overlap, …
     best: pd.DataFrame  # the same columns; for each neuron and kind the largest neg_log10_p, match or not
     neurons: pd.DataFrame  # row, smallest p in `best`, fdr
+
+
+class MatchedPairs(NamedTuple):
+    """Pairs of neurons and heuristics before calibration."""
+
+    matches: pd.DataFrame  # as in NeuronMatches, without p and fdr
+    best: pd.DataFrame
+    strongest: Float[
+        np.ndarray, "neurons classes thresholds"
+    ]  # largest neg_log10_p of pairs that score so high; −∞: none
+    best_score: Floats  # of each neuron, over all pairs of sign +1
+    null: Float[np.ndarray, "neurons draws"]  # largest statistic of a direct heuristic in each permutation
 
 
 def calibrated_matches(
@@ -79,16 +101,16 @@ def calibrated_matches(
         names: Name of each neuron; its permutations depend on no other neuron.
         advance: Called with the number of neurons done.
     """
-    matches, best, of_direct = match_neurons(neurons, catalogue, draws, seed, names, advance)
-    null = indirect_null(catalogue, seed), of_direct.ravel()
-    return calibrate(["row"], *(with_p(pairs, null, tries(catalogue)) for pairs in (matches, best)))
+    found, gated = match_neurons(neurons, catalogue, draws, seed, names, advance), neurons.gated
+    null = indirect_null(catalogue, seed, gated), found.null.ravel()
+    return calibrate(["row"], *(with_p(pairs, null, tries(catalogue, gated)) for pairs in (found.matches, found.best)))
 
 
-def tries(catalogue: Catalogue) -> tuple[int, int]:
-    """Number of indirect and of direct heuristics that each neuron is matched with."""
+def tries(catalogue: Catalogue, gated: bool) -> tuple[int, int]:
+    """Number of indirect heuristics (of either sign, if gated) and of direct ones that each neuron is matched with."""
     sizes = range(2, MAX_RESULTS + 1) if catalogue.operator == "/" else ()  # of multi-result heuristics
     direct = len(catalogue.direct.heuristics) + sum(comb(len(catalogue.results), size) for size in sizes)
-    return calibration.N_SIGNS * len(catalogue.indirect.heuristics), direct
+    return (2 if gated else 1) * len(catalogue.indirect.heuristics), direct
 
 
 def with_p(pairs: pd.DataFrame, null: tuple[Floats, Floats], tried: tuple[int, int]) -> pd.DataFrame:
@@ -114,14 +136,11 @@ def calibrate(key: list[str], matches: pd.DataFrame, best: pd.DataFrame) -> Neur
 
 def match_neurons(
     neurons: NeuronBatch, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str], advance: Advance
-) -> tuple[pd.DataFrame, pd.DataFrame, Floats]:
-    """Match neurons with every heuristic; arguments as in `calibrated_matches`.
-
-    Returns tables as in `NeuronMatches`, without p and fdr, and the largest statistic of each permutation [neurons, draws].
-    """
+) -> MatchedPairs:
+    """Match neurons with every heuristic; arguments as in `calibrated_matches`."""
     size = max(1, rankings_at_a_time(catalogue) // (1 + draws))
 
-    def chunk(start: int) -> tuple[list[Columns], list[Columns], Floats]:
+    def chunk(start: int) -> tuple[list[Columns], list[Columns], Floats, Floats, Floats]:
         rows = range(start, min(start + size, len(neurons)))
         tables = _match_rows(neurons, rows, catalogue, draws, seed, names)
         advance(len(rows))
@@ -129,39 +148,102 @@ def match_neurons(
 
     with thread_pool() as pool:
         each = map if catalogue.results.is_cuda else pool.map  # one chunk keeps a GPU busy and fills its memory
-        matches, best, null = zip(*each(chunk, range(0, len(neurons), size)), strict=True)
+        matches, best, *arrays = zip(*each(chunk, range(0, len(neurons), size)), strict=True)
     tables = [_scored(list(chain(*parts)), len(catalogue)) for parts in (matches, best)]
-    return tables[0], tables[1], np.concatenate(null)
+    strongest, best_score, null = (np.concatenate(parts) for parts in arrays)
+    return MatchedPairs(tables[0], tables[1], strongest, best_score, null)
 
 
 def _match_rows(
     neurons: NeuronBatch, rows: range, catalogue: Catalogue, draws: int, seed: int, names: Sequence[str]
-) -> tuple[list[Columns], list[Columns], Floats]:
-    """Matches, best pairs and permutation null of a few neurons."""
+) -> tuple[list[Columns], list[Columns], Floats, Floats, Floats]:
+    """The parts of `MatchedPairs` for a few neurons."""
     activations, logits = neurons.on_prompts(rows, catalogue)
-    group = catalogue.indirect
-    above, below = (count_overlaps(top_prompts(x, catalogue.max_k), group) for x in (activations, -activations))
-    overlap, sign = torch.maximum(above, below), torch.where(below > above, -1, 1)
-    tail = group.neg_log10_p_hypergeom(overlap)
-    indirect = Overlaps(sign, group.sizes[None], overlap, tail, group.chance_overlap[None], tail)
     sources = [random_source(seed, "direct null", catalogue.operator, names[row]) for row in rows]
     shifts = np.stack([random.integers(1, len(catalogue), draws) for random in sources])
+    indirect, direct_group = catalogue.groups
+    tried = [_Tried(_indirect_overlaps(activations, 1, catalogue), indirect)]
+    if neurons.gated:
+        fires = mean_activations(activations, indirect) < 0
+        tried.append(_Tried(_indirect_overlaps(activations, -1, catalogue), indirect, fires))
     direct = direct_overlaps(activations, logits, catalogue, shifts, rankings_at_a_time(catalogue))
+    of_direct = [_Tried(direct.catalogued, direct_group)]
     matches: list[Columns] = []
     best: list[Columns] = []
-    for group, sets in zip(catalogue.groups, (indirect, direct.catalogued), strict=True):
-        columns = torch.stack([sets.neg_log10_p[:, a:b].argmax(1) + a for a, b in group.kind_spans], dim=1)
-        is_best = torch.zeros_like(sets.overlap, dtype=torch.bool).scatter_(1, columns, True)
-        for tables, chosen in ((matches, is_match(sets.overlap, sets.size)), (best, is_best)):
-            at = chosen.nonzero(as_tuple=True)
-            tables.append(_pairs(at, rows, [group.heuristics[i] for i in at[1].tolist()], sets))
+    for each in (*tried, *of_direct):
+        chosen = each.counted(is_match(each.sets.overlap, each.sets.size))
+        at = chosen.nonzero(as_tuple=True)
+        matches.append(_pairs(at, rows, [each.group.heuristics[i] for i in at[1].tolist()], each.sets))
+    for of_class, group in ((tried, indirect), (of_direct, direct_group)):
+        statistic = torch.stack([each.statistic for each in of_class])
+        for a, b in group.kind_spans:
+            which = statistic[:, :, a:b].amax(2).argmax(0)  # the first, of sign +1, among equals
+            for i, each in enumerate(of_class):
+                own = (which == i).nonzero(as_tuple=True)[0]
+                at = own, each.statistic[own, a:b].argmax(1) + a
+                best.append(_pairs(at, rows, [group.heuristics[i] for i in at[1].tolist()], each.sets))
     if direct.result_sets is not None:
         result_sets, sets = direct.result_sets
         exists = result_sets.exists[:, None]
         for tables, chosen in ((matches, exists & is_match(sets.overlap, sets.size)), (best, exists)):
             at = chosen.nonzero(as_tuple=True)
             tables.append(_pairs(at, rows, [result_sets.heuristic(i, catalogue) for i in at[0].tolist()], sets))
-    return matches, best, direct.null.cpu().numpy()
+        of_direct.append(_Tried(sets, direct_group, exists))
+    strongest = torch.stack([_strongest(tried), _strongest(of_direct)], dim=1)
+    scores = [each.counted(each.sets.overlap / each.sets.size.double()).amax(1) for each in (tried[0], *of_direct)]
+    best_score = torch.stack(scores).amax(0)
+    return matches, best, strongest.cpu().numpy(), best_score.cpu().numpy(), direct.null.cpu().numpy()
+
+
+class _Tried(NamedTuple):
+    """Overlaps of some neurons with heuristics, and which pairs count (all by default)."""
+
+    sets: Overlaps
+    group: HeuristicGroup
+    counts: Bool[Tensor, "neurons #sets"] | None = None
+
+    def counted(self, values: Tensor) -> Tensor:
+        """Values of pairs that count; 0 or False for others."""
+        return values if self.counts is None else values * self.counts
+
+    @property
+    def statistic(self) -> Float[Tensor, "neurons sets"]:
+        """neg_log10_p of pairs that count; −∞ for others."""
+        values = self.sets.neg_log10_p
+        return values if self.counts is None else values.masked_fill(~self.counts, -torch.inf)
+
+
+def _indirect_overlaps(activations: OnPrompts, sign: int, catalogue: Catalogue) -> Overlaps:
+    group = catalogue.indirect
+    overlap = count_overlaps(top_prompts(sign * activations, catalogue.max_k), group)
+    tail = group.neg_log10_p_hypergeom(overlap)
+    return Overlaps(torch.full_like(overlap, sign), group.sizes[None], overlap, tail, group.chance_overlap[None], tail)
+
+
+def mean_activations(activations: OnPrompts, group: HeuristicGroup) -> Float[Tensor, "neurons heuristics"]:
+    """Mean activation of each neuron over the prompts of each heuristic."""
+    # Sums of float16 numbers in float64 are exact in practice, so they do not depend on the order of summation.
+    x, means = activations.double(), []
+    for variable in group.variables:
+        sums = x.new_zeros(len(x), variable.holds.shape[1])
+        sums.scatter_add_(1, variable.values.long().expand(len(x), -1), x)
+        means.append(sums @ variable.holds.double().T)
+    return torch.cat(means, dim=1) / group.sizes
+
+
+def _strongest(tried: Sequence[_Tried]) -> Float[Tensor, "neurons thresholds"]:
+    """The largest neg_log10_p among the pairs that reach each of THRESHOLDS; −∞ if there is none."""
+    best = [
+        torch.stack(
+            [
+                each.statistic.masked_fill(~is_match(each.sets.overlap, each.sets.size, threshold), -torch.inf).amax(1)
+                for threshold in THRESHOLDS
+            ],
+            dim=1,
+        )
+        for each in tried
+    ]
+    return torch.stack(best).amax(0)
 
 
 _DTYPES = {"row": torch.int64, "sign": torch.int8, "size": torch.int32, "overlap": torch.int32}  # others: float64

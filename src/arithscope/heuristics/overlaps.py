@@ -18,6 +18,7 @@ from arithscope.heuristics.catalogue import Catalogue, HeuristicGroup, Variable
 from arithscope.utils.out_of_memory import rows_within
 
 THRESHOLD = 0.6  # smallest score of a match
+THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # for which the share of classified neurons is reported
 CPU_ELEMENTS, GPU_ELEMENTS = 2**20, 2**25  # rankings in memory × elements of each
 
 
@@ -51,9 +52,9 @@ def sorted_rows(keys: Int[Tensor, "rows keys"], k: int | None = None) -> Int[Ten
     return keys
 
 
-def is_match(overlap: Any, size: Any) -> Any:
-    """Whether the score overlap / size reaches THRESHOLD; computed in integers, so that 3 of 5 is a match despite rounding."""
-    return overlap * 10 >= size * round(THRESHOLD * 10)
+def is_match(overlap: Any, size: Any, threshold: float = THRESHOLD) -> Any:
+    """Whether the score overlap / size reaches the threshold, which is in tenths; integers avoid rounding."""
+    return overlap * 10 >= size * round(threshold * 10)
 
 
 def count_overlaps(ranked: Int[Tensor, "rows prompts"], group: HeuristicGroup) -> Int[Tensor, "rows heuristics"]:

@@ -77,6 +77,7 @@ def _probed(table: pd.DataFrame, layers: int) -> pd.DataFrame:
 
 def _classified(shares: pd.DataFrame, layers: int) -> pd.DataFrame:
     rows = shares[(shares.kind == ANY) & (shares.criterion == CALIBRATED) & (shares.layer != ALL_LAYERS)]
+    rows = rows[rows.counting == ANY]
     return rows.assign(x=(rows.layer + 1) / layers)
 
 

@@ -45,7 +45,7 @@ class Neuron:
         effects: Its effect by every measure, with its rank in the layer: measure, method, value, low, high, n, median, std,
             rank, of.
         activation_map: None for a neuron that is not among the top ones, and in a run without the stage `patterns`.
-        heuristics: Heuristics it matches, the most significant first.
+        heuristics: Heuristics it matches, raw or calibrated, the most significant first.
         best: The most significant heuristic of each kind, match or not.
         coverage: Share of its map's variance that matched heuristics explain together, raw and calibrated. Empty, like the
             heuristics, if the run has no classification or the neuron no activation map.
@@ -106,8 +106,11 @@ class NeuronFinder:
         self._ranked_by = [x.to_numpy() for x in (table.neuron, -by, table.method != EXACT)]  # for np.lexsort
         self._maps = maps
         self._map_rows = None if maps is None else NeuronRows(maps.neurons)
-        tables = () if classification is None else ("matches", "best", "neurons")
-        self._classification = {name: NeuronRows(getattr(classification, name)) for name in tables}
+        tables = {}
+        if classification is not None:
+            tables = {"matches": classification.matched(None), "best": classification.best}
+            tables["neurons"] = classification.neurons
+        self._classification = {name: NeuronRows(table) for name, table in tables.items()}
 
     def find(self, operator: str, layer: int, neuron: int) -> Neuron:
         """Everything known about a neuron. Raises UserError if there is no such neuron."""

@@ -174,7 +174,8 @@ def _matches(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
     error = N_CLASSES * share_error(rows.p.to_numpy() / N_CLASSES, neurons)
     extra = np.where(rows.direct & rows.operator.isin(list(sampled)), error, 0.0)
     p_noise = replace(rounding, name="the permutations of a sample of neurons", extra=extra)
-    yield rows[["operator", "layer", "neuron", "heuristic", "p"]], p_noise
+    keys = ("operator", "layer", "neuron", "heuristic", "sign", "direct", "threshold")
+    yield rows[[*(key for key in keys if key in rows), "p"]], p_noise
 
 
 def _contributions(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
@@ -204,7 +205,7 @@ TABLES: dict[str, Tolerance] = {  # by stage and table
     **dict.fromkeys(("example.parts", "example.heuristics", "example.neurons"), _contributions),
     "example.answers": _answers,
     "patterns.neurons": lambda rows, ctx, hints: iter([(rows, Noise("rounding of sums over prompts", 1e-6, 1e-9))]),
-    **dict.fromkeys(("classify.matches", "classify.best"), _matches),
+    **dict.fromkeys(("classify.matches", "classify.best", "classify.strongest"), _matches),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, Classification
+from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, ONCE, RAW, Classification
 from arithscope.experiments.common.result import with_average
 from arithscope.experiments.mlp0 import ALL_POSITIONS, FirstMlp
 from arithscope.experiments.neurons import COMPARED, NeuronEffects, neuron_name
@@ -15,6 +15,7 @@ from arithscope.experiments.topk import TopK
 from arithscope.figures.activation_maps import walkthrough_match
 from arithscope.figures.neurons import top_first_mlp_neurons
 from arithscope.heuristics.kinds import kind_name
+from arithscope.heuristics.overlaps import THRESHOLDS
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
 from arithscope.report.formatting import as_mean, means_of, number, with_interval
 from arithscope.settings import EXACT, MEAN, MEAN_ABS, MEAN_STD
@@ -134,16 +135,17 @@ def faithfulness_by_neurons(result: TopK) -> Finding:
 
 @finding("heuristic-gallery", Classification)
 def heuristic_gallery(result: Classification) -> Finding:
-    kinds = _shares_of_kinds(result.shares, CALIBRATED)
+    kinds = _shares_of_kinds(result.shares, CALIBRATED, ONCE)
     if not kinds:
         return Finding("No neuron has a calibrated match.")
     named = [f"{name} ({with_interval(mean)})" for name, mean in kinds[:MOST_KINDS]]
     return worded("heuristic_gallery", kinds=len(kinds), named=named)
 
 
-def _shares_of_kinds(shares: pd.DataFrame, criterion: str) -> list[tuple[str, Mean]]:
+def _shares_of_kinds(shares: pd.DataFrame, criterion: str, counting: str) -> list[tuple[str, Mean]]:
     """Share of top neurons that match each kind of heuristic, averaged over operators; most common kinds first."""
     rows = shares[(shares.layer == ALL_LAYERS) & (shares.kind != ANY) & (shares.criterion == criterion)]
+    rows = rows[rows.counting == counting]
     kinds = [
         (kind_name(str(kind), str(on)), average([as_mean(row) for row in group.to_dict("records")]))
         for (kind, on), group in rows.groupby(["kind", "on"], sort=False)
@@ -189,10 +191,11 @@ def classified_shares(result: Classification) -> Finding:
 
 @finding("kinds-by-layer", Classification)
 def kinds_by_layer(result: Classification) -> Finding:
-    kinds = {criterion: _shares_of_kinds(result.shares, criterion)[:MOST_KINDS] for criterion in CRITERIA}
     s = result.shares
-    layers = s[(s.kind == ANY) & (s.criterion == CALIBRATED) & (s.layer != ALL_LAYERS)].groupby("layer").value.mean()
-    return worded("kinds_by_layer", kinds=kinds, layers=layers)
+    ways = {"by raw score": (RAW, ANY), "after calibration": (CALIBRATED, ANY), "counted once": (CALIBRATED, ONCE)}
+    kinds = {name: _shares_of_kinds(s, *way)[:MOST_KINDS] for name, way in ways.items()}
+    s = s[(s.kind == ANY) & (s.criterion == CALIBRATED) & (s.counting == ANY)]
+    return worded("kinds_by_layer", kinds=kinds, layers=s[s.layer != ALL_LAYERS].groupby("layer").value.mean())
 
 
 @finding("neuron-overlap", Overlap)
@@ -204,3 +207,14 @@ def neuron_overlap(result: Overlap) -> Finding:
     unique = means_of(with_average(result.unique.assign(measure="unique")), "unique")
     numbers: Numbers = {"top neurons that no other operator has": unique}
     return worded("neuron_overlap", numbers, ious=table.iou, largest=largest, smallest=smallest, unique=unique)
+
+
+@finding("share-by-threshold", Classification)
+def share_by_threshold(result: Classification) -> Finding:
+    means = {
+        (criterion, threshold): {str(row["operator"]): as_mean(row) for row in rows.to_dict("records")}
+        for (criterion, threshold), rows in result.thresholds.groupby(["criterion", "threshold"], sort=False)
+    }
+    ends = min(THRESHOLDS), max(THRESHOLDS)
+    numbers: Numbers = {f"{c}, score ≥ {t}": means[c, t] for c in CRITERIA for t in THRESHOLDS}
+    return worded("share_by_threshold", numbers, means=means, ends=ends, criteria=CRITERIA)
