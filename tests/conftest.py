@@ -146,7 +146,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     you change anything."""
 
     def make(folder: Path) -> None:
-        run_stages(load("tiny-llama"), smaller(("+", "-"), 40, topk=16, neurons="atp"), folder, None, Silent())
+        run_stages(load("tiny-llama"), smaller(("+", "-"), 40, topk=64, neurons="atp"), folder, None, Silent())
 
     return made_once(tmp_path_factory, "small-run", make)
 

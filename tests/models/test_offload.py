@@ -165,7 +165,7 @@ def test_weights_are_read_once_for_many_uses(monkeypatch: pytest.MonkeyPatch) ->
 @needs_whole_models
 def test_a_whole_study_gives_the_same_summary(small_run: Path, tmp_path: Path) -> None:
     """Every stage has the same key and the same results with all weights on disk."""
-    run_stages(spread("tiny-llama", ALL), smaller(("+", "-"), 40, topk=16, neurons="atp"), tmp_path, None, Silent())
+    run_stages(spread("tiny-llama", ALL), smaller(("+", "-"), 40, topk=64, neurons="atp"), tmp_path, None, Silent())
     for stage in (s.name for s in all_stages() if not s.on_request):
         keys = {json.loads((folder / stage / "stage.json").read_text())["key"] for folder in (tmp_path, small_run)}
         assert len(keys) == 1, stage

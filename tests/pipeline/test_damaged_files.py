@@ -117,7 +117,7 @@ def test_damage_to_any_file_of_any_stage_is_noticed(small_run: Path, tmp_path: P
 def test_each_stage_of_a_whole_run_is_computed_again(small_run: Path, tmp_path: Path) -> None:
     """Only that stage: its result is the same as before, so stages that need it stay."""
     folder, model = Path(shutil.copytree(small_run, tmp_path / "run")), load("tiny-llama")
-    settings, wanted = smaller(("+", "-"), 40, topk=16, neurons="atp"), snapshot(small_run)
+    settings, wanted = smaller(("+", "-"), 40, topk=64, neurons="atp"), snapshot(small_run)
     for i, stage in enumerate(s for s in all_stages() if not s.on_request):
         before = records(folder)
         files = sorted(p for p in (folder / stage.name).iterdir())

@@ -30,7 +30,8 @@ from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
 from arithscope.report.figure_files import draw_figures, drawn_figures, read_picture, within
 from arithscope.report.formatting import TEMPLATES, number
-from arithscope.report.page import MORE, PAPER, SECTIONS, Cell, Table, setting_text, write_report
+from arithscope.report.page import MORE, SECTIONS, Cell, Table, setting_text, write_report
+from arithscope.report.paper_numbers import LLAMA_8B, PAPER, paper_models
 from arithscope.settings import Settings
 from arithscope.utils.files import checksum, locked, with_checksum
 from arithscope.utils.progress import Silent
@@ -185,11 +186,12 @@ def test_key_numbers_are_those_of_the_summary(made: Path) -> None:
         for column, operator in enumerate(("+", AVERAGE)):
             entry = entries.get(operator, {}).get(row.measure)
             if isinstance(entry, dict) and entry["value"] is not None:
-                want = f"{number(entry['value'])} [{number(entry['low'])}, {number(entry['high'])}] n = {entry['n']:,}"
+                interval = "" if entry["low"] is None else f"[{number(entry['low'])}, {number(entry['high'])}] "
+                want = f"{number(entry['value'])} {interval}n = {entry['n']:,}"
                 assert by_name[row.name][column].strip() == want
                 compared += 1
         if row.name in by_name:
-            assert by_name[row.name][-1].strip() == PAPER.get((row.experiment, row.measure), "–")
+            assert by_name[row.name][-1].strip() == PAPER[LLAMA_8B].get((row.experiment, row.measure), "–")
     assert compared > 20
     named = {(row.experiment, row.measure): row.name for row in KEY_NUMBERS}
     assert by_name[named["circuit", "heads"]][0].strip() == str(summary["circuit"]["+"]["heads"])
@@ -200,7 +202,26 @@ def test_key_numbers_are_those_of_the_summary(made: Path) -> None:
 
 
 def test_the_numbers_of_the_paper_belong_to_rows() -> None:
-    assert PAPER.keys() <= {(row.experiment, row.measure) for row in KEY_NUMBERS}
+    for numbers in PAPER.values():
+        assert numbers.keys() <= {(row.experiment, row.measure) for row in KEY_NUMBERS}
+
+
+@pytest.mark.parametrize(
+    ("family", "models"),
+    [
+        ("llama", ["Llama-3-8B", "Llama-3-70B"]),
+        ("gpt_neox", ["Llama-3-8B", "Pythia-6.9B"]),
+        ("gptj", ["Llama-3-8B", "GPT-J"]),
+        ("gpt2", ["Llama-3-8B"]),
+    ],
+)
+def test_the_papers_models_of_the_same_family_are_shown(partial: Path, family: str, models: list[str]) -> None:
+    assert paper_models({"family": family}) == models
+    manifest = json.loads((partial / "manifest.json").read_text())
+    manifest["model"]["family"] = family
+    (partial / "manifest.json").write_text(json.dumps(manifest))
+    [accuracy] = [cells for cells in report(partial).rows if cells and cells[0].strip() == "Accuracy on legal prompts"]
+    assert [cell.strip() for cell in accuracy[-len(models) :]] == [PAPER[m]["accuracy", "accuracy"] for m in models]
 
 
 def test_the_appendix_names_every_file(made: Path) -> None:

@@ -32,7 +32,7 @@ from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import stage_of
 from arithscope.prompts import Prompts, operand_grid, random_source
-from arithscope.stats.intervals import score_interval
+from arithscope.stats.intervals import score_interval, t_quantile
 from arithscope.verify.compare import Noise, Tally, counted
 
 V = TypeVar("V")
@@ -97,11 +97,12 @@ Tolerance = Callable[[pd.DataFrame, VerifyContext, Mapping[str, Any]], Parts]
 
 
 def _effects(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
-    """Some logits are nearly 0, and effects relative to them are noisier."""
+    """Some logits are nearly 0, and effects relative to them are noisier. An interval's ends are several standard errors away."""
     noise = ctx.tally.noise
-    for measure, part in rows.groupby("measure", sort=False):
+    for (measure, n), part in rows.groupby(["measure", "n"], sort=False):
         allowed = noise.times(10) if measure == "logit" else noise
-        yield part, replace(allowed, extra=noise.prompt / np.sqrt(part.n.to_numpy()))
+        of_deviation = allowed.absolute + allowed.relative * part["std"].to_numpy()
+        yield part, replace(allowed, extra=(noise.prompt + t_quantile(int(n)) * of_deviation) / np.sqrt(n))
 
 
 def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:

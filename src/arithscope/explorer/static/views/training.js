@@ -69,10 +69,10 @@ export async function show(root, params, { run, is_current }) {
           ...series(training.faithfulness, faithfulness(`${criterion}_mutual`), true, " shared"),
         ]),
       panel(
-        `Accuracy with ${KNOCKOUT_SIZE} neurons per layer ablated: associated (solid) or random ones (dashed), ${criterion}`,
+        `Accuracy with ${KNOCKOUT_SIZE} neurons per layer ablated: associated or of other heuristics (dashed), ${criterion}`,
         "accuracy", [
           ...series(training.knockout, knockout("associated")),
-          ...series(training.knockout, knockout("random"), true, " random"),
+          ...series(training.knockout, knockout("other_heuristics"), true, " other"),
         ]));
   }
 
