@@ -97,12 +97,14 @@ Tolerance = Callable[[pd.DataFrame, VerifyContext, Mapping[str, Any]], Parts]
 
 
 def _effects(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
-    """Some logits are nearly 0, and effects relative to them are noisier. An interval's ends are several standard errors away."""
+    """Some logits are nearly 0, and effects relative to them are noisier. An interval's ends have the noise of the standard
+    error, times as many of them as it reaches."""
     noise = ctx.tally.noise
     for (measure, n), part in rows.groupby(["measure", "n"], sort=False):
         allowed = noise.times(10) if measure == "logit" else noise
         of_deviation = allowed.absolute + allowed.relative * part["std"].to_numpy()
-        yield part, replace(allowed, extra=(noise.prompt + t_quantile(int(n)) * of_deviation) / np.sqrt(n))
+        size = int(str(n))
+        yield part, replace(allowed, extra=(noise.prompt + t_quantile(size) * of_deviation) / np.sqrt(size))
 
 
 def _circuits(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> Parts:
