@@ -245,11 +245,11 @@ def difference_table() -> Table:
 
 
 def draw_table(draws: Populations, trials: int, random: np.random.Generator) -> Table:
-    """Means over few draws, beside the bootstrap; and ratios, as of checkpoints, of paired values with ratio .8."""
+    """Means over few draws, beside other intervals; and ratios, as of checkpoints, of paired values with ratio .8."""
     rows: list[list[Any]] = []
     for name, x in draws.items():
         samples = {n: random.choice(x, (trials, n)) for n in DRAWS}
-        found = [coverage(t_means, x, some) for some in samples.values()]
+        found = [coverage(way, x, some) for way in (unit_means, t_means) for some in samples.values()]
         rows.append([name, *found, *(percentile_bootstrap(some, x, random) for some in samples.values())])
     found = []
     for n in DRAWS:
@@ -257,8 +257,9 @@ def draw_table(draws: Populations, trials: int, random: np.random.Generator) -> 
         x = 0.8 * y + random.normal(0, 0.1, (trials, n))
         low, high = np.array([[m.low, m.high] for m in (ratio(a, b) for a, b in zip(x, y, strict=True))]).T
         found.append(share_covered(low, high, 0.8))
-    rows.append(["ratio of means, made-up values", *found, None, None])
-    return Table(["values", *(f"{n} draws" for n in DRAWS), *(f"bootstrap, {n} draws" for n in DRAWS)], rows)
+    rows.append(["ratio of means, made-up values", *found, None, None, None, None])
+    ways = ("", "Student's t, ", "bootstrap, ")
+    return Table(["values", *(f"{way}{n} draws" for way in ways for n in DRAWS)], rows)
 
 
 if __name__ == "__main__":

@@ -209,9 +209,9 @@ def test_only_clear_effects_of_neurons_are_counted() -> None:
     )
     logits = halves[:2].assign(measure="logit", rank_correlation=[0.1, 0.7])
     found = neurons.neuron_effects(NeuronEffects(table, nothing, halves, logits, {"+": 3}, "cause"))
-    start = "4 neurons from layer 3 on (all effects exact): 1 with a mean effect clearly above zero and 1 clearly below"
+    start = "4 neurons from layer 3 on (all effects exact): 1 with a mean effect clearly above zero,"
     assert found.text.startswith(start)
-    assert (found.numbers["clearly above zero"], found.numbers["clearly below zero"]) == ({"+": 1}, {"+": 1})
+    assert found.numbers["clearly above zero"] == {"+": 1}
     assert found.numbers["strongest neuron"] == {"+": "L3N0"}  # though its interval includes zero
     assert found.numbers["its mean effect"] == {"+": mean(5.0, -1.0, 9.0)}
     assert "correlate by .300 if neurons are ranked by their mean effect" in found.text

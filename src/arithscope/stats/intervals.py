@@ -4,7 +4,7 @@ Each kind of number has one interval; docs/statistics.md gives their coverage in
 
     share_of, share         shares of 0s and 1s                     Wilson's score interval
     unit_mean, unit_means   means of values up to 1                 Wilson's interval, scaled by the observed variance
-    t_mean, t_means         means of other values, or of few draws  Student's t
+    t_mean, t_means         means of other values                   Student's t
     paired_difference       two measures up to 1 of each prompt     both intervals, combined with their correlation
     difference, average     numbers of independent samples          intervals combined side by side
     ratio                   ratio of two means of paired values     Fieller's

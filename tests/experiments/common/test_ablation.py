@@ -27,7 +27,7 @@ from arithscope.experiments.heads import heads
 from arithscope.models.engine.sweep import mean_activations
 from arithscope.prompts import operand_grid
 from arithscope.settings import SampleSizes
-from arithscope.stats.intervals import Mean, paired_difference, share, t_mean
+from arithscope.stats.intervals import paired_difference, share, unit_mean
 from tests.contexts import context
 from tests.experiments import plain
 from tests.experiments.plain import all_correct
@@ -94,7 +94,7 @@ def test_measures_of_circuits_and_of_random_draws() -> None:
     assert half["p_answer"].value == pytest.approx(0.5)
     assert full["faithfulness"].value == pytest.approx(1.0)
     [draws] = scale.measure_draws(scores[:, None])
-    assert draws["faithfulness"] == t_mean([0.75, 1.0])
+    assert draws["faithfulness"] == unit_mean([0.75, 1.0])
     assert draws["accuracy"].value == pytest.approx(0.75)
     change = scale.change(scores[0], scores[1])
     assert change == paired_difference([1.0, 1.0], [0.5, 1.0])
@@ -113,7 +113,7 @@ def test_both_curves_in_one_table() -> None:
     means = curve_means(table, "+")
     assert list(means) == [0, 3]
     assert means[3]["accuracy"] == share(5, 5)
-    assert means[3]["random_accuracy"] == Mean(1.0, 1.0, 1.0, 2)
+    assert means[3]["random_accuracy"] == share(2, 2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

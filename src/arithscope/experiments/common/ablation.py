@@ -31,7 +31,7 @@ from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
 from arithscope.stats.effects import log_probability
 from arithscope.stats.faithfulness import SMALLEST_SPAN, faithfulness, faithfulness_by_prompt, normalized_logit
-from arithscope.stats.intervals import Floats, Mean, paired_difference, t_means, unit_means
+from arithscope.stats.intervals import Floats, Mean, paired_difference, unit_means
 from arithscope.utils.executor import Function, split_evenly
 from arithscope.utils.progress import Advance
 
@@ -178,7 +178,7 @@ class Baseline:
         """The same for scores [draws, circuits, prompts, scores] of random circuits: mean, interval and n over draws."""
         draws = [self.measure(draw) for draw in scores]
         values = [np.array([[circuit[m].value for circuit in draw] for draw in draws]).T for m in MEASURES]
-        means = [t_means(x) for x in values]
+        means = [unit_means(x) for x in values]
         return [dict(zip(MEASURES, row, strict=True)) for row in zip(*means, strict=True)]
 
     def change(self, before: Floats, after: Floats) -> Mean:

@@ -35,16 +35,17 @@ def _strongest(rows: pd.DataFrame, layer: int | None = None) -> Numbers:
     }
 
 
-def _clear(rows: pd.DataFrame, sign: int) -> dict[str, int]:
-    """By operator, how many effects are clearly above (1) or below zero (−1), corrected for all of the table."""
+def _clearly_above(rows: pd.DataFrame) -> dict[str, int]:
+    """By operator, how many effects are clearly above zero, corrected for all of the table. (How many are below cannot be
+    said: effects are unbounded above, and a sample without the rare large ones looks clearly negative.)"""
     signs = signs_of_rows(rows.value, rows.low, rows.high, rows.n)
-    return per_operator(rows.assign(clear=signs == sign), lambda r: int(r.clear.sum()))
+    return per_operator(rows.assign(above=signs == 1), lambda r: int(r.above.sum()))
 
 
 @finding("first-mlp-effects", FirstMlp)
 def first_mlp_effects(result: FirstMlp) -> Finding:
     rows = result.effects[(result.effects.measure == "probability") & (result.effects.position == ALL_POSITIONS)]
-    above = _clear(rows, 1)
+    above = _clearly_above(rows)
     numbers: Numbers = {"clearly above zero": above, **_strongest(rows, layer=0)}
     return worded("first_mlp_effects", numbers, above=above, neurons=len(result.tuning))
 
@@ -73,14 +74,13 @@ def number_tuning(result: FirstMlp) -> Finding:
 @finding("neuron-effects", NeuronEffects)
 def neuron_effects(result: NeuronEffects) -> Finding:
     rows = result.effects[result.effects.measure == "probability"]
-    above, below = _clear(rows, 1), _clear(rows, -1)
+    above = _clearly_above(rows)
     halves = result.split_half[result.split_half.measure == "probability"]
     reliable = {by: _correlations(halves[halves.ranking == by]) for by in COMPARED}
     logits = result.measures[(result.measures.measure == "logit") & (result.measures.ranking == MEAN_ABS)]
     numbers: Numbers = {
         "first layer studied": result.first_layer,
         "clearly above zero": above,
-        "clearly below zero": below,
         **_strongest(rows),
         **{f"two halves of the prompts, ranked by {RANKING_NAMES[by]}": found for by, found in reliable.items()},
         "ranking by logits against ranking by probabilities": _correlations(logits),
@@ -88,7 +88,7 @@ def neuron_effects(result: NeuronEffects) -> Finding:
     words = {"neurons": per_operator(rows, len), "exact": (rows.method == EXACT).mean()}
     words |= {f"by_{by}": _average(found) for by, found in reliable.items()}
     words["logits"] = _average(_correlations(logits))
-    return worded("neuron_effects", numbers, first_layer=result.first_layer, above=above, below=below, **words)
+    return worded("neuron_effects", numbers, first_layer=result.first_layer, above=above, **words)
 
 
 def _correlations(rows: pd.DataFrame) -> dict[str, float]:
