@@ -204,7 +204,7 @@ def classified_shares(classify: Classification) -> Figure:
     """Raw: some heuristic scores at least 0.6, the paper's criterion. Calibrated: such a heuristic also has a
     false-discovery rate of at most 0.05 against the permutation null. Right: variance of a neuron's activation map
     explained by its matched heuristics together (R² of a linear regression, mean over neurons). Error bars: 95 %
-    bootstrap intervals. (Paper: Section 4.1.)"""
+    intervals. (Paper: Section 4.1.)"""
     figure, [[left, right]] = new_figure(10, 3.6, 1, 2)
     operators = classify.operators
     table = classify.table.set_index(["measure", "operator"])
@@ -230,8 +230,8 @@ def classified_shares(classify: Classification) -> Figure:
 )
 def share_by_threshold(classify: Classification) -> Figure:
     """Share of top neurons that some heuristic matches with at least this score: any (dashed), or one with a
-    false-discovery rate of at most 0.05 (solid). The paper's threshold is 0.6. Bands: 95 % intervals. (Paper: Appendix
-    F.)"""
+    false-discovery rate of at most 0.05 (solid). The paper's threshold is 0.6. Bands: 95 % intervals. (Paper: only
+    for 0.6.)"""
     figure, [[axes]] = new_figure(6, 3.6)
     for (operator, criterion), rows in classify.thresholds.groupby(["operator", "criterion"], sort=False):
         style: Any = {"linestyle": "--"} if criterion == RAW else {"label": SIGNS[str(operator)]}
