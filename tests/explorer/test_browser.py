@@ -214,7 +214,7 @@ def test_neurons_are_filtered_sorted_and_opened(page: Page, run: Run) -> None:
 
 
 def test_maps_of_a_neuron_show_values_and_outline_heuristics(page: Page, run: Run) -> None:
-    matches = run.classify.matches
+    matches = run.classify.matched(None, "raw")
     wide = matches[(matches.operator == "+") & (matches.kind == "range") & (matches["size"] > 100)]
     row = wide.iloc[0]
     at(page, "neuron", run="tiny-llama", operator="+", layer=int(row.layer), neuron=int(row.neuron))
@@ -240,7 +240,7 @@ def test_maps_of_a_neuron_show_values_and_outline_heuristics(page: Page, run: Ru
 
 
 def test_a_deep_link_restores_the_view(page: Page, run: Run) -> None:
-    matches = run.classify.matches
+    matches = run.classify.matched(None, "raw")
     row = matches[(matches.operator == "-") & (matches.kind == "range") & (matches["size"] > 100)].iloc[0]
     values = {"run": "tiny-llama", "operator": "-", "layer": int(row.layer), "neuron": int(row.neuron)}
     at(page, "neuron", **values, heuristic=str(row.heuristic), zoom=30)
@@ -256,7 +256,7 @@ def test_a_deep_link_restores_the_view(page: Page, run: Run) -> None:
 def test_heuristics_are_listed_and_opened(page: Page, run: Run) -> None:
     page.get_by_role("link", name="Heuristics", exact=True).click()
     page.get_by_role("group", name="Matches").get_by_role("button", name="raw").click()
-    total = run.classify.matches.groupby(["operator", "heuristic"]).ngroups
+    total = run.classify.matched(None, "raw").groupby(["operator", "heuristic"]).ngroups
     expect(page.locator(".results caption")).to_contain_text(f"{total:,} heuristics")
     page.get_by_role("button", name="knocked out").click()
     tested = run.knockout.accuracy.query("criterion == 'raw'").groupby(["operator", "heuristic"]).ngroups

@@ -104,8 +104,7 @@ def test_predictions_over_the_operand_grid(address: str, run: Run) -> None:
 
 def matched_neurons(run: Run, criterion: str) -> list[tuple[str, int, int]]:
     """All top neurons with a match, found the slow way."""
-    m = run.classify.matches
-    m = m[m.calibrated] if criterion == "calibrated" else m
+    m = run.classify.matched(None, criterion)
     return sorted(set(zip(m.operator, m.layer, m.neuron, strict=True)))
 
 
@@ -137,19 +136,19 @@ def test_neurons_are_filtered_sorted_and_paged(address: str, run: Run) -> None:
     pages = [get(address, "neurons", sort="layer", offset=i, size=7).json["rows"] for i in (0, 7)]
     assert pages[0] + pages[1] == get(address, "neurons", sort="layer", size=14).json["rows"]
     assert get(address, "neurons", offset=10**8).json["rows"] == []
-    m = run.classify.matches
+    m = run.classify.matched(None, "raw")
     heuristic = str(m.heuristic.mode().iloc[0])
     rows = get(address, "neurons", criterion="raw", heuristic=heuristic, size=500).json["rows"]
     m = m[m.heuristic == heuristic]
     assert sorted(neurons_of(rows)) == sorted(zip(m.operator, m.layer, m.neuron, strict=True))
     rows = get(address, "neurons", criterion="raw", kind="range of op1", size=500).json["rows"]
-    m = run.classify.matches
+    m = run.classify.matched(None, "raw")
     m = m[(m.kind == "range") & (m.on == "op1")]
     assert sorted(neurons_of(rows)) == sorted(set(zip(m.operator, m.layer, m.neuron, strict=True)))
 
 
 def test_neuron_page(address: str, run: Run) -> None:
-    row = run.classify.matches.iloc[0]
+    row = run.classify.matched(None, "raw").iloc[0]
     operator, layer, neuron = str(row.operator), int(row.layer), int(row.neuron)
     page = get(address, "neurons", layer, neuron, operator=operator).json
     expected = run.neuron(layer, neuron, operator)
@@ -235,7 +234,7 @@ def test_one_run_cannot_be_compared(small_run: Path) -> None:
 
 def test_heuristic_table_and_prompts(address: str, run: Run) -> None:
     table = get(address, "heuristics", criterion="raw", operator="+", size=500).json
-    m = run.classify.matches[run.classify.matches.operator == "+"]
+    m = run.classify.matched("+", "raw")
     assert table["total"] == m.heuristic.nunique()
     for row in table["rows"][:30]:
         mine = m[m.heuristic == row["heuristic"]]

@@ -1,4 +1,4 @@
-"""Activation maps with known rules: noise, and noise with a planted rule."""
+"""Activation maps with known rules: noise, real maps with permuted prompts, and noise with a planted rule."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from arithscope.experiments.patterns import neuron_activations
 from arithscope.heuristics.catalogue import Catalogue
 from arithscope.heuristics.kinds import Identical, MultiResult, Rule
 from arithscope.heuristics.neuron_matching import NeuronBatch, NeuronMatches, calibrated_matches
 from arithscope.models.load import LoadOptions, load
+from arithscope.models.model import Model
 from arithscope.prompts import Prompts, operand_grid
 
 LIMIT = 1000
@@ -24,24 +26,50 @@ def classified(neurons: NeuronBatch, sets: Catalogue, draws: int) -> NeuronMatch
 
 def shares(found: NeuronMatches, n: int) -> tuple[float, float]:
     """Shares of neurons with a raw and with a calibrated match."""
-    return found.matches.row.nunique() / n, found.matches[found.matches.calibrated].row.nunique() / n
+    raw, calibrated = found.matches[found.matches.sign == 1], found.matches[found.matches.calibrated]
+    return raw.row.nunique() / n, calibrated.row.nunique() / n
+
+
+@cache
+def _model() -> Model:
+    return load("tiny-llama", options=LoadOptions(device="cpu"))
+
+
+@cache
+def _upper_neurons() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Layers and numbers of the neurons of tiny-llama's upper layers, shuffled."""
+    sizes = _model().sizes
+    layers, neurons = np.indices((sizes.layers, sizes.neurons))[:, 2:].reshape(2, -1)
+    order = np.random.default_rng(0).permutation(len(layers))
+    return layers[order], neurons[order]
 
 
 @cache
 def real_value_vectors() -> NDArray[np.float32]:
-    """Value vectors of tiny-llama's upper layers through the logit lens, [neurons, numbers], shuffled."""
-    model = load("tiny-llama", options=LoadOptions(device="cpu"))
+    """Their value vectors through the logit lens, [neurons, numbers]."""
+    model, (layers, neurons) = _model(), _upper_neurons()
     with torch.no_grad():
-        lens = [model.logit_lens(model.value_vectors(layer)) for layer in range(2, model.sizes.layers)]
-    logits = torch.cat(lens)[:, model.encoder.answer_tokens].numpy()
-    return np.random.default_rng(0).permutation(logits)
+        lens = torch.stack([model.logit_lens(model.value_vectors(layer)) for layer in range(model.sizes.layers)])
+    logits: NDArray[np.float32] = lens[layers, neurons][:, model.encoder.answer_tokens].numpy()
+    return logits
 
 
-def noise(n: int, max_operand: int, logits: NDArray[np.float32] | None, seed: int = 0) -> NeuronBatch:
+def noise(
+    n: int, max_operand: int, logits: NDArray[np.float32] | None, gated: bool = False, seed: int = 0
+) -> NeuronBatch:
     """Random activations, with the given value vectors or constant ones."""
     random = np.random.default_rng(seed)
     activations = random.standard_normal((n, max_operand + 1, max_operand + 1), dtype=np.float32).astype(np.float16)
-    return NeuronBatch(activations, np.ones((n, LIMIT), dtype=np.float32) if logits is None else logits[:n])
+    return NeuronBatch(activations, np.ones((n, LIMIT), dtype=np.float32) if logits is None else logits[:n], gated)
+
+
+def permuted_maps(n: int, operator: str, max_operand: int, gated: bool) -> NeuronBatch:
+    """Real activation maps and value vectors; the prompts of each map are permuted."""
+    random, (layers, neurons) = np.random.default_rng(0), _upper_neurons()
+    grid = operand_grid(operator, max_operand)
+    maps = neuron_activations(_model(), grid, layers[:n], neurons[:n], advance=lambda done: None)
+    maps = random.permuted(maps, axis=1).reshape(n, max_operand + 1, -1)
+    return NeuronBatch(maps, real_value_vectors()[:n], gated)
 
 
 def candidates(sets: Catalogue, of_each: int, random: np.random.Generator) -> list[Rule]:
@@ -87,10 +115,12 @@ def recall(
     """Share of planted heuristics with a calibrated match, among as many noise neurons: of all, and by kind."""
     heuristics = candidates(sets, of_each, np.random.default_rng(seed))
     signal = planted(sets, heuristics, max_operand, strength, seed)
-    other = noise(len(heuristics), max_operand, real_value_vectors(), seed + 1)
-    together = NeuronBatch(*(np.concatenate(pair) for pair in zip(*map(_arrays, (signal, other)), strict=True)))
+    other = noise(len(heuristics), max_operand, real_value_vectors(), seed=seed + 1)
+    activations, logits = (np.concatenate(pair) for pair in zip(*map(_arrays, (signal, other)), strict=True))
+    together = NeuronBatch(activations, logits, gated=True)  # harder: twice as many indirect heuristics are tried
     matches = classified(together, sets, draws).matches
-    found = set(matches[matches.calibrated][["row", "heuristic"]].itertuples(index=False, name=None))
+    matches = matches[matches.calibrated & (matches.sign == 1)]
+    found = set(matches[["row", "heuristic"]].itertuples(index=False, name=None))
     hits = [(i, str(h)) in found for i, h in enumerate(heuristics)]
     by_kind: dict[str, list[bool]] = {}
     for h, hit in zip(heuristics, hits, strict=True):

@@ -31,7 +31,7 @@ from arithscope.heuristics.neuron_matching import NeuronBatch
 from arithscope.heuristics.overlaps import top_prompts
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.prompts import OPERATORS, random_source
-from tests.heuristics.planted import LIMIT, classified, noise, real_value_vectors, recall, shares
+from tests.heuristics.planted import LIMIT, classified, noise, permuted_maps, real_value_vectors, recall, shares
 
 operators = pytest.mark.parametrize("operator", OPERATORS)
 # The full operand grid takes minutes; operands up to 100 test the same.
@@ -41,10 +41,16 @@ PERMUTATIONS = 8
 
 @grids
 @operators
-@pytest.mark.parametrize("value_vectors", ["none", "real"])
-def test_noise_is_not_classified(operator: str, max_operand: int, value_vectors: str) -> None:
+@pytest.mark.parametrize(
+    ("maps", "gated"), [("flat", False), ("real", False), ("real", True), ("permuted", False), ("permuted", True)]
+)
+def test_noise_is_not_classified(operator: str, max_operand: int, maps: str, gated: bool) -> None:
+    """Random activations with constant and with real value vectors; real maps with permuted prompts."""
     sets = catalogue(operator, max_operand, LIMIT)
-    neurons = noise(500, max_operand, real_value_vectors() if value_vectors == "real" else None)
+    if maps == "permuted":
+        neurons = permuted_maps(500, operator, max_operand, gated)
+    else:
+        neurons = noise(500, max_operand, real_value_vectors() if maps == "real" else None, gated)
     found = classified(neurons, sets, PERMUTATIONS)
     raw, calibrated = shares(found, len(neurons))
     assert calibrated <= 0.05

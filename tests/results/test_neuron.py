@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +211,9 @@ def test_html_is_escaped() -> None:
     message = "<script>alert('&')</script>"
     matches = classify.matches.assign(heuristic=message, expected=0.5, fdr=0.01)
     neurons = classify.neurons.assign(coverage_raw=0.5, coverage_calibrated=0.25)
-    found = NeuronFinder(known, patterns, type(classify)(matches, matches, neurons, matches, matches)).find("+", 2, 5)
+    found = NeuronFinder(known, patterns, replace(classify, matches=matches, best=matches, neurons=neurons)).find(
+        "+", 2, 5
+    )
     assert message in words(found)
     assert "script" not in tags(found)
     assert found.coverage == {"raw": 0.5, "calibrated": 0.25}

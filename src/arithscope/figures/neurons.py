@@ -241,8 +241,8 @@ def classified_shares(classify: Classification) -> Figure:
 )
 def share_by_threshold(classify: Classification) -> Figure:
     """Share of top neurons that some heuristic matches with at least this score: any (dashed), or one with a
-    false-discovery rate of at most 0.05 (solid). The paper's threshold is 0.6. Bands: 95 % intervals. (Paper: Appendix
-    F.)"""
+    false-discovery rate of at most 0.05 (solid). The paper's threshold is 0.6. Bands: 95 % intervals. (Paper: only
+    for 0.6.)"""
     figure, [[axes]] = new_figure(6, 3.6)
     for (operator, criterion), rows in classify.thresholds.groupby(["operator", "criterion"], sort=False):
         style: Any = {"linestyle": "--"} if criterion == RAW else {"label": SIGNS[str(operator)]}
