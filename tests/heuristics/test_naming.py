@@ -59,6 +59,15 @@ def test_a_plateau_of_quotients_that_are_1() -> None:
     assert "result mod 11 = 1" in aliases
 
 
+def test_a_simpler_rule_names_the_neuron_even_if_it_fits_a_little_less() -> None:
+    """The neuron also fires where the result is 10 or 19, so that `result mod 9 = 1` fits it best; nearly all its prompts have
+    the result 1."""
+    promoted = np.where(np.isin(np.arange(LIMIT), [1, 10, 19]), 3.0, 0.5)
+    name, _, _, aliases = named("/", planted("/", "result mod 9 = 1"), promoted)
+    assert name == "result ~ 001"
+    assert "result mod 9 = 1" in aliases
+
+
 def test_products_with_a_first_operand_of_0() -> None:
     name, _, _, aliases = named("*", planted("*", "op1 ~ 000"), FLAT)
     assert name == "op1 ~ 000"
@@ -142,8 +151,8 @@ def test_fits_against_regressions(operator: str, whole_square: bool) -> None:
 
 
 @operators
-def test_a_name_is_the_best_match_or_fits_better(operator: str) -> None:
-    """Whatever the map: the name is as good a fit as any, or has nearly the same prompts as the best match."""
+def test_a_name_fits_or_nearly_coincides_with_a_rule_that_does(operator: str) -> None:
+    """Whatever the map: the name, or a match that nearly coincides with it, is as good a fit as any match."""
     sets, random, size = CATALOGUES[operator], np.random.default_rng(3), MAX_OPERAND + 1
     naming, legal = Naming(sets, MAX_OPERAND), Domain(sets.prompts, VARIABLES)
     for group in sets.groups:
@@ -154,11 +163,12 @@ def test_a_name_is_the_best_match_or_fits_better(operator: str) -> None:
             values = field.ravel()[sets.grid_index.numpy()] * (logits if matches[0].direct else 1)
             fits = legal.fits(values, matches)
             assert found.fit == pytest.approx(legal.fits(values, [found.rule])[0])
-            assert found.fit >= 0.9 * fits.max() - 1e-12
-            coinciding = RuleSets(sets, legal, MAX_OPERAND, matches[0].direct).coinciding(matches[0])
-            assert found.rule in [*matches, *coinciding]
+            rules = RuleSets(sets, legal, MAX_OPERAND, matches[0].direct)
+            same = [found.rule, *found.aliases]
+            assert legal.fits(values, same).max() >= 0.9 * fits.max() - 1e-12
+            assert set(same) & {*matches, *rules.coinciding(matches[0])}
             if fits.max() == 0:
-                assert found.rule in [matches[0], *coinciding]
+                assert set(same) & {matches[0], *rules.coinciding(matches[0])}
             assert found.rule not in found.aliases
 
 

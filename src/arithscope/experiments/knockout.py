@@ -25,7 +25,16 @@ from arithscope.heuristics.kinds import Bools, Rule
 from arithscope.models.model import Model
 from arithscope.prompts import Prompts, concatenate_prompts, random_source
 from arithscope.settings import Settings
-from arithscope.stats.intervals import NOTHING, Floats, Mean, difference, paired_difference, share_of, sign_test, t_mean
+from arithscope.stats.intervals import (
+    NOTHING,
+    Floats,
+    Mean,
+    difference,
+    paired_difference,
+    share_of,
+    sign_test,
+    unit_mean,
+)
 from arithscope.utils.progress import Advance
 
 FEWEST_NEURONS = 10  # of a heuristic that is tested
@@ -191,14 +200,14 @@ def compare(test: KnockoutTest, correct: Floats) -> tuple[dict[tuple[str, str], 
 def _tabulate(accuracy: pd.DataFrame, differences: pd.DataFrame) -> Knockout:
     """Add means over heuristics, and sign tests."""
     measured: dict[str, dict[str, Mean]] = {}
-    own = accuracy[accuracy.ablated == OWN]
-    tables = {group: own[own.group == group] for group in GROUPS}
-    tables["difference"] = differences[differences.difference == "prompts"]
-    for control in ABLATED[1:]:
-        tables[f"vs_{control}"] = differences[differences.difference == control]
-    for name, table in tables.items():
-        for (operator, criterion), rows in table.groupby(["operator", "criterion"], sort=False):
-            measured.setdefault(str(operator), {})[f"{criterion}_{name}"] = t_mean(rows.value.dropna())
+    for (operator, criterion), rows in accuracy.groupby(["operator", "criterion"], sort=False):
+        left = rows.pivot(index="heuristic", columns=["group", "ablated"], values="value")
+        own, others = left[ASSOCIATED, OWN], left[OTHERS, OWN]
+        means = {ASSOCIATED: unit_mean(own), OTHERS: unit_mean(others), "difference": paired_difference(others, own)}
+        for control in ABLATED[1:]:
+            tested = left[ASSOCIATED, control].notna()
+            means[f"vs_{control}"] = paired_difference(left[ASSOCIATED, control][tested], own[tested])
+        measured.setdefault(str(operator), {}).update({f"{criterion}_{name}": mean for name, mean in means.items()})
     keys = ["operator", "criterion", "difference"]
     by_difference = differences.groupby(keys, sort=False)
     signs = [{**dict(zip(keys, key, strict=True)), **asdict(sign_test(rows.value))} for key, rows in by_difference]

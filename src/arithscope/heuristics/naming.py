@@ -12,7 +12,8 @@ Of the quotients whose remainder modulo 11 is 1, nearly all are 1, so a neuron t
    largest: at most 0.02, and at most a tenth, below it.
 3. Legal prompts cannot tell `op1 in [0, 50]` from the corner of small operands, but the model also answers the others. Of the
    indirect candidates left, those stay whose fit over the whole operand square is as good as the largest.
-4. The name is the simplest candidate left (`simplicity`).
+4. The name is the simplest candidate left (`simplicity`), or a simpler rule still that nearly coincides with it, whatever its
+   fit; for indirect rules it must fit as well over the operand square.
 5. Aliases of the name: the rules of its class whose legal prompts nearly coincide with its own.
 """
 
@@ -177,13 +178,18 @@ class Naming:
         sets, x = self._sets[direct], sign * activations.ravel().astype(np.float64)
         coinciding = sets.coinciding(best)
         rules = list(dict.fromkeys([best, *coinciding, *matches]))
-        fits = self._legal.fits(x[self._places] * (logits if direct else 1.0), rules)
+        on_legal = x[self._places] * (logits if direct else 1.0)
+        fits = self._legal.fits(on_legal, rules)
         kept = [i for i in np.flatnonzero(_good(fits)) if fits[i] > 0 or i <= len(coinciding)]
         if not direct:
             kept = [kept[i] for i in np.flatnonzero(_good(self._square.fits(x, [rules[i] for i in kept])))]
-        chosen = min(kept, key=lambda i: simplicity(rules[i]))
-        name = rules[chosen]
-        return Name(name, float(fits[chosen]), sorted(sets.coinciding(name, matches), key=simplicity))
+        fitting = min((rules[i] for i in kept), key=simplicity)
+        near = [fitting, *sets.coinciding(fitting, matches)]
+        if not direct:
+            near = [near[i] for i in np.flatnonzero(_good(self._square.fits(x, near)))]
+        name = min((fitting, *near), key=simplicity)
+        [fit] = self._legal.fits(on_legal, [name])
+        return Name(name, float(fit), sorted(sets.coinciding(name, matches), key=simplicity))
 
 
 def _good(fits: Floats) -> Bools:
