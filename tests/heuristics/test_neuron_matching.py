@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.heuristics import neuron_matching
 from arithscope.heuristics.calibration import DirectOverlaps, Overlaps, direct_overlaps
 from arithscope.heuristics.catalogue import Catalogue, catalogue
 from arithscope.heuristics.kinds import parse
@@ -18,10 +19,11 @@ from arithscope.heuristics.neuron_matching import (
     _pairs,
     calibrate,
     calibrated_matches,
+    match_neurons,
     tries,
     with_p,
 )
-from arithscope.heuristics.overlaps import count_overlaps, top_prompts
+from arithscope.heuristics.overlaps import THRESHOLDS, count_overlaps, is_match, top_prompts
 from arithscope.prompts import legal_prompts
 from tests.heuristics import brute
 from tests.heuristics.catalogues import CATALOGUES, LIMITS, MAX_OPERAND, SMALL, activation_maps, pairs_of
@@ -180,6 +182,32 @@ def test_number_of_heuristics_tried() -> None:
     assert tries(SMALL, True) == (2 * len(SMALL.indirect.heuristics), len(SMALL.direct.heuristics) + 66 + 220 + 495)
     sums = CATALOGUES["+"]
     assert tries(sums, False) == (len(sums.indirect.heuristics), len(sums.direct.heuristics))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_strongest_pairs_of_each_threshold(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as if all pairs with that score were matches; and the best score of any pair with sign 1."""
+    sets, logits = CATALOGUES["/"], np.random.default_rng(2).standard_normal((7, 130)).astype(np.float32)
+    neurons = NeuronBatch(activation_maps(), logits, gated)
+    want = match_neurons(neurons, sets, 3, 0, list("abcdefg"), lambda n: None)
+    assert want.strongest.shape == (7, 2, 6)
+    assert (want.strongest[:, :, 1:] <= want.strongest[:, :, :-1]).all()
+    for i, threshold in enumerate(THRESHOLDS):
+
+        def at_least(overlap: Tensor, size: Tensor, other: float = threshold) -> Tensor:
+            return is_match(overlap, size, other)
+
+        monkeypatch.setattr(neuron_matching, "is_match", at_least)
+        matches = match_neurons(neurons, sets, 3, 0, list("abcdefg"), lambda n: None).matches
+        assert (matches.score >= threshold).all()
+        for row in range(7):
+            own = matches[matches.row == row]
+            for direct in (False, True):
+                most = own[own.direct == direct].neg_log10_p.max()
+                assert want.strongest[row, int(direct), i] == (-np.inf if np.isnan(most) else most)
+            best = own[own.sign == 1].score.max()
+            assert want.best_score[row] == best if best >= threshold else want.best_score[row] < threshold
+    assert np.isinf(want.strongest).any()
 
 
 def test_an_empty_table_has_columns_of_the_same_types() -> None:

@@ -6,7 +6,7 @@ examples/new_heuristic.py does this in 30 lines and finds the new rule in a nois
 
 A heuristic has one text form, used in tables, figures and on the command line (paper App. E):
 
-    op1 in [100, 200]     range           op1, op2 or the result lies in a closed interval
+    op1 in [99, 199]      range           op1, op2 or the result lies in a closed interval
     result mod 5 = 2      modulo          … leaves this remainder
     result ~ .64          pattern         … has these digits, zero-padded to three; a dot is any digit
     op1 = op2             identical
@@ -189,7 +189,7 @@ def parse(text: str) -> Rule:
         reason = "it has none of the known forms"
     except ValueError as error:
         reason = str(error)
-    raise UserError(f"{text[:100]!r} is not a heuristic ({reason}); examples: 'op1 in [100, 200]', 'result mod 5 = 2'.")
+    raise UserError(f"{text[:100]!r} is not a heuristic ({reason}); examples: 'op1 in [99, 199]', 'result mod 5 = 2'.")
 
 
 def kind_name(kind: str, on: str) -> str:

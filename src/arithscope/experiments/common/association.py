@@ -1,6 +1,7 @@
 """Which heuristics the top neurons match, and hence which neurons are associated with which prompts.
 
-A prompt is associated with the heuristics that hold for it, and with the neurons that match at least one of them.
+A prompt is associated with the heuristics that hold for it, and with the neurons that match at least one of them: those that
+fire on it according to their matches. (With sign −1 they fire negatively there; only calibrated matches can have it.)
 """
 
 from collections.abc import Iterator
@@ -94,9 +95,12 @@ class Association:
 
 
 def association(classification: Classification, operator: str, criterion: str) -> Association:
-    """The top neurons of an operator with all their matches (`raw`), or the calibrated ones."""
+    """The top neurons of an operator with their raw matches, or the calibrated ones."""
     top = classification.neurons[classification.neurons.operator == operator]
     matches = classification.matched(operator, criterion)
+    # A rule of more than half of the prompts can match with both signs; the better score counts.
+    matches = matches.sort_values("score", ascending=False, kind="stable")
+    matches = matches.drop_duplicates(["layer", "neuron", "heuristic"]).sort_index()
     row_of = {neuron: i for i, neuron in enumerate(zip(top.layer, top.neuron, strict=True))}
     row = np.array([row_of[neuron] for neuron in zip(matches.layer, matches.neuron, strict=True)], dtype=np.int64)
     names, heuristic = np.unique(matches.heuristic.to_numpy(dtype=str), return_inverse=True)

@@ -185,7 +185,14 @@ def unclassified_neurons(maps: ActivationMaps, classify: Classification) -> Find
 def classified_shares(result: Classification) -> Finding:
     raw, calibrated = (means_of(result.table, f"{criterion}_share") for criterion in CRITERIA)
     explained = means_of(result.table, "coverage_calibrated")
-    numbers = {"raw": raw, "calibrated": calibrated, "variance explained, calibrated": explained}
+    one_operand = means_of(result.table, "one_operand_share_of_matches")
+    numbers: Numbers = {
+        "raw": raw,
+        "calibrated": calibrated,
+        "calibrated, only where it fires negatively": means_of(result.table, "negative_only_share"),
+        "calibrated matches of the result or both operands that one operand explains": one_operand,
+        "variance explained, calibrated": explained,
+    }
     return worded("classified_shares", numbers, raw=raw, calibrated=calibrated, explained=explained)
 
 

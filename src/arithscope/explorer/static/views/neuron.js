@@ -88,7 +88,7 @@ export async function show(root, params, { run, is_current }) {
     const with_pin = (r) => h("button", {
       type: "button", className: "heuristic", title: "Hover to outline its prompts, click to keep the outline",
       onclick: () => pin(r.heuristic, heuristics),
-    }, r.heuristic);
+    }, r.sign === -1 ? `${r.heuristic} (fires negatively)` : r.heuristic);
     const table = sorted_table({
       caption: has_matches ? `${rows.length} matched heuristics, ${calibrated} of them calibrated`
         : "No heuristic matches; the best of each kind",
