@@ -1,4 +1,4 @@
-"""Accuracy on all legal prompts; every later experiment samples from the correct ones (Appendix I)."""
+"""Accuracy on all legal prompts; every later experiment samples from the correct ones (Appendix H)."""
 
 from dataclasses import dataclass
 from math import nan
@@ -57,7 +57,7 @@ def as_prompts(rows: pd.DataFrame) -> Prompts:
     return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
 
 
-@stage(needs=(MeanActivations,), reads=("operators", "seed", "half"), paper="App. I")
+@stage(needs=(MeanActivations,), reads=("operators", "seed", "half"), paper="App. H")
 def accuracy(ctx: Context) -> Accuracy:
     """Accuracy of the model on all legal prompts, by operator."""
     means, seed = ctx.results[MeanActivations], ctx.settings.seed

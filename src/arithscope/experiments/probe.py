@@ -1,4 +1,4 @@
-"""Linear probes: at which layer and position can the answer be read off the residual stream? (Section 2.2, Appendix H)
+"""Linear probes: at which layer and position can the answer be read off the residual stream? (Section 2.2, Appendix G)
 
 A linear classifier from the residual stream to the answer is trained for every layer and position. The *first answer layer* is
 the first layer whose accuracy at the last position reaches half of the best layer's.
@@ -78,7 +78,7 @@ def _memory(model: Model, settings: Settings) -> int:
     return sweep_memory(model, settings) + min(states, storage(model))
 
 
-@stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=_memory, paper="2.2, App. H")
+@stage(needs=(Accuracy,), reads=("sizes", "seed"), memory=_memory, paper="2.2, App. G")
 def probe(ctx: Context) -> Probe:
     """Accuracy of linear probes from the residual stream to the answer, by layer and position."""
     seed, (prompts, training) = ctx.settings.seed, probe_split(ctx)

@@ -274,14 +274,14 @@ def example_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each operator, neurons of large effect with a calibrated match, one for each kind of heuristic first.
     Shown are the activation for each pair of operands (op1 to the right, op2 upwards; pale: not legal) with the outline
     of the rule that names the neuron (unless it is too fine), the ten numbers that the value vector promotes most, the
-    name, and the best calibrated heuristics with their scores. (Paper: Appendix C.)"""
+    name, and the best calibrated heuristics with their scores. (Paper: Appendix J.)"""
     return _neuron_table(maps, classify, classified=True)
 
 
 @figure("unclassified-neurons", *RESULTS, section="gallery", order=190, title="Strongest unclassified neurons")
 def unclassified_neurons(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each operator, the neurons of largest effect without a calibrated match. Heuristics named here score at
-    least 0.6, but no better than chance and the value vector explain. (Paper: Appendix C.)"""
+    least 0.6, but no better than chance and the value vector explain. (Paper: Appendix J.)"""
     return _neuron_table(maps, classify, classified=False)
 
 

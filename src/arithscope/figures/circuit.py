@@ -37,7 +37,7 @@ HEADS_PER_LINE, MOST_NAMES = 6, 24  # in the table
 def accuracy_table(accuracy: Accuracy) -> Figure:
     """Share of legal prompts whose most probable next token is the answer, by operator; averaged with the same weight
     for each operator, or for each prompt as in the paper. One fixed answer: always the operator's most frequent one.
-    Brackets: 95 % intervals. (Paper: Appendix I, table of model accuracies.)"""
+    Brackets: 95 % intervals. (Paper: Appendix H, table of model accuracies.)"""
     names = {"accuracy": "accuracy", "p_answer": "mean P(answer)", "p_answer_correct": "… on correct prompts"}
     rows = []
 

@@ -1,4 +1,4 @@
-"""Compares runs: every number of their summaries, and the main curves on axes that models of any size share (Appendix J)."""
+"""Compares runs: every number of their summaries, and the main curves on axes that models of any size share (Appendix I)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

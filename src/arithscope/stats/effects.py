@@ -34,7 +34,7 @@ def effects(before: CleanLogits, after: Logits, answer: Tokens, counterfactual: 
 
     Unbounded on both sides, antisymmetric in before and after, and equal to `probability` to first order around 0.
 
-    logit: Eq. 1 on logits centred over the vocabulary (App. H). They may be negative, hence the absolute values,
+    logit: Eq. 1 on logits centred over the vocabulary (App. G). They may be negative, hence the absolute values,
 
         ½ · [ (z*(r′) − z(r′)) / |z(r′)|  +  (z(r) − z*(r)) / |z*(r)| ]
 
