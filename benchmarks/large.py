@@ -89,6 +89,7 @@ def stages_for_random_weights(model: Model) -> list[Stage]:
     changes: dict[str, Callable[[Any], Any]] = {
         "accuracy": lambda found: replace(found, prompts=found.prompts.assign(correct=True)),
         "probe": lambda found: replace(found, first_answer_layer=layers // 2),
+        "answer_layers": lambda found: replace(found, first_layer=dict.fromkeys(found.first_layer, layers // 2)),
         "circuit": lambda found: replace(
             found, heads=found.heads.assign(in_circuit=found.heads["rank"] < CIRCUIT_HEADS)
         ),

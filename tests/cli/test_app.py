@@ -38,9 +38,9 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     output = capsys.readouterr()
     assert str(out) in output.out.replace("\n", "")
     summary = json.loads((out / "summary.json").read_text())
-    # No failures: it never fails on prompts it can do.
+    # No failures: it never fails on prompts it can do. No knockout: no rule has enough neurons. No overlap: only + is left.
     stages = (
-        "accuracy localize circuit probe neurons topk patterns classify bag heads knockout mlp0 overlap prompt_knockout"
+        "accuracy answer_layers localize circuit probe neurons topk patterns classify bag heads mlp0 prompt_knockout"
     )
     assert list(summary) == stages.split()
     for experiment in summary:
@@ -76,7 +76,7 @@ def test_neuron(adder_run: Path, saved_adder: Path, tmp_path: Path, capsys: pyte
     assert call("neuron", out, "3", str(top.neuron), "--operator", "+") == 0
     output = capsys.readouterr().out
     assert f"L3N{top.neuron} of " in output
-    assert "rank 1 of 1024 in its layer (32 prompts, exact)" in output
+    assert "rank 1 of 1024 in its layer (50 prompts, exact)" in output
     assert f"numbers it promotes most: {a + b} " in output
     pattern = [line for line in output.splitlines() if line.startswith("  |")]
     assert [line.count("@") for line in pattern] == [int(i == a * 25 // 31) for i in range(25)]
@@ -149,7 +149,7 @@ def test_run_refuses_bad_input(saved_model: Path, tmp_path: Path, capsys: pytest
     assert "does not know" in error_message(capsys, *arguments, "--template", "{op1} {operator} {op2} =")
     assert "no --effect 'huge'" in error_message(capsys, *arguments, "--effect", "huge")
     assert "choose from exact, atp, ig, relp, atp+exact" in error_message(capsys, *arguments, "--neurons", "quickly")
-    assert "choose from mean, mean+std" in error_message(capsys, *arguments, "--rank", "median")
+    assert "choose from mean, mean_abs, mean+std" in error_message(capsys, *arguments, "--rank", "median")
     assert "use at least 1" in error_message(capsys, *arguments, "--topk", "0")
     assert "the 48 neurons" in error_message(capsys, *arguments, "--max-operand", "5", "--topk", "49")
     assert "negative" in error_message(capsys, *arguments, "--seed", "-1")

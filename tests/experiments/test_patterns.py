@@ -20,7 +20,7 @@ def top_neurons(rows: list[tuple[str, int, int]]) -> TopK:
     table = pd.DataFrame(rows, columns=["operator", "layer", "neuron"])
     table["rank"], table["value"] = table.groupby(["operator", "layer"]).cumcount(), 1.0
     nothing = pd.DataFrame()
-    return TopK(nothing, nothing, table[["operator", "layer", "rank", "neuron", "value"]], {}, 0, {})
+    return TopK(nothing, nothing, nothing, nothing, table.assign(mean_abs=1.0), {}, "mean", 0, {})
 
 
 CHOSEN = [("+", 0, 3), ("+", 0, 1), ("+", 2, 7), ("-", 1, 0), ("-", 2, 7), ("/", 0, 3)]

@@ -148,7 +148,7 @@ def test_finding_and_figure(found: Stability) -> None:
     assert "Between the halves" not in finding.text
     assert finding.numbers["heads in the circuit"] == {"+": "2; halves 3; seeds 2, 1"}
     assert finding.numbers["accuracy"] == {"+": ".900; halves .880, .920; seeds .900, .900"}
-    assert finding.numbers["first answer layer"] == {"+": "4; halves 4; seeds 5, 4"}
+    assert finding.numbers["first answer layer by probe"] == {"+": "4; halves 4; seeds 5, 4"}
     figure = drawn(repeated_numbers(found))
     [panel] = figure.axes
     names = [label.get_text() for label in panel.get_yticklabels()]

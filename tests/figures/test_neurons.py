@@ -31,10 +31,7 @@ def many(operators: str, layers: int, neurons: int) -> NeuronEffects:
     table = table.assign(
         measure="probability", method="atp", value=value, low=value, high=value, n=9, median=0.0, std=1.0
     )
-    agreement, halves = (
-        pd.DataFrame(columns=NeuronEffects.schema()[name].names) for name in ("agreement", "split_half")
-    )
-    return NeuronEffects(table, agreement, halves, 5)
+    return NeuronEffects(table, *[pd.DataFrame()] * 3, dict.fromkeys(operators, 5), "cause")
 
 
 def test_effects_are_sorted_within_their_layer() -> None:
@@ -61,13 +58,15 @@ def test_the_curve_shows_the_table_and_marks_the_choice(adder_results: dict[str,
     rows = topk.curve[(topk.curve.circuit == "found") & (topk.curve.measure == "accuracy")]
     lines = figure.axes[1].lines
     assert lines[0].get_ydata() == pytest.approx(rows.value.to_numpy())
-    assert list(lines[2].get_xdata()) == [topk.k["+"]]
+    other = topk.curve[(topk.curve.circuit == "by_mean") & (topk.curve.measure == "accuracy")]
+    assert lines[2].get_ydata() == pytest.approx(other.value.to_numpy())
+    assert list(lines[3].get_xdata()) == [topk.k["+"]]
 
 
 def test_attribution_methods_show_their_agreement(adder_results: dict[str, Any]) -> None:
     agreement = adder_results["neurons"].agreement
     figure = drawn(attribution_against_exact(adder_results["neurons"]))
-    rows = agreement[agreement.measure == "log_ratio"].set_index("method")
+    rows = agreement[(agreement.measure == "log_ratio") & (agreement.ranking == "mean_abs")].set_index("method")
     correlations, recalls = figure.axes[2:4]
     assert [bar.get_height() for bar in correlations.patches] == pytest.approx(rows.rank_correlation.tolist())
     assert recalls.lines[1].get_ydata() == pytest.approx(rows.loc["ig", [f"recall_{p}" for p in RECALLED]].tolist())
@@ -77,12 +76,13 @@ def test_attribution_methods_show_their_agreement(adder_results: dict[str, Any])
 
 
 def test_the_map_shows_the_overlap() -> None:
+    """Each pair in the layers that both study."""
     sets = {"+": {(2, 1), (2, 2)}, "-": {(2, 1), (3, 5)}, "*": {(2, 1), (2, 2)}}
     figure = drawn(neuron_overlap(overlap(context(small("llama"), None, top_neurons(sets)))))
     image = figure.axes[0].images[0].get_array()
-    assert np.asarray(image) == pytest.approx(np.array([[1, 1 / 3, 1], [1 / 3, 1, 1 / 3], [1, 1 / 3, 1]]))
-    for line, want in zip(figure.axes[1].lines, ([0.5, 0.0], [1.0, np.nan], [0.5, 0.0]), strict=True):
-        assert list(line.get_ydata()) == pytest.approx(want, nan_ok=True)
+    assert np.asarray(image) == pytest.approx(np.array([[1, 1 / 2, 1], [1 / 2, 1, 1 / 2], [1, 1 / 2, 1]]))
+    for line, want in zip(figure.axes[1].lines, ([0.5], [1.0], [0.5]), strict=True):
+        assert list(line.get_ydata()) == pytest.approx(want)
     for few in ({"+": {(2, 1)}}, {"+": set(), "-": set()}):
         drawn(neuron_overlap(overlap(context(small("llama"), None, top_neurons(few)))))
 

@@ -57,7 +57,6 @@ def little_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("arithscope.experiments.probe.storage", lambda model: 1)
     patch.setattr("arithscope.experiments.knockout.MASK_BYTES", 1)
     patch.setattr("arithscope.heuristics.overlaps.CPU_ELEMENTS", 2**14)
-    patch.setattr("arithscope.stats.intervals.CPU_ROWS", 7)
 
 
 def study(folder: Path, settings: Settings = SETTINGS, executor: Executor = LOCAL) -> Path:

@@ -29,7 +29,9 @@ from tests.families import small
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.results.test_run import assert_same
 
-FEW = SampleSizes(discovery=5, evaluation=6, first_mlp=2, probe=60, draws=2, permutations=2, prompt_knockout=4)
+FEW = SampleSizes(
+    discovery=5, evaluation=6, first_mlp=2, probe=60, selection=6, draws=2, permutations=2, prompt_knockout=4
+)
 ARGUMENTS: dict[str, Any] = {"operators": "+", "max_operand": 5, "neurons": "atp", "topk": 10}
 
 
@@ -110,7 +112,7 @@ def test_stages_are_computed_once_and_only_if_needed(monkeypatch: pytest.MonkeyP
 def test_sizes_set_the_samples() -> None:
     some, more = (Lab(copy_and_add(), sizes=replace(FEW, discovery=n), **ARGUMENTS) for n in (5, 8))
     assert (len(some.localize.prompts), len(more.localize.prompts)) == (5, 8)
-    assert (some.settings.sizes.discovery, Lab(copy_and_add(), **ARGUMENTS).settings.sizes.discovery) == (5, 32)
+    assert (some.settings.sizes.discovery, Lab(copy_and_add(), **ARGUMENTS).settings.sizes.discovery) == (5, 50)
 
 
 KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame())

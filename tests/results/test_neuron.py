@@ -31,12 +31,12 @@ def effects(values: np.ndarray, exact: np.ndarray) -> NeuronEffects:
     """Effects of every neuron [operators, measures, layers, neurons], some exact and some estimated, in a random order."""
     rows = [
         {"operator": o, "layer": layer, "neuron": n, "measure": m, "method": "exact" if exact[k, n] else BEST_METHOD,
-         "value": values[i, j, k, n], "low": 0.0, "high": 1.0, "n": 7, "median": 0.5, "std": 0.1}
+         "value": 0.3, "mean_abs": values[i, j, k, n], "low": 0.0, "high": 1.0, "n": 7, "median": 0.5, "std": 0.1}
         for i, o in enumerate("+-") for j, m in enumerate(EFFECTS) for k, layer in enumerate(LAYERS) for n in range(SIZE)
     ]  # fmt: skip
     table = pd.DataFrame(rows).sample(frac=1, random_state=0)
     table = table.sort_values("measure", key=lambda m: m.map(EFFECTS.index), kind="stable")
-    return NeuronEffects(table, pd.DataFrame(), pd.DataFrame(), 2)
+    return NeuronEffects(table, *[pd.DataFrame()] * 3, {"+": 2, "-": 2}, "cause")
 
 
 @pytest.mark.parametrize("share_exact", [0.0, 0.5, 1.0])
@@ -142,7 +142,7 @@ def test_numpy_integers_are_accepted(small_run: Path) -> None:
 
 def test_a_neuron_outside_the_top_k(small_run: Path) -> None:
     run = arithscope.open(small_run)
-    layer = run.neurons.first_layer
+    layer = run.neurons.first_layer["+"]
     top = set(run.topk.top[(run.topk.top.operator == "+") & (run.topk.top.layer == layer)].neuron)
     found = run.neuron(layer, min(set(range(512)) - top), "+")
     assert found.activation_map is None

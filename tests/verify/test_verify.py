@@ -34,7 +34,7 @@ CHANGED: dict[str, list[str]] = {
     "heads": ["attention", "isolation.value", "roles.attention"],
     "mlp0": ["effects.value", "curve.value", "reduced.value", "selection.value", "tuning"],
     "neurons": ["effects.value", "effects.std", "effects.mean_abs", "measures.rank_correlation"],
-    "topk": ["curve.value", "selection.value", "top.value", "table.value", "rankings.value"],
+    "topk": ["curve.value", "selection.value", "top.value", "table.value"],
     "patterns": ["activations", "logits", "neurons.alignment"],
     "classify": [
         "matches.score",

@@ -106,8 +106,8 @@ def first_answer_layer(accuracy: Mapping[int, float], baseline: float) -> int:
     """The last layer from which on MLPs must be ablated to leave at most a tenth of the accuracy; 0 if there is none.
 
     Args:
-        accuracy: Accuracy without the MLPs from each layer on; without any ablation it is 1.
+        accuracy: Accuracy without the MLPs from each layer on; the largest key is the number of layers, without any ablation.
         baseline: Accuracy that remains without any computation.
     """
-    largest = baseline + TENTH * (1 - baseline)
-    return max((layer for layer, value in accuracy.items() if value <= largest), default=0)
+    largest, unablated = baseline + TENTH * (1 - baseline), max(accuracy)
+    return max((layer for layer, value in accuracy.items() if value <= largest and layer < unablated), default=0)

@@ -52,7 +52,7 @@ class Overlap(Result):
         means = {operator: self.pairs_with(operator).iou.mean() for operator in self.operators}
         out = {name: {"mean_iou": iou} for name, iou in {**means, AVERAGE: self.table.iou.mean()}.items()}
         for operator, measures in by_operator(with_average(self.unique.assign(measure="unique_share"))).items():
-            out[operator] |= measures
+            out.setdefault(operator, {}).update(measures)
         return out
 
 

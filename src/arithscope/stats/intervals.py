@@ -21,6 +21,7 @@ from scipy.stats import binomtest, norm, t
 CONFIDENCE = 0.95
 Z = float(norm.ppf((1 + CONFIDENCE) / 2))
 ALPHA = 1 - CONFIDENCE
+SMALLEST_VARIANCE = 1e-8  # of values up to 1; those that vary less count as equal, as the rest may be rounding
 RARE = 4.0
 
 Rows = Float[np.ndarray, "rows values"]
@@ -79,7 +80,7 @@ def unit_means(values: Rows) -> list[Mean]:
     x = (values.mean(1, dtype=np.float64) - floor) / scale
     largest = np.clip(x * (1 - x), 0, None)  # rounding may take a mean beyond 1
     variance = np.square(deviations).mean(1) / scale**2
-    varies = variance > 1e-20
+    varies = variance > SMALLEST_VARIANCE
     skewness = np.divide((deviations**3).mean(1) / scale**3, variance**1.5, out=np.full_like(x, np.inf), where=varies)
     rare = np.minimum(0.5 * skewness**2, RARE)
     observed = np.divide(variance, largest, out=np.ones_like(x), where=largest > 0)

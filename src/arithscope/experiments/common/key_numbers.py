@@ -69,13 +69,18 @@ _NUMBERS = (
         for c in ("raw", "calibrated")
     ),
     (_ALONE, "faithfulness with calibrated neurons alone", "bag", "calibrated_faithfulness"),
-    ("… above the floor", "… above the floor", "bag", "calibrated_above_floor"),
+    ("… above the floor", "calibrated neurons alone, above the floor", "bag", "calibrated_above_floor"),
     *(
         (_CONTRIBUTION.format(c), f"contribution, correct minus incorrect, {c}", "failures", f"{c}_contribution")
         for c in ("raw", "calibrated")
     ),
     (_CARRIED, _CARRIED.lower(), "training", "raw_mutual_share"),
-    ("… above the floor, raw", "… above the floor", "training", "raw_mutual_share_above_floor"),
+    (
+        "… above the floor, raw",
+        "faithfulness over training, above the floor",
+        "training",
+        "raw_mutual_share_above_floor",
+    ),
 )
 KEY_NUMBERS = tuple(KeyNumber(*names) for names in _NUMBERS)
 

@@ -16,7 +16,7 @@ from arithscope.experiments.probe import ALL, Probe
 from arithscope.figures.style import SIGNS
 from arithscope.report.findings.finding import Finding, Numbers, Value, finding, worded
 from arithscope.report.formatting import as_mean, clear_sign, listed, means_of, operators_of
-from arithscope.stats.intervals import Mean, average, difference, signs_of_rows
+from arithscope.stats.intervals import NOTHING, Mean, average, difference, signs_of_rows
 
 MOST_NAMED = 6  # heads
 
@@ -34,7 +34,7 @@ def accuracy(result: Accuracy) -> Finding:
         "always the most frequent answer": baseline,
         "averaged over prompts": over_prompts,
     }
-    words = {"operators": operators, "gap": gap, "pairs": pairs, "over_prompts": over_prompts[AVERAGE]}
+    words = {"operators": operators, "gap": gap, "pairs": pairs, "over_prompts": over_prompts.get(AVERAGE, NOTHING)}
     return worded("accuracy", numbers, means=means, baseline=baseline, wrong=wrong, **words)
 
 
