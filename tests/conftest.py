@@ -157,7 +157,7 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     those that the training curves need. Several processes read it: copy it before you change anything."""
 
     def make(folder: Path) -> None:
-        model, settings = load("tiny-pythia"), smaller(("+",), 20, topk=64, neurons="atp")
+        model, settings = load("tiny-pythia"), smaller(("+",), 20, topk=200, neurons="atp")
         final = run_stages(model, settings, folder, ["bag", "prompt_knockout"], Silent())
         follow_training(
             model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent()

@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[
 
 def test_stages_are_timed_and_compared_with_their_lower_bounds(measured: dict[str, list[list[float]]]) -> None:
     rows = {row[0]: row[1:] for row in measured["stages"]}
-    assert list(rows) == ["means", "accuracy", "localize", "probe", "neurons", "all together"]
+    assert list(rows) == ["means", "accuracy", "answer_layers", "localize", "probe", "neurons", "all together"]
     for name in ("means", "localize", "neurons"):
         seconds, _, _, floor, times = rows[name]
         assert 0 < floor < seconds  # no stage is faster than its lower bound

@@ -1,6 +1,6 @@
 """The bag of heuristics alone: each operator's circuit with its MLPs reduced to neurons that match a heuristic (Section 5).
 
-1. From the first answer layer on, keep only heuristic neurons at the last position and mean-ablate the others.
+1. In the answer layers, keep only heuristic neurons at the last position and mean-ablate the others.
 2. Compare with all top neurons, with as many random top neurons of each layer, and with none at all: the floor, which other
    positions, earlier layers and the circuit's heads reach without any neuron.
 3. Above the floor: the share of what all top neurons add to it that the kept ones add.
