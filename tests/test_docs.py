@@ -23,7 +23,9 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Context, Stage, stage, unregister
+from arithscope.heuristics.kinds import ranges
 from arithscope.pipeline.registry import all_stages
+from arithscope.settings import PRESETS
 from tests.command_line import call
 from tools import docs_tables
 
@@ -179,6 +181,29 @@ def test_reference_tables_include_plug_ins(plug_in_stage: Stage) -> None:
         "| `largest` | `int` | largest answer |",
     ):
         assert expected in page
+
+
+def test_the_documented_samples_are_those_of_the_presets() -> None:
+    """Single neurons are patched on at most the discovery prompts."""
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    rows = {
+        "discovery prompts per operator": [sizes.discovery for sizes in PRESETS.values()],
+        "selection prompts per operator": [sizes.selection for sizes in PRESETS.values()],
+        "evaluation prompts per operator": [sizes.evaluation for sizes in PRESETS.values()],
+        "discovery prompts on which single neurons of the answer layers are patched": [
+            min(sizes.neurons, sizes.discovery) for sizes in PRESETS.values()
+        ],
+    }
+    for name, values in rows.items():
+        assert f"| {name} | {' | '.join(map(str, values))} |" in text
+
+
+def test_the_papers_example_of_a_range_is_not_in_the_catalogue() -> None:
+    """Ranges of 100 start at 0, 33, 66, 99, …, so [100, 200], which the paper names, is none of them."""
+    starts = [rule.low for rule in ranges("op1", (100,), 300)]
+    assert starts[:4] == [0, 33, 66, 99]
+    assert 100 not in starts
+    assert "By its own formula that range is not in the catalogue" in (ROOT / "docs/heuristics.md").read_text("utf-8")
 
 
 def test_the_citation_names_this_version() -> None:
