@@ -194,6 +194,13 @@ def test_the_hand_built_model_verifies(neurons: str, saved_adder: Path, tmp_path
         assert call("verify", tmp_path / "run", "--seed", seed) == 0
 
 
+def test_exact_effects_of_neurons_verify(adder_run: Path, saved_adder: Path) -> None:
+    """Only exact runs compare attribution methods."""
+    assert len(RunFolder(adder_run).read(BY_NAME["neurons"].result).agreement)
+    verdict = verification(adder_run, load(str(saved_adder))).check_stage(BY_NAME["neurons"])
+    assert verdict.agrees, verdict.text
+
+
 @pytest.fixture(scope="module")
 def two_stages(saved_adder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is quick to verify; do not write to it."""

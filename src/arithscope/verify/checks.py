@@ -141,7 +141,7 @@ def _ranks(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -> 
     recalls = [f"recall_{percent}" for percent in RECALLED]
     yield rows.drop(columns=recalls), noise
     at_border = replace(noise, extra=1.0 / percent_of(hints["ranks"], RECALLED[0]))
-    yield rows[["operator", "method", "measure", *recalls]], at_border
+    yield rows[["operator", "method", "measure", "ranking", *recalls]], at_border
 
 
 def _shares_correct(factor: float) -> Tolerance:
