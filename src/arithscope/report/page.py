@@ -123,7 +123,7 @@ def key_number_table(run: RunFolder) -> Table | None:
     operators = [str(o) for o in run.manifest["configuration"]["operators"]]
     summary, sizes = run.summary, run.manifest["model"]["sizes"]
     sizes = {**sizes, "heads in all": sizes["layers"] * sizes["heads"]}
-    compared = paper_models(run.manifest["model"])
+    first, *of_family = paper_models(run.manifest["model"])
     rows = []
     for row in KEY_NUMBERS:
         key = row.experiment, row.measure
@@ -131,9 +131,10 @@ def key_number_table(run: RunFolder) -> Table | None:
         if any(entry is not None for entry in entries):
             suffix = f" of {sizes[_TOTALS[key]]:,}" if key in _TOTALS else ""
             cells = [value_cell(entry, suffix) for entry in entries]
-            reported = [PAPER[name].get(key, NOTHING) for name in compared]
-            rows.append([Cell(row.name, href=f"#{row.section}"), *cells, *reported])
-    header = ["", *(SIGNS[o] for o in operators), "all operators", *(f"paper’s {name}" for name in compared)]
+            notes = tuple(f"{name}: {PAPER[name][key]}" for name in of_family if key in PAPER[name])
+            reported = Cell(PAPER[first].get(key, NOTHING), notes)
+            rows.append([Cell(row.name, href=f"#{row.section}"), *cells, reported])
+    header = ["", *(SIGNS[o] for o in operators), "all operators", f"paper’s {first}"]
     caption = "Key numbers, each with its 95 % interval and sample size"
     return Table(caption, header, rows, "key-numbers") if rows else None
 
