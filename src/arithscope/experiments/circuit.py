@@ -96,19 +96,15 @@ class Circuit(Result):
 )
 def circuit(ctx: Context) -> Circuit:
     """Smallest set of attention heads whose faithfulness reaches the plateau, by operator."""
-    s, draws, samples, selected = (
-        ctx.model.sizes,
-        ctx.settings.sizes.draws,
-        evaluation_prompts(ctx),
-        selection_prompts(ctx),
-    )
+    s, draws = ctx.model.sizes, ctx.settings.sizes.draws
+    samples, selected = evaluation_prompts(ctx), selection_prompts(ctx)
     counts = head_counts(s.layers * s.heads)
     sources = {operator: random_source(ctx.settings.seed, "circuit", operator) for operator in samples}
     rankings = {o: ctx.results[Localization].ranking(o, ctx.settings.effect) for o in samples}
 
     def arguments(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
         ranked = (rankings[operator].layer * s.heads + rankings[operator]["head"]).to_numpy()
-        orders = ablation.with_random_orders(ranked, draws, sources[operator])
+        orders = ablation.with_random_orders(ranked[None], draws, sources[operator])
         kept = ablation.nested_sets(orders, sizes).unflatten(1, (s.layers, s.heads)).numpy()
         return ctx.results[MeanActivations], kept, {}, None
 

@@ -95,7 +95,7 @@ def mlp0(ctx: Context) -> FirstMlp:
 
     def arguments(operator: str, sizes: list[int], draws: int, later: Mapping[int, Bools]) -> tuple[Any, ...]:
         best = _strongest(effects, operator, ctx.settings.effect)
-        orders = ablation.with_random_orders(best, draws, sources[operator]).astype(np.int32)
+        orders = ablation.with_random_orders(best[None], draws, sources[operator]).astype(np.int32)
         heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
         return ctx.results[MeanActivations], heads, orders, sizes, later
 

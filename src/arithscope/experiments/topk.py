@@ -110,12 +110,8 @@ def _memory(model: Model, settings: Settings) -> int:
 def topk(ctx: Context) -> TopK:
     """Fewest top neurons per MLP that keep the circuit's faithfulness, by operator."""
     s, settings, neurons = ctx.model.sizes, ctx.settings, ctx.results[NeuronEffects]
-    fixed, draws, samples, selected = (
-        settings.fixed_k,
-        settings.sizes.draws,
-        evaluation_prompts(ctx),
-        selection_prompts(ctx),
-    )
+    fixed, draws = settings.fixed_k, settings.sizes.draws
+    samples, selected = evaluation_prompts(ctx), selection_prompts(ctx)
     counts = neuron_counts(s.neurons, (fixed or {}).values())
     sources = {operator: random_source(settings.seed, "topk", operator) for operator in samples}
     other = MEAN_ABS if settings.ranking == MEAN else MEAN
@@ -125,9 +121,8 @@ def topk(ctx: Context) -> TopK:
     def arguments(operator: str, sizes: list[int], draws: int) -> tuple[Any, ...]:
         layers = range(neurons.first_layer[operator], s.layers)
         ranked = [rankings[operator, c].neuron.to_numpy().reshape(len(layers), -1) for c in circuits]
-        random = sources[operator]
         by_layer = {
-            layer: np.stack([*orders, *(random.permutation(s.neurons) for _ in range(draws))]).astype(np.int32)
+            layer: ablation.with_random_orders(np.stack(orders), draws, sources[operator]).astype(np.int32)
             for layer, *orders in zip(layers, *ranked, strict=True)
         }
         heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)

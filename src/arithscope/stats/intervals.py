@@ -94,9 +94,8 @@ def score_interval(x: Floats, spread: Floats) -> tuple[Floats, Floats]:
     """The smallest and largest μ in [0, 1] with |x − μ| ≤ √(spread · μ(1 − μ)). Wilson's interval has a spread of z²/n."""
     centre = (x + spread / 2) / (1 + spread)
     half = np.sqrt(spread * np.clip(x * (1 - x), 0, None) + spread**2 / 4) / (1 + spread)
-    return np.minimum(centre - half, x).clip(0), np.maximum(centre + half, x).clip(
-        None, 1
-    )  # with x in spite of rounding
+    low, high = np.minimum(centre - half, x), np.maximum(centre + half, x)  # with x in spite of rounding
+    return low.clip(0), high.clip(None, 1)
 
 
 def t_mean(values: ArrayLike) -> Mean:

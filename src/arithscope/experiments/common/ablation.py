@@ -203,9 +203,11 @@ def nested_sets(orders: NDArray[np.integer[Any]], counts: Sequence[int]) -> Bool
     return (rank[:, None, :] < torch.tensor(counts)[None, :, None]).flatten(0, 1)
 
 
-def with_random_orders(order: NDArray[np.int64], draws: int, random: Generator) -> NDArray[np.int64]:
-    """An order of components, then random ones: [1 + draws, components]."""
-    return np.stack([order, *(random.permutation(len(order)) for _ in range(draws))])
+def with_random_orders(
+    orders: Int[np.ndarray, "orders components"], draws: int, random: Generator
+) -> Int[np.ndarray, "all components"]:
+    """Some orders of the components, then `draws` random ones."""
+    return np.stack([*orders, *(random.permutation(orders.shape[1]) for _ in range(draws))])
 
 
 def growth_curve(
