@@ -36,13 +36,23 @@ RECIPE: dict[str, Any] = {
             "max_position_embeddings": 16,
         },
     },
-    "data": {"numbers": 12, "max_operand": 4, "noise": 0.2, "noise_width": 3, "seen": {"+": 0.5, "/": 0.75}},
+    "data": {
+        "numbers": 110,
+        "max_operand": 4,
+        "noise": 0.2,
+        "noise_width": 3,
+        "seen": {"+": 0.5, "/": [0.75]},
+        "digits": False,
+        "tasks": {"count": 0.3, "parity": 0.1},
+    },
     "schedule": {
         "steps": 2,
         "batch_size": 4,
         "learning_rate": 3e-3,
         "warmup": 1,
         "weight_decay": 0.1,
+        "sparsity": 0.3,
+        "early": 2.0,
         "checkpoints": 1,
     },
 }
@@ -92,8 +102,8 @@ def is_recipe(content: bytes) -> bool:
     may: list[dict[str, tuple[type, ...]]] = [
         {},
         {},
-        {"numbers": (int,), "max_operand": (int,)},
-        {"checkpoints": (int,)},
+        {"numbers": (int,), "max_operand": (int,), "digits": (bool,), "tasks": (dict,)},
+        {"checkpoints": (int,), "sparsity": (int, float), "early": (int, float)},
     ]
     for table, must, can in zip(tables, needed, may, strict=True):
         if not isinstance(table, dict) or not must.keys() <= table.keys() <= must.keys() | can.keys():
@@ -102,7 +112,9 @@ def is_recipe(content: bytes) -> bool:
             return False
     data, schedule = raw["data"], raw["schedule"]
     numbers, top = data.get("numbers", 1000), data.get("max_operand", 300)
-    shares = [*data["seen"].values(), data["noise"]]
+    tasks, by_length = data.get("tasks", {}), [s for s in data["seen"].values() if type(s) is list]
+    seen = [share for s in data["seen"].values() for share in (s if type(s) is list else [s])]
+    shares = [*seen, *tasks.values(), data["noise"]]
     return (
         re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", raw["name"]) is not None
         and 0 <= raw["seed"] <= 10**9
@@ -110,12 +122,18 @@ def is_recipe(content: bytes) -> bool:
         and len(data["seen"]) > 0
         and set(data["seen"]) <= set(OPERATORS)
         and all(type(s) in (int, float) and 0 <= s <= 1 for s in shares)
-        and 10 <= numbers <= 100_000
+        and all(len(shares) == len(str(top)) for shares in by_length)
+        and set(tasks) <= {"spell", "read", "count", "compare", "parity", "round", "place", "remainder"}
+        and sum(tasks.values()) < 1
+        and (not tasks or numbers >= 100)
+        and 10 <= numbers <= (10**7 if data.get("digits") else 100_000)
         and 1 <= top < numbers
         and top <= 3000
         and 0 <= data["noise_width"] <= numbers
         and schedule["warmup"] >= 0
         and 0 <= schedule["weight_decay"] < math.inf
+        and 0 <= schedule.get("sparsity", 0) < math.inf
+        and 1 <= schedule.get("early", 1) <= 100
         and 1 <= schedule["steps"] <= 10**9
         and 1 <= schedule["batch_size"] <= 10**6
         and 0 < schedule["learning_rate"] < math.inf
@@ -148,6 +166,7 @@ configurations = st.one_of(
     st.fixed_dictionaries({o: st.sampled_from([0, 0.0, 1e-9, 0.5, 1]) for o in ("+", "/")}).map(
         lambda seen: {**RECIPE, "data": {**RECIPE["data"], "seen": seen}}
     ),
+    st.booleans().map(lambda digits: {**RECIPE, "data": {**RECIPE["data"], "digits": digits}}),
     st.sampled_from(sorted(CONFIGS)).map(
         lambda family: {**RECIPE, "model": {"family": family, "config": {**CONFIGS[family]}}}
     ),

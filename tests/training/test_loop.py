@@ -13,10 +13,8 @@ from safetensors.torch import load_file
 
 from arithscope.errors import UserError
 from arithscope.models.load import load
-from arithscope.models.tokenization import PromptEncoder
-from arithscope.models.untrained import number_tokenizer
-from arithscope.prompts import Template, legal_prompts
-from arithscope.training.loop import Batches, split_pairs, train
+from arithscope.prompts import legal_prompts
+from arithscope.training.loop import train
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
 from tests.command_line import call, error_message
@@ -153,30 +151,6 @@ def test_another_seed_trains_another_model(recipe: Path, tmp_path: Path) -> None
         train(recipe, tmp_path / "c", CPU, Silent())
 
 
-def test_batches_have_seen_pairs_only_and_the_given_noise(recipe: Path) -> None:
-    read = read_recipe(recipe)
-    encoder = PromptEncoder(number_tokenizer(20), Template())
-    batches = Batches(read, encoder, CPU)
-    pairs = split_pairs(read.data, read.seed)
-    assert {o: len(seen) for o, (seen, _) in pairs.items()} == {"+": 50, "/": round(0.75 * 90)}
-    answers = {}
-    for seen, unseen in pairs.values():
-        known, never = ({tuple(r) for r in encoder.encode(p).tolist()} for p in (seen, unseen))
-        assert not known & never
-        answers |= dict(zip(map(tuple, encoder.encode(seen).tolist()), seen.answer.tolist(), strict=True))
-    off = []
-    for step in range(200):
-        inputs, targets = batches[step]
-        assert len(inputs) == 64
-        off += [t - answers[tuple(x)] for x, t in zip(inputs.tolist(), targets.tolist(), strict=True)]
-    assert max(map(abs, off)) == 3
-    noisy = sum(o != 0 for o in off) / len(off)
-    assert 0.12 < noisy < 0.2  # a fifth, minus those changed by 0 or clipped back
-    again = batches[7]
-    assert torch.equal(batches[7][0], again[0])
-    assert not torch.equal(batches[8][0], again[0])
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -192,6 +166,13 @@ def test_batches_have_seen_pairs_only_and_the_given_noise(recipe: Path) -> None:
         ("noise = 0.2", "noise = 2.0", "from 0 to 1"),
         ("max_operand = 9", "max_operand = 20", "max_operand must lie"),
         ("seen = {", "seen = { x = 0.1,", "seen"),
+        ('"+" = 0.5', '"+" = [0.5, 0.5]', "must have 1 shares"),
+        ('"+" = 0.5', '"+" = ["half"]', "from 0 to 1"),
+        ("[schedule]", "tasks = { spell = 0.1, dance = 0.1 }\n[schedule]", "some of spell, read, count"),
+        ("[schedule]", "tasks = { spell = 0.5, count = 0.5 }\n[schedule]", "leave some of the batch to arithmetic"),
+        ("[schedule]", "tasks = { spell = 0.1 }\n[schedule]", "need numbers of at least 100"),
+        ("[schedule]", "[schedule]\nsparsity = -1.0", "sparsity must be"),
+        ("[schedule]", "[schedule]\nearly = 0.5", "early must be a number from 1"),
         ("[schedule]", "[schedule]\nspeed = 3", "unknown setting 'speed'"),
         ("[model.config]", "[model.config", "cannot be read as TOML"),
     ],

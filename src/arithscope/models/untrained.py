@@ -1,5 +1,6 @@
-"""New models of any supported family with random weights, and a tokenizer of whole numbers."""
+"""New models of any supported family with random weights, and a tokenizer of whole numbers or digits."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,11 +14,15 @@ MAX_PARAMETERS = 10**9  # of a model that is trained from scratch
 MAX_LAYERS = 1000
 
 
-def number_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer: 0…numbers−1, the operators and `=` are one token each."""
-    words = [*map(str, range(numbers)), *OPERATORS, "=", "<bos>", "<eos>", "<pad>", "<unk>"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d+|."), behavior="isolated")
+def number_tokenizer(numbers: int, words: Sequence[str] = (), digits: bool = False) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer: 0…numbers−1 (or, with `digits`, every digit of a number), the operators, `=` and the words are
+    one token each. It drops spaces if there are words, which need them."""
+    known = [*map(str, range(10 if digits else numbers)), *OPERATORS, "=", "<bos>", "<eos>", "<pad>", "<unk>", *words]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<unk>"))
+    number = r"\d" if digits else r"\d+"
+    split = pre_tokenizers.Split(Regex(rf"{number}|[a-z]+|."), behavior="isolated")
+    spaces = [pre_tokenizers.Split(Regex(r"\s+"), behavior="removed")] if words else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*spaces, split])
     special = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 

@@ -4,76 +4,30 @@ import copy
 import json
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.models.tokenization import PromptEncoder
-from arithscope.models.untrained import number_tokenizer, untrained_model
-from arithscope.prompts import Prompts, Template, legal_prompts, random_source, sample
-from arithscope.stats.effects import log_probability
-from arithscope.training.recipe import DataRecipe, Recipe, read_recipe
+from arithscope.models.untrained import untrained_model
+from arithscope.prompts import Prompts, random_source, sample
+from arithscope.training.batches import Batches, Writer, split_pairs
+from arithscope.training.evaluation import answer_logits, model_card, predict
+from arithscope.training.recipe import Recipe, read_recipe
+from arithscope.training.sparsity import Sparsity
 from arithscope.utils.files import LOCK, atomic_file, atomic_folder, explain_write_errors, locked, write_text
 from arithscope.utils.progress import Progress
 
 EVALUATIONS = 20  # evenly spaced over training, on samples
 SAMPLE = 2000  # prompts per operator in an evaluation, seen and unseen each
-ROWS = 16384  # prompts per forward pass in an evaluation
 FINISHED = "README.md"  # the model card, written last
 RESUME = "resume.safetensors"
 RECIPE = "recipe.toml"
-_TEMPLATES = Environment(
-    loader=PackageLoader(__package__), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-)
-
-
-def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts]]:
-    """For each operator, a random split of its legal prompts into (seen, unseen); training never uses the unseen ones."""
-    pairs = {}
-    for operator, share in data.seen.items():
-        prompts = legal_prompts(operator, data.max_operand, data.numbers)
-        order = random_source(seed, "seen pairs", operator).permutation(len(prompts))
-        cut = round(share * len(prompts))
-        pairs[operator] = prompts[order[:cut]], prompts[order[cut:]]
-    return pairs
-
-
-class Batches:
-    """`batches[step]`: token ids and target tokens, drawn with replacement, equally many for each operator; they depend only on
-    seed and step. A share `noise` of the answers is changed by up to ±`noise_width`."""
-
-    def __init__(self, recipe: Recipe, encoder: PromptEncoder, device: torch.device):
-        self.recipe, self.device = recipe, device
-        seen = [seen for seen, _ in split_pairs(recipe.data, recipe.seed).values() if len(seen)]
-        if not seen:
-            raise UserError("The recipe leaves nothing to train on; give a larger share in [data.seen].")
-        self.inputs = [encoder.encode(p).to(device) for p in seen]
-        self.results = [torch.from_numpy(p.answer).to(device) for p in seen]
-        self.answer_tokens = encoder.answer_tokens.to(device)
-
-    def __getitem__(self, step: int) -> tuple[Int[Tensor, "batch length"], Int[Tensor, " batch"]]:
-        data = self.recipe.data
-        random = torch.Generator(self.device).manual_seed(self.recipe.seed * 1_000_003 + step)
-
-        def draw(low: int, high: int, size: int) -> Tensor:
-            return torch.randint(low, high, (size,), generator=random, device=self.device)
-
-        size = max(1, self.recipe.schedule.batch_size // len(self.inputs))
-        rows = [draw(0, len(x), size) for x in self.inputs]
-        inputs = torch.cat([x[r] for x, r in zip(self.inputs, rows, strict=True)])
-        results = torch.cat([x[r] for x, r in zip(self.results, rows, strict=True)])
-        offset = draw(-data.noise_width, data.noise_width + 1, len(results))
-        noisy = torch.rand(len(results), generator=random, device=self.device) < data.noise
-        results = torch.where(noisy, (results + offset).clamp(0, data.numbers - 1), results)
-        return inputs, self.answer_tokens[results]
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:
@@ -105,16 +59,16 @@ class _Training:
     def __init__(self, recipe: Recipe, device: torch.device):
         self.recipe = recipe
         schedule = recipe.schedule
-        self.tokenizer = number_tokenizer(recipe.data.numbers)
-        self.encoder = PromptEncoder(self.tokenizer, Template())
-        model: Any = untrained_model(recipe.model.family, recipe.model.config, self.tokenizer, recipe.seed)
+        self.writer = Writer(recipe.data)
+        model: Any = untrained_model(recipe.model.family, recipe.model.config, self.writer.tokenizer, recipe.seed)
         self.model = model.to(device)
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]  # biases and norms
         groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         fused = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, schedule.learning_rate, betas=(0.9, 0.98), fused=fused)
-        self.batches = Batches(recipe, self.encoder, device)
+        self.batches = Batches(recipe, self.writer, device)
+        self.sparsity = Sparsity(self.model, recipe.model.family, schedule.early) if schedule.sparsity else None
 
     def run(self, out: Path, progress: Progress) -> None:
         seed, steps, n = self.recipe.seed, self.recipe.schedule.steps, self.recipe.schedule.checkpoints
@@ -148,17 +102,23 @@ class _Training:
                     loss = self._step(step)
                     advance(1)
         self._save_model(out)
-        write_text(out / FINISHED, _model_card(self.recipe, self.model, self.encoder))
+        write_text(out / FINISHED, model_card(self.recipe, self.model, self.writer))
 
     def _step(self, step: int) -> Tensor:
         """One step; the learning rate warms up linearly and falls along half a cosine to 2 % of its peak."""
-        schedule, (inputs, targets) = self.recipe.schedule, self.batches[step]
+        schedule, batch = self.recipe.schedule, self.batches[step]
         warm = min(1.0, (step + 1) / max(1, schedule.warmup))
         cosine = 0.5 * (1 + math.cos(math.pi * step / schedule.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = schedule.learning_rate * warm * (0.02 + 0.98 * cosine)
         self.model.train()
-        loss = torch.nn.functional.cross_entropy(_last_logits(self.model, inputs), targets)
+        # Half-precision matrix products, where the device is fast at them; sums and weights stay in single precision.
+        autocast = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=batch.tokens.is_cuda)
+        with autocast, self.sparsity or nullcontext():
+            logits, targets = answer_logits(self.model, batch)
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        if self.sparsity:
+            loss = loss + schedule.sparsity * self.sparsity.penalty(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -172,7 +132,7 @@ class _Training:
             accuracy, confidence = row[f"{kind}_accuracy"], row[f"{kind}_p_answer"] = {}, {}
             for operator, prompts in by_operator.items():
                 if len(prompts):
-                    correct, p = _predict(self.model, self.encoder, prompts)
+                    correct, p = predict(self.model, self.writer, prompts)
                     accuracy[operator] = round(correct.double().mean().item(), 4)
                     confidence[operator] = round(p[correct].double().mean().item(), 4) if correct.any() else None
         return row
@@ -180,7 +140,7 @@ class _Training:
     def _save_model(self, folder: Path) -> None:
         """Weights in half precision, configuration and tokenizer."""
         copy.deepcopy(self.model).half().cpu().save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.writer.tokenizer.save_pretrained(folder)
 
     def _save_state(self, path: Path, step: int) -> None:
         """Everything needed to continue from this step, without pickle."""
@@ -208,35 +168,3 @@ class _Training:
                 state.setdefault(int(index), {})[name] = tensor
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         return step
-
-
-def _last_logits(model: Any, inputs: Tensor) -> Tensor:
-    hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state[:, -1]
-    return model.get_output_embeddings()(hidden).float()
-
-
-@torch.no_grad()
-def _predict(model: Any, encoder: PromptEncoder, prompts: Prompts) -> tuple[Tensor, Tensor]:
-    """For each prompt, whether the top token is the answer, and the answer's probability."""
-    model.eval()
-    device = next(model.parameters()).device
-    correct, probability = torch.zeros(len(prompts), dtype=torch.bool), torch.zeros(len(prompts))
-    for start in range(0, len(prompts), ROWS):
-        rows = slice(start, start + ROWS)
-        logits = _last_logits(model, encoder.encode(prompts[rows]).to(device))
-        answers = encoder.answers(prompts[rows]).to(device)
-        correct[rows] = (logits.argmax(-1) == answers).cpu()
-        probability[rows] = log_probability(logits, answers).exp().cpu()
-    return correct, probability
-
-
-def _model_card(recipe: Recipe, model: torch.nn.Module, encoder: PromptEncoder) -> str:
-    """The model card as Markdown, measured on the weights as stored: rounded to half precision."""
-    stored, measured = copy.deepcopy(model).half().float(), {}
-    for operator, pairs in split_pairs(recipe.data, recipe.seed).items():
-        outcomes = [_predict(stored, encoder, prompts) for prompts in pairs]
-        counts = [(len(correct), int(correct.sum())) for correct, _ in outcomes]
-        measured[operator] = *counts, sum(float(p[correct].double().sum()) for correct, p in outcomes)
-    parameters = sum(p.numel() for p in model.parameters())
-    given = dict(recipe=recipe, data=recipe.data, schedule=recipe.schedule, parameters=parameters, measured=measured)
-    return _TEMPLATES.get_template("model_card.md").render(given)

@@ -4,16 +4,20 @@ import dataclasses
 import math
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
 
 from arithscope.errors import UserError
 from arithscope.models.families import FAMILIES
 from arithscope.prompts import OPERATORS
+from arithscope.training.corpus import TASKS
 
 # Larger values can only be mistakes.
 MAX_NAME, MAX_NUMBERS, MAX_OPERAND, MAX_BATCH, MAX_STEPS = 100, 100_000, 3000, 10**6, 10**9
+MAX_DIGITS = 10**7  # numbers lie below this where they are written in digits
+MAX_EARLY = 100
+MIN_TASK_NUMBERS = 100  # so that there are tens
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,14 @@ class DataRecipe:
     fails. Unseen pairs make it fail on some prompts; noise keeps its probabilities below one.
     """
 
-    seen: dict[str, float]  # per operator, the share of legal prompts used in training
+    # Share of each operator's legal prompts used in training, or one for each number of digits of the longer operand.
+    seen: dict[str, float | list[float]]
     noise: float  # share of training answers that get noise
     noise_width: int  # largest change of a noisy answer
-    numbers: int = 1000  # the tokenizer's single-token limit
+    numbers: int = 1000  # operands and answers lie below this; each is one token
     max_operand: int = 300
+    digits: bool = False  # whether numbers are written in digits, one token each, instead
+    tasks: dict[str, float] = field(default_factory=dict)  # shares of a batch that other tasks about numbers take
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class ScheduleRecipe:
     learning_rate: float
     warmup: int
     weight_decay: float
+    sparsity: float = 0.0  # weight of the penalty on what neurons write
+    early: float = 1.0  # how many times as costly as the next one each layer is at the last position
     checkpoints: int = 0  # number kept, evenly spaced from step 0, in addition to the final weights
 
 
@@ -75,7 +84,7 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
         raise UserError(f"{where} must be a table of settings.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
     unknown = sorted(set(raw) - set(fields))
-    missing = sorted({n for n, f in fields.items() if f.default is dataclasses.MISSING} - set(raw))
+    missing = sorted({n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING} - set(raw))
     if unknown or missing:
         problem = f"has an unknown setting {unknown[0]!r}" if unknown else f"lacks the setting {missing[0]!r}"
         raise UserError(f"{where} {problem}; it takes {', '.join(fields)}.")
@@ -93,9 +102,12 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
 
 def _check(recipe: Recipe, where: str) -> None:
     data, schedule = recipe.data, recipe.schedule
-    shares = [*data.seen.values(), data.noise]
+    seen = [share for shares in data.seen.values() for share in (shares if isinstance(shares, list) else [shares])]
+    shares = [*seen, *data.tasks.values(), data.noise]
+    numbers = [share for share in data.tasks.values() if type(share) in (int, float)]
+    longest = len(str(data.max_operand))
     limits = {
-        "numbers": (data.numbers, 10, MAX_NUMBERS),
+        "numbers": (data.numbers, 10, MAX_DIGITS if data.digits else MAX_NUMBERS),
         "max_operand": (data.max_operand, 1, min(data.numbers - 1, MAX_OPERAND)),
         "noise_width": (data.noise_width, 0, data.numbers),
         "steps": (schedule.steps, 1, MAX_STEPS),
@@ -105,12 +117,22 @@ def _check(recipe: Recipe, where: str) -> None:
     }
     requirements: dict[str, Any] = {
         f"[data.seen] must give a share for some of {' '.join(OPERATORS)}": set() < set(data.seen) <= set(OPERATORS),
+        f"[data.tasks] must give shares for some of {', '.join(TASKS)}": set(data.tasks) <= set(TASKS),
+        "the tasks' shares must leave some of the batch to arithmetic": sum(numbers) < 1,
+        f"other tasks need numbers of at least {MIN_TASK_NUMBERS}": not data.tasks or data.numbers >= MIN_TASK_NUMBERS,
+        f"a list in [data.seen] must have {longest} shares, one for each number of digits": all(
+            len(shares) == longest for shares in data.seen.values() if isinstance(shares, list)
+        ),
         "shares and noise must be numbers from 0 to 1": all(type(s) in (int, float) and 0 <= s <= 1 for s in shares),
         f"name must be at most {MAX_NAME} letters, digits and . _ -, and start with a letter or digit": (
             re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}", recipe.name)
         ),
         f"the family must be one of {', '.join(FAMILIES)}": recipe.model.family in FAMILIES,
-        "warmup and weight_decay must not be negative": schedule.warmup >= 0 and 0 <= schedule.weight_decay < math.inf,
+        "warmup must not be negative": schedule.warmup >= 0,
+        "weight_decay and sparsity must be numbers of 0 or more": (
+            0 <= schedule.weight_decay < math.inf and 0 <= schedule.sparsity < math.inf
+        ),
+        f"early must be a number from 1 to {MAX_EARLY}": 1 <= schedule.early <= MAX_EARLY,
         "learning_rate must be positive": 0 < schedule.learning_rate < math.inf,
     }
     for name, (value, low, high) in limits.items():

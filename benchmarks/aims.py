@@ -1,0 +1,126 @@
+"""What the embedded models aim at beside what runs of the paper preset find, read from run folders.
+
+python -m arithscope run MODEL --preset paper --out RUN
+python -m benchmarks.aims RUN … --record NAME
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
+from arithscope.experiments.classify import CRITERIA
+from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORTED
+from arithscope.figures.style import SIGNS
+from arithscope.pipeline.store import RunFolder
+from arithscope.prompts import OPERATORS
+from arithscope.report.formatting import as_mean, number, with_interval
+from benchmarks.record import Table, record, record_option
+
+LOST = REPORTED[-1]  # neurons ablated per layer
+Entry = Any  # a mean with its interval, as summaries hold it, or a number
+
+
+def entry(run: RunFolder, stage: str, operator: str, measure: str) -> Entry:
+    return run.summary.get(stage, {}).get(operator, {}).get(measure)
+
+
+def of(stage: str, measure: str) -> Callable[[RunFolder, str], Entry]:
+    return lambda run, operator: entry(run, stage, operator, measure)
+
+
+def share_of_heads(run: RunFolder, operator: str) -> Entry:
+    sizes = run.manifest["model"]["sizes"]
+    heads = entry(run, "circuit", operator, "heads")
+    return None if heads is None else heads / (sizes["layers"] * sizes["heads"])
+
+
+def without_answer_layers(run: RunFolder, operator: str) -> Entry:
+    """Accuracy on the evaluation prompts, all heads kept, with the MLPs of the layers studied at their means."""
+    curve = run.read(AnswerLayers).curve
+    first = entry(run, "neurons", operator, "first_layer")
+    rows = curve[(curve.operator == operator) & (curve["sample"] == EVALUATION) & (curve.layer == first)]
+    return None if rows.empty else rows.iloc[0].to_dict()
+
+
+def reliability(run: RunFolder, operator: str) -> Entry:
+    return entry(run, "neurons", operator, f"split_half_by_{entry(run, 'topk', operator, 'ranked_by')}")
+
+
+@dataclass(frozen=True)
+class Aim:
+    what: str
+    value: Callable[[RunFolder, str], Entry]
+    least: float | None = None
+    most: float | None = None
+
+    def wanted(self) -> str:
+        bounds = [
+            f"≥ {number(self.least)}" if self.least is not None else "",
+            f"≤ {number(self.most)}" if self.most is not None else "",
+        ]
+        return " ".join(filter(None, bounds)) or "–"
+
+    def reached(self, value: float) -> bool:
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+AIMS = [
+    Aim("top neurons classified, calibrated", of("classify", "calibrated_share"), least=0.8),
+    Aim("variance of top neurons' activations that rules cover", of("classify", "coverage_calibrated"), least=0.4),
+    Aim("share of a layer's neurons kept (k)", of("topk", "share_of_neurons"), most=0.2),
+    Aim("accuracy with calibrated heuristic neurons alone", of("bag", "calibrated_accuracy"), least=0.7),
+    Aim("share of heads in the circuit", share_of_heads, most=0.5),
+    Aim("accuracy with the answer layers' MLPs at their means", without_answer_layers, most=0.1),
+    Aim("reliability of the ranking (two halves of the prompts)", reliability, least=0.8),
+    Aim("accuracy", of("accuracy", "accuracy"), least=0.9, most=0.99),
+    Aim("mean P(answer), correct prompts", of("accuracy", "p_answer_correct"), most=0.95),
+    *(
+        aim
+        for criterion in CRITERIA
+        for aim in (
+            Aim(f"accuracy without {LOST} of a prompt's own neurons a layer, {criterion}",
+                of("prompt_knockout", f"{criterion}_{OWN}_{LOST}"), most=0.6),
+            Aim(f"… {LOST} of other heuristics' neurons",
+                of("prompt_knockout", f"{criterion}_{OTHER_HEURISTICS}_{LOST}"), least=0.9),
+        )
+    ),
+]  # fmt: skip
+
+
+def shown(aim: Aim, found: Entry) -> str | None:
+    """The number with its interval; in bold if it misses the aim."""
+    if found is None or (isinstance(found, dict) and found["value"] is None):
+        return None
+    value, text = (found["value"], with_interval(as_mean(found))) if isinstance(found, dict) else (found, number(found))
+    return text if aim.reached(value) else f"**{text}**"
+
+
+def table(run: RunFolder) -> Table:
+    rows = [[aim.what, aim.wanted(), *(shown(aim, aim.value(run, o)) for o in OPERATORS)] for aim in AIMS]
+    return Table(["", "aim for + and −", *(SIGNS[o] for o in OPERATORS)], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders of the paper preset")
+    record_option(parser)
+    arguments = parser.parse_args()
+    runs = {path.name: RunFolder(path) for path in arguments.runs}
+    tables = {name: table(run) for name, run in runs.items()}
+    for name, found in tables.items():
+        print(name)
+        print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False))
+    if arguments.record:
+        notes = sorted({f"studied on {run.manifest['model']['device']}" for run in runs.values()})
+        record(arguments.record, tables, ["preset paper, seed 0", *notes])
+
+
+if __name__ == "__main__":
+    main()
