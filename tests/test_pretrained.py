@@ -17,7 +17,7 @@ from arithscope.models.sources import DEFAULT, FOLDER, checkpoint_folder, embedd
 from arithscope.pipeline.runner import run_stages
 from arithscope.prompts import OPERATORS, legal_prompts, random_source, sample
 from arithscope.settings import Settings
-from arithscope.training.batches import split_pairs
+from arithscope.training.pairs import split_pairs
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
 from tests.command_line import call

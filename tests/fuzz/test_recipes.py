@@ -43,6 +43,7 @@ RECIPE: dict[str, Any] = {
         "noise_width": 3,
         "seen": {"+": 0.5, "/": [0.75]},
         "digits": False,
+        "chains": 0.5,
         "tasks": {"count": 0.3, "parity": 0.1},
     },
     "schedule": {
@@ -102,7 +103,7 @@ def is_recipe(content: bytes) -> bool:
     may: list[dict[str, tuple[type, ...]]] = [
         {},
         {},
-        {"numbers": (int,), "max_operand": (int,), "digits": (bool,), "tasks": (dict,)},
+        {"numbers": (int,), "max_operand": (int,), "digits": (bool,), "chains": (int, float), "tasks": (dict,)},
         {"checkpoints": (int,), "sparsity": (int, float), "early": (int, float)},
     ]
     for table, must, can in zip(tables, needed, may, strict=True):
@@ -114,7 +115,7 @@ def is_recipe(content: bytes) -> bool:
     numbers, top = data.get("numbers", 1000), data.get("max_operand", 300)
     tasks, by_length = data.get("tasks", {}), [s for s in data["seen"].values() if type(s) is list]
     seen = [share for s in data["seen"].values() for share in (s if type(s) is list else [s])]
-    shares = [*seen, *tasks.values(), data["noise"]]
+    shares = [*seen, *tasks.values(), data["noise"], data.get("chains", 1)]
     return (
         re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", raw["name"]) is not None
         and 0 <= raw["seed"] <= 10**9

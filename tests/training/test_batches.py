@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from arithscope.models.tokenization import PromptEncoder
 from arithscope.prompts import OPERATORS, Prompts, Template, legal_prompts
-from arithscope.training.batches import IGNORED, Batches, Writer, digits, split_pairs
+from arithscope.training.batches import IGNORED, Batches, Writer
+from arithscope.training.pairs import digits, longest_chain, split_pairs
 from arithscope.training.recipe import DataRecipe, ModelRecipe, Recipe, ScheduleRecipe
 
 CPU = torch.device("cpu")
@@ -117,6 +119,26 @@ def test_shares_can_differ_by_length() -> None:
     assert (longest["seen"] >= 10).sum() == (100**2 - 10**2) / 2
     assert longest["seen"].max() == 99
     assert len(seen) + len(unseen) == 121**2
+
+
+def test_few_chains_are_seen() -> None:
+    data = DataRecipe({o: [1.0, 0.5, 0.1] for o in "+-*"}, 0.0, 0, 10**6, 300, chains=0.2, digits=True)
+    plain = split_pairs(replace(data, chains=1.0), 1)
+    for operator, (seen, unseen) in split_pairs(data, 1).items():
+        assert len(seen) == len(plain[operator][0])  # others take their place
+        chains = [longest_chain(operator, prompts) > 1 for prompts in (seen, unseen, plain[operator][0])]
+        share = chains[0].sum() / (chains[0].sum() + chains[1].sum())
+        if operator == "*":
+            assert seen.op1.tolist() == plain[operator][0].op1.tolist()
+        else:
+            assert 0 < share <= 0.2
+            assert chains[0].sum() == pytest.approx(0.2 * chains[2].sum(), rel=0.15)
+
+
+def test_chains_by_hand() -> None:
+    minus, plus = [1] * 4, [0] * 4
+    assert longest_chain("-", Prompts([100, 105, 52, 300], minus, [1, 91, 17, 100])).tolist() == [2, 1, 1, 0]
+    assert longest_chain("+", Prompts([99, 58, 57, 12], plus, [1, 67, 48, 34])).tolist() == [2, 1, 2, 0]
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1))

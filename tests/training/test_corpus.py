@@ -20,7 +20,7 @@ SIZE = 40
 
 
 def data(numbers: int, digits: bool = False) -> DataRecipe:
-    return DataRecipe({"+": 0.5}, 0.0, 0, numbers, 9, digits, dict.fromkeys(TASKS, 0.1))
+    return DataRecipe({"+": 0.5}, 0.0, 0, numbers, 9, digits=digits, tasks=dict.fromkeys(TASKS, 0.1))
 
 
 def spelled(words: list[str]) -> int:

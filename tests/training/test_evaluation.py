@@ -14,8 +14,9 @@ from arithscope.models.load import load
 from arithscope.models.untrained import untrained_model
 from arithscope.prompts import Prompts, Template, legal_prompts
 from arithscope.training.batches import Writer
-from arithscope.training.evaluation import carries, model_card, predict
+from arithscope.training.evaluation import model_card, predict
 from arithscope.training.loop import train
+from arithscope.training.pairs import carries
 from arithscope.training.recipe import DataRecipe, ModelRecipe, Recipe, ScheduleRecipe
 from arithscope.utils.progress import Silent
 from tests.families import CONFIGS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from arithscope.errors import UserError
 from arithscope.models.load import load
 from arithscope.prompts import legal_prompts
+from arithscope.training.corpus import TASKS
 from arithscope.training.loop import train
 from arithscope.training.recipe import read_recipe
 from arithscope.utils.progress import Silent
@@ -149,6 +151,15 @@ def test_another_seed_trains_another_model(recipe: Path, tmp_path: Path) -> None
     (tmp_path / "c" / "precious.txt").write_text("")
     with pytest.raises(UserError, match="not empty"):
         train(recipe, tmp_path / "c", CPU, Silent())
+
+
+def test_the_documented_recipe_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"```toml\n(.*?)```", page, re.S)
+    (tmp_path / "recipe.toml").write_text(text)
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert set(recipe.data.tasks) == set(TASKS)
+    assert recipe.schedule.sparsity > 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Training data as tokens: arithmetic with its answers, and texts of the other tasks, drawn batch by batch."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from arithscope.errors import UserError
 from arithscope.models.untrained import number_tokenizer
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts
 from arithscope.training.corpus import TASKS, WORDS, Draw, Drawn, Part, Texts
+from arithscope.training.pairs import digits, split_pairs
 from arithscope.training.recipe import DataRecipe, Recipe
 
 IGNORED = -100  # target of a position at which nothing is to be predicted, as in torch's cross-entropy
@@ -24,27 +25,6 @@ class Batch(NamedTuple):
     tokens: Int[Tensor, "rows length"]
     targets: Int[Tensor, "rows length"]
     penalised: Bool[Tensor, "rows length"]
-
-
-def digits(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How many digits each number has."""
-    return np.char.str_len(numbers.astype(str))
-
-
-def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts]]:
-    """For each operator, a random split of its legal prompts into (seen, unseen); training never uses the unseen ones."""
-    pairs = {}
-    for operator, shares in data.seen.items():
-        prompts = legal_prompts(operator, data.max_operand, data.numbers)
-        prompts = prompts[random_source(seed, "seen pairs", operator).permutation(len(prompts))]
-        if isinstance(shares, list):
-            length = np.maximum(digits(prompts.op1), digits(prompts.op2)) - 1
-        else:
-            length, shares = np.zeros(len(prompts), dtype=np.int64), [shares]
-        cuts = [round(share * n) for share, n in zip(shares, np.bincount(length, minlength=len(shares)), strict=True)]
-        seen = np.concatenate([np.flatnonzero(length == i)[:cut] for i, cut in enumerate(cuts)])
-        pairs[operator] = prompts[seen], prompts[np.setdiff1d(np.arange(len(prompts)), seen)]
-    return pairs
 
 
 class Writer:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from arithscope.prompts import Ints, Prompts, concatenate_prompts
 from arithscope.stats.effects import log_probability
-from arithscope.training.batches import IGNORED, Batch, Writer, digits, split_pairs
+from arithscope.training.batches import IGNORED, Batch, Writer
 from arithscope.training.corpus import TASKS, Draw
+from arithscope.training.pairs import carries, digits, split_pairs
 from arithscope.training.recipe import Recipe
 
 Bools = NDArray[np.bool_]
@@ -84,18 +85,6 @@ def _tasks(recipe: Recipe, stored: torch.nn.Module, writer: Writer) -> dict[str,
         correct, _ = answered(stored, writer.write(texts, TEXTS, random.device))
         found[name] = share, TASKS[name].__doc__, float(correct.double().mean())
     return found
-
-
-def carries(op1: Ints, op2: Ints) -> tuple[Ints, Ints]:
-    """How many carries each sum has, and the longest chain of carries: a carry that causes the next one is a chain of two."""
-    number, chain, longest, carry = (np.zeros(len(op1), dtype=np.int64) for _ in range(4))
-    while op1.any() or op2.any():
-        total = op1 % 10 + op2 % 10
-        carried = total + carry >= 10
-        chain = np.where(carried, np.where(total == 9, chain + 1, 1), 0)
-        number, longest, carry = number + carried, np.maximum(longest, chain), carried.astype(np.int64)
-        op1, op2 = op1 // 10, op2 // 10
-    return number, longest
 
 
 def _counted(a: Ints, b: Ints, right: Bools) -> dict[tuple[int, int], tuple[int, int]]:

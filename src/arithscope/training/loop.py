@@ -16,8 +16,9 @@ from torch import Tensor
 from arithscope.errors import UserError
 from arithscope.models.untrained import untrained_model
 from arithscope.prompts import Prompts, random_source, sample
-from arithscope.training.batches import Batches, Writer, split_pairs
+from arithscope.training.batches import Batches, Writer
 from arithscope.training.evaluation import answer_logits, model_card, predict
+from arithscope.training.pairs import split_pairs
 from arithscope.training.recipe import Recipe, read_recipe
 from arithscope.training.sparsity import Sparsity
 from arithscope.utils.files import LOCK, atomic_file, atomic_folder, explain_write_errors, locked, write_text

@@ -40,6 +40,7 @@ class DataRecipe:
     noise_width: int  # largest change of a noisy answer
     numbers: int = 1000  # operands and answers lie below this; each is one token
     max_operand: int = 300
+    chains: float = 1.0  # share of the sums and differences with a chain of carries or borrows that training may use
     digits: bool = False  # whether numbers are written in digits, one token each, instead
     tasks: dict[str, float] = field(default_factory=dict)  # shares of a batch that other tasks about numbers take
 
@@ -103,7 +104,7 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
 def _check(recipe: Recipe, where: str) -> None:
     data, schedule = recipe.data, recipe.schedule
     seen = [share for shares in data.seen.values() for share in (shares if isinstance(shares, list) else [shares])]
-    shares = [*seen, *data.tasks.values(), data.noise]
+    shares = [*seen, *data.tasks.values(), data.noise, data.chains]
     numbers = [share for share in data.tasks.values() if type(share) in (int, float)]
     longest = len(str(data.max_operand))
     limits = {
@@ -123,7 +124,9 @@ def _check(recipe: Recipe, where: str) -> None:
         f"a list in [data.seen] must have {longest} shares, one for each number of digits": all(
             len(shares) == longest for shares in data.seen.values() if isinstance(shares, list)
         ),
-        "shares and noise must be numbers from 0 to 1": all(type(s) in (int, float) and 0 <= s <= 1 for s in shares),
+        "shares, noise and chains must be numbers from 0 to 1": all(
+            type(s) in (int, float) and 0 <= s <= 1 for s in shares
+        ),
         f"name must be at most {MAX_NAME} letters, digits and . _ -, and start with a letter or digit": (
             re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}", recipe.name)
         ),
