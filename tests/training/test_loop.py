@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ from safetensors.torch import load_file
 from arithscope.errors import UserError
 from arithscope.models.load import load
 from arithscope.prompts import legal_prompts
+from arithscope.training.batches import Batches, Writer
 from arithscope.training.corpus import TASKS
+from arithscope.training.evaluation import answer_logits
 from arithscope.training.loop import train
 from arithscope.training.recipe import read_recipe
+from arithscope.training.sparsity import Sparsity
 from arithscope.utils.progress import Silent
 from tests.command_line import call, error_message
 
@@ -36,11 +40,12 @@ intermediate_size = 64
 max_position_embeddings = 16
 
 [data]
-numbers = 20
+numbers = 100
 max_operand = 9
 noise = 0.2
 noise_width = 3
 seen = { "+" = 0.5, "/" = 0.75 }
+tasks = { parity = 0.1, spell = 0.1 }
 
 [schedule]
 steps = 60
@@ -48,6 +53,8 @@ batch_size = 64
 learning_rate = 3e-3
 warmup = 5
 weight_decay = 0.1
+sparsity = 0.3
+early = 2.0
 checkpoints = 3
 """
 CPU = torch.device("cpu")
@@ -115,7 +122,7 @@ def test_checkpoints_can_be_loaded(recipe: Path, tmp_path: Path) -> None:
     steps = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert steps == ["step-00000", "step-00020", "step-00040"]
     for place in (folder, *(folder / "checkpoints" / s for s in steps)):
-        assert load(str(place)).limit == 20
+        assert load(str(place)).limit == 100
     assert not same(folder / "checkpoints" / "step-00000", folder)
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     train(recipe, folder, CPU, Silent())  # finished: nothing is repeated
@@ -126,7 +133,7 @@ def test_the_card_states_the_accuracy_of_the_stored_model(recipe: Path, tmp_path
     folder = train(recipe, tmp_path / "out", CPU, Silent())
     model = load(str(folder))
     for operator in "+/":
-        prompts = legal_prompts(operator, 9, 20)
+        prompts = legal_prompts(operator, 9, 100)
         with torch.no_grad():
             right = model.logits(model.encode(prompts)).argmax(-1) == model.answers(prompts)
         expected = f"| `{operator}` | {len(prompts)} | {right.double().mean():.4f} |"
@@ -153,6 +160,21 @@ def test_another_seed_trains_another_model(recipe: Path, tmp_path: Path) -> None
         train(recipe, tmp_path / "c", CPU, Silent())
 
 
+def test_the_penalty_makes_neurons_fire_less(recipe: Path, tmp_path: Path) -> None:
+    costs = []
+    for sparsity in ("0.0", "3.0"):
+        recipe.write_text(RECIPE.replace("sparsity = 0.3", f"sparsity = {sparsity}"))
+        folder = train(recipe, tmp_path / sparsity, CPU, Silent())
+        model: Any = load(str(folder)).hf_model
+        read = read_recipe(recipe)
+        batch, measured = Batches(read, Writer(read.data), CPU)[0], Sparsity(model, "gpt_neox", 1.0)
+        with measured, torch.no_grad():
+            answer_logits(model, batch)
+        costs.append(measured.penalty(batch).item())
+        assert ("Neurons that had to choose" in (folder / "README.md").read_text()) == (sparsity != "0.0")
+    assert costs[1] < 0.7 * costs[0]
+
+
 def test_the_documented_recipe_is_one(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text(encoding="utf-8")
     [text] = re.findall(r"```toml\n(.*?)```", page, re.S)
@@ -175,15 +197,17 @@ def test_the_documented_recipe_is_one(tmp_path: Path) -> None:
         ("seed = 5", f"seed = {'[' * 9000}", "cannot be read as TOML"),
         ("gpt_neox", "abacus", "the family must be one of"),
         ("noise = 0.2", "noise = 2.0", "from 0 to 1"),
-        ("max_operand = 9", "max_operand = 20", "max_operand must lie"),
+        ("max_operand = 9", "max_operand = 100", "max_operand must lie"),
         ("seen = {", "seen = { x = 0.1,", "seen"),
         ('"+" = 0.5', '"+" = [0.5, 0.5]', "must have 1 shares"),
         ('"+" = 0.5', '"+" = ["half"]', "from 0 to 1"),
-        ("[schedule]", "tasks = { spell = 0.1, dance = 0.1 }\n[schedule]", "some of spell, read, count"),
-        ("[schedule]", "tasks = { spell = 0.5, count = 0.5 }\n[schedule]", "leave some of the batch to arithmetic"),
-        ("[schedule]", "tasks = { spell = 0.1 }\n[schedule]", "need numbers of at least 100"),
-        ("[schedule]", "[schedule]\nsparsity = -1.0", "sparsity must be"),
-        ("[schedule]", "[schedule]\nearly = 0.5", "early must be a number from 1"),
+        ("parity = 0.1", "dance = 0.1", "some of spell, read, count"),
+        ("parity = 0.1", "parity = 0.9", "leave some of the batch to arithmetic"),
+        ("parity = 0.1", 'parity = "much"', "from 0 to 1"),
+        ("numbers = 100", "numbers = 99", "need numbers of at least 100"),
+        ("noise = 0.2", "noise = 0.2\nchains = 1.5", "from 0 to 1"),
+        ("sparsity = 0.3", "sparsity = -1.0", "sparsity must be"),
+        ("early = 2.0", "early = 0.5", "early must be a number from 1"),
         ("[schedule]", "[schedule]\nspeed = 3", "unknown setting 'speed'"),
         ("[model.config]", "[model.config", "cannot be read as TOML"),
     ],

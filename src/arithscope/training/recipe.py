@@ -52,8 +52,8 @@ class ScheduleRecipe:
     learning_rate: float
     warmup: int
     weight_decay: float
-    sparsity: float = 0.0  # weight of the penalty on what neurons write
-    early: float = 1.0  # how many times as costly as the next one each layer is at the last position
+    sparsity: float = 0.0  # weight of the penalty on active neurons
+    early: float = 1.0  # how many times as much as in the next layer an activation costs at the last position
     checkpoints: int = 0  # number kept, evenly spaced from step 0, in addition to the final weights
 
 

@@ -1,4 +1,4 @@
-"""A penalty on what MLP neurons write: it makes few neurons take part in an answer, and late ones."""
+"""A penalty on active neurons: it makes few of them take part in an answer, and late ones."""
 
 from types import TracebackType
 from typing import Any
@@ -10,12 +10,15 @@ from torch import Tensor
 from arithscope.models.families import FAMILIES
 from arithscope.training.batches import IGNORED, Batch
 
+WEAK = 0.1  # activations up to about this cost in proportion, stronger ones hardly more
+
 
 class Sparsity:
     """Keeps the activations of all MLPs in a forward pass under `with`, and then gives their penalty.
 
-    A neuron costs |activation| × the length of its value vector; the activation alone could be made small at no cost, by longer
-    value vectors. Where a token of the answer is predicted, each layer costs `early` times as much as the next one.
+    A neuron costs log(1 + |activation| / WEAK) × WEAK: so it does not pay to fire weakly, and one that fires may fire strongly.
+    (A cost in proportion to |activation| leaves many weak neurons beside the strong ones.) Where a token of the answer is
+    predicted, activations count `early` times as much in each layer as in the next one.
     """
 
     def __init__(self, model: Any, family: str, early: float):
@@ -43,9 +46,7 @@ class Sparsity:
         rows, positions = batch.penalised.nonzero(as_tuple=True)
         answering = batch.targets[rows, positions] != IGNORED
         means = []
-        for down, cost, activations in zip(self._downs, self._costs, self._activations, strict=True):
-            # Linear layers store a value vector as a column, GPT-2's own kind of layer as a row.
-            lengths = down.weight.float().norm(dim=0 if isinstance(down, torch.nn.Linear) else 1)
-            written = (activations[rows, positions].float().abs() * lengths).mean(-1)
-            means.append((written * torch.where(answering, cost, 1.0)).mean())
+        for cost, activations in zip(self._costs, self._activations, strict=True):
+            scaled = activations[rows, positions].float().abs() * torch.where(answering, cost, 1.0)[:, None]
+            means.append((scaled / WEAK).log1p().mean() * WEAK)
         return torch.stack(means).mean()
