@@ -1,0 +1,46 @@
+"""Aims are read from a run's results, and compared with what is wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
+from arithscope.experiments.classify import Classification
+from arithscope.pipeline.store import RunFolder
+from benchmarks.aims import AIMS, Aim, shown, table
+
+
+def test_numbers_are_those_of_the_run(small_run: Path) -> None:
+    run = RunFolder(small_run)
+    found = {aim.what: aim.value(run, "+") for aim in AIMS}
+    neurons = run.read(Classification).neurons
+    neurons = neurons[neurons.operator == "+"]
+    assert found["top neurons classified, calibrated"]["value"] == pytest.approx(neurons.calibrated.mean())
+    covered = found["variance of top neurons' activations that rules cover"]["value"]
+    assert covered == pytest.approx(neurons.coverage_calibrated.mean())
+    assert found["share of a layer's neurons kept (k)"] == 64 / 512
+    assert found["share of heads in the circuit"] == run.summary["circuit"]["+"]["heads"] / 24
+    first = run.summary["neurons"]["+"]["first_layer"]
+    curve = run.read(AnswerLayers).curve.set_index(["operator", "sample", "layer"]).value
+    without = found["accuracy with the answer layers' MLPs at their means"]["value"]
+    assert without == curve["+", EVALUATION, first]
+    assert (
+        found["reliability of the ranking (two halves of the prompts)"]
+        == (run.summary["neurons"]["+"]["split_half_by_mean_abs"])
+    )
+    rows = [row[2:] for row in table(run).rows]
+    assert all(row[2:] == [None, None] for row in rows)  # × and ÷ were not studied
+    assert all(row[0] is not None for row in rows[:9])  # too few prompts have 25 neurons a layer for the rest
+
+
+def test_what_misses_its_aim_is_bold() -> None:
+    both = Aim("both", lambda run, operator: None, least=0.9, most=0.99)
+    assert both.wanted() == "≥ .900 ≤ .990"
+    assert [shown(both, value) for value in (0.899, 0.9, 0.99, 0.991)] == ["**.899**", ".900", ".990", "**.991**"]
+    mean = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10}
+    assert shown(Aim("least", lambda run, operator: None, least=0.6), mean) == "**.500 [.400, .600]**"
+    assert shown(Aim("most", lambda run, operator: None, most=0.6), mean) == ".500 [.400, .600]"
+    assert shown(both, None) is None
+    assert shown(both, {**mean, "value": None}) is None
