@@ -73,7 +73,7 @@ def test_arithmetic_in_digits_is_written_as_it_is_read(operands: list[tuple[int,
     writer = Writer(DataRecipe({operator: 0.5}, 0.0, 0, 10**6, 999, digits=True))
     op1, op2 = zip(*operands, strict=True)
     prompts = Prompts(op1, [OPERATORS.index(operator)] * len(operands), op2)
-    batch = writer.arithmetic(prompts)
+    batch = writer.prompts(prompts)
     for a, b, row, targets, penalised in zip(op1, op2, *(x.tolist() for x in batch), strict=True):
         answer = a + b if operator == "+" else a * b
         text = f"{a}{operator}{b}={answer}"
@@ -91,7 +91,7 @@ def test_arithmetic_in_digits_is_written_as_it_is_read(operands: list[tuple[int,
 def test_whole_numbers_are_encoded_as_prompts_are() -> None:
     writer = Writer(DataRecipe({"-": 0.5}, 0.0, 0, 1000, 300, tasks={"spell": 0.1}))
     prompts = legal_prompts("-", 40, 1000)
-    batch = writer.arithmetic(prompts)
+    batch = writer.prompts(prompts)
     encoder = PromptEncoder(writer.tokenizer, Template())
     assert encoder.limit == 1000
     assert torch.equal(batch.tokens[:, :5], encoder.encode(prompts))

@@ -37,7 +37,7 @@ class Writer:
         self._words: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
 
     def tokens(self, part: Part, size: int, device: torch.device) -> Int[Tensor, "size width"]:
-        """Tokens of one part of `size` texts; BLANK where a number has fewer digits than others."""
+        """Tokens of one part of `size` texts; _BLANK where a number has fewer digits than others."""
         if isinstance(part, Drawn):
             return self._word_tokens(part.words, device)[part.which][:, None]
         if isinstance(part, str):
@@ -71,15 +71,13 @@ class Writer:
         penalised = answering | answering.roll(-1, dims=1)  # the token before "=" is the last one of op2
         return Batch(rows, targets, penalised & arithmetic)
 
-    def arithmetic(self, prompts: Prompts, answers: Tensor | None = None) -> Batch:
-        """Prompts of one operator, with their answers or the given ones; where numbers are written in digits, an end token
-        follows."""
-        given = torch.from_numpy(prompts.answer) if answers is None else answers
-        op1, op2 = (torch.from_numpy(x).to(given.device) for x in (prompts.op1, prompts.op2))
-        return self.sums(OPERATORS[int(prompts.operator[0])], op1, op2, given)
+    def prompts(self, prompts: Prompts) -> Batch:
+        """Prompts of one operator, with their answers."""
+        columns = (torch.from_numpy(x) for x in (prompts.op1, prompts.op2, prompts.answer))
+        return self.arithmetic(OPERATORS[int(prompts.operator[0])], *columns)
 
-    def sums(self, operator: str, op1: Tensor, op2: Tensor, answers: Tensor) -> Batch:
-        """Arithmetic of one operator."""
+    def arithmetic(self, operator: str, op1: Tensor, op2: Tensor, answers: Tensor) -> Batch:
+        """Arithmetic of one operator; where numbers are written in digits, an end token follows."""
         end = ["<eos>"] if self.data.digits else []
         return self.write(Texts([op1, operator, op2, "=", answers, *end], 4), len(op1), op1.device, arithmetic=True)
 
@@ -127,7 +125,7 @@ class Batches:
         offset = draw.integers(-data.noise_width, data.noise_width + 1)
         noisy = draw.share(data.noise)
         given = torch.where(noisy, (answers[rows] + offset).clamp(0, data.numbers - 1), answers[rows])
-        return self.writer.sums(operator, op1[rows], op2[rows], given)
+        return self.writer.arithmetic(operator, op1[rows], op2[rows], given)
 
 
 def _stack(parts: list[Batch], padding: int) -> Batch:

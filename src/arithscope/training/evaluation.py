@@ -28,9 +28,10 @@ _TEMPLATES = Environment(
 
 def answer_logits(model: Any, batch: Batch) -> tuple[Float[Tensor, "targets vocabulary"], Int[Tensor, " targets"]]:
     """Logits wherever a token is to be predicted, and these tokens."""
-    hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-    where = (batch.targets != IGNORED).nonzero(as_tuple=True)
-    return model.get_output_embeddings()(hidden[where]).float(), batch.targets[where]
+    tokens, targets = batch.tokens[:, :-1], batch.targets[:, :-1]  # nothing follows the last one
+    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    where = (targets != IGNORED).nonzero(as_tuple=True)
+    return model.get_output_embeddings()(hidden[where]).float(), targets[where]
 
 
 @torch.no_grad()
@@ -50,9 +51,7 @@ def answered(model: Any, batch: Batch) -> tuple[Bool[Tensor, " rows"], Float[Ten
 
 def predict(model: Any, writer: Writer, prompts: Prompts) -> tuple[Bool[Tensor, " n"], Float[Tensor, " n"]]:
     """For each prompt of one operator, whether the model answers it correctly, and the answer's probability."""
-    pieces = [
-        answered(model, writer.arithmetic(prompts[start : start + ROWS])) for start in range(0, len(prompts), ROWS)
-    ]
+    pieces = [answered(model, writer.prompts(prompts[start : start + ROWS])) for start in range(0, len(prompts), ROWS)]
     correct, probability = zip(*pieces, strict=True) if pieces else ((torch.zeros(0).bool(),), (torch.zeros(0),))
     return torch.cat(correct), torch.cat(probability)
 
