@@ -10,15 +10,13 @@ from torch import Tensor
 from arithscope.models.families import FAMILIES
 from arithscope.training.batches import IGNORED, Batch
 
-WEAK = 0.1  # activations up to about this cost in proportion, stronger ones hardly more
-
 
 class Sparsity:
     """Keeps the activations of all MLPs in a forward pass under `with`, and then gives their penalty.
 
-    A neuron costs log(1 + |activation| / WEAK) × WEAK: so it does not pay to fire weakly, and one that fires may fire strongly.
-    (A cost in proportion to |activation| leaves many weak neurons beside the strong ones.) Where a token of the answer is
-    predicted, activations count `early` times as much in each layer as in the next one.
+    A neuron costs |activation|. Where a token of the answer is predicted, activations cost `early` times as much in each layer
+    as in the next one. (A cost that grows like the logarithm leaves five neurons of the last layer to do everything, as
+    sinusoids of the result, which match no rule.)
     """
 
     def __init__(self, model: Any, family: str, early: float):
@@ -47,6 +45,6 @@ class Sparsity:
         answering = batch.targets[rows, positions] != IGNORED
         means = []
         for cost, activations in zip(self._costs, self._activations, strict=True):
-            scaled = activations[rows, positions].float().abs() * torch.where(answering, cost, 1.0)[:, None]
-            means.append((scaled / WEAK).log1p().mean() * WEAK)
+            size = activations[rows, positions].float().abs().mean(-1)
+            means.append((size * torch.where(answering, cost, 1.0)).mean())
         return torch.stack(means).mean()
