@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORTED
@@ -21,7 +19,8 @@ from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
 from arithscope.report.formatting import as_mean, number, with_interval
-from benchmarks.record import Table, record, record_option
+from benchmarks.key_numbers import print_and_record
+from benchmarks.record import Table, record_option
 
 LOST = REPORTED[-1]  # neurons ablated per layer
 Entry = Any  # a mean with its interval, as summaries hold it, or a number
@@ -65,7 +64,7 @@ class Aim:
             f"≥ {number(self.least)}" if self.least is not None else "",
             f"≤ {number(self.most)}" if self.most is not None else "",
         ]
-        return " ".join(filter(None, bounds)) or "–"
+        return " ".join(filter(None, bounds))
 
     def reached(self, value: float) -> bool:
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
@@ -113,13 +112,7 @@ def main() -> None:
     record_option(parser)
     arguments = parser.parse_args()
     runs = {path.name: RunFolder(path) for path in arguments.runs}
-    tables = {name: table(run) for name, run in runs.items()}
-    for name, found in tables.items():
-        print(name)
-        print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False))
-    if arguments.record:
-        notes = sorted({f"studied on {run.manifest['model']['device']}" for run in runs.values()})
-        record(arguments.record, tables, ["preset paper, seed 0", *notes])
+    print_and_record({name: table(run) for name, run in runs.items()}, [*runs.values()], arguments.record)
 
 
 if __name__ == "__main__":

@@ -40,21 +40,25 @@ def _shown(entry: Any) -> str | None:
     return f"{entry:,}" if isinstance(entry, int) else number(entry)
 
 
+def print_and_record(tables: dict[str, Table], runs: list[RunFolder], name: str | None) -> None:
+    """Print tables made from runs; if there is a name, also record them, with the runs' settings and devices."""
+    for title, found in tables.items():
+        print(title)
+        print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False))
+    if name:
+        settings = [run.manifest["configuration"] for run in runs]
+        notes = sorted({f"preset {s['preset']}, seed {s['seed']}" for s in settings})
+        notes += sorted({f"studied on {run.manifest['model']['device']}" for run in runs})
+        record(name, tables, notes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders of different models")
     record_option(parser)
     arguments = parser.parse_args()
     runs = [RunFolder(path) for path in arguments.runs]
-    tables = {str(run.manifest["model"]["name"]): table(run) for run in runs}
-    for name, found in tables.items():
-        print(name)
-        print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False))
-    if arguments.record:
-        settings = [run.manifest["configuration"] for run in runs]
-        notes = sorted({f"preset {s['preset']}, seed {s['seed']}" for s in settings})
-        notes += sorted({f"studied on {run.manifest['model']['device']}" for run in runs})
-        record(arguments.record, tables, notes)
+    print_and_record({str(run.manifest["model"]["name"]): table(run) for run in runs}, runs, arguments.record)
 
 
 if __name__ == "__main__":

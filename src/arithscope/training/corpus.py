@@ -53,7 +53,7 @@ class Draw:
         return (self._uniform().double() * bound).long()
 
     def choice(self, values: tuple[int, ...]) -> Tensor:
-        """One of the values for each text."""
+        """One of the values for each text. A look-up table would be copied to the device anew for every batch."""
         chosen = self.integers(0, len(values))
         return torch.stack([(chosen == i) * value for i, value in enumerate(values)]).sum(0)
 

@@ -7,17 +7,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.heuristics.kinds import Bools
 from arithscope.prompts import Ints, Prompts, concatenate_prompts
 from arithscope.stats.effects import log_probability
 from arithscope.training.batches import IGNORED, Batch, Writer
 from arithscope.training.corpus import TASKS, Draw
 from arithscope.training.pairs import carries, digits, split_pairs
 from arithscope.training.recipe import Recipe
-
-Bools = NDArray[np.bool_]
 
 ROWS = 16384  # prompts per forward pass
 TEXTS = 2000  # of each other task
@@ -37,7 +35,7 @@ def answer_logits(model: Any, batch: Batch) -> tuple[Float[Tensor, "targets voca
 @torch.no_grad()
 def answered(model: Any, batch: Batch) -> tuple[Bool[Tensor, " rows"], Float[Tensor, " rows"]]:
     """For each text, whether every token of the answer is the model's top token, and the probability of the answer.
-    Given the right answer's first tokens, the model is right at every token just if it writes the answer by itself."""
+    Given the right answer's first tokens, the model is right at every token exactly if it writes the answer by itself."""
     model.eval()
     device = next(model.parameters()).device
     batch = Batch(*(x.to(device) for x in batch))

@@ -15,8 +15,7 @@ class Sparsity:
     """Keeps the activations of all MLPs in a forward pass under `with`, and then gives their penalty.
 
     A neuron costs |activation|. Where a token of the answer is predicted, activations cost `early` times as much in each layer
-    as in the next one. (A cost that grows like the logarithm leaves five neurons of the last layer to do everything, as
-    sinusoids of the result, which match no rule.)
+    as in the next one.
     """
 
     def __init__(self, model: Any, family: str, early: float):
