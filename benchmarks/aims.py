@@ -2,12 +2,14 @@
 
 python -m arithscope run MODEL --preset paper --out RUN
 python -m benchmarks.aims RUN … --record NAME
+
+A table for each run, and one for all of them side by side: + and −, without intervals.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from benchmarks.key_numbers import print_and_record
 from benchmarks.record import Table, record_option
 
 LOST = REPORTED[-1]  # neurons ablated per layer
+ALL = "all"  # key of the table of all runs
 Entry = Any  # a mean with its interval, as summaries hold it, or a number
 
 
@@ -106,13 +109,28 @@ def table(run: RunFolder) -> Table:
     return Table(["", "aim for + and −", *(SIGNS[o] for o in OPERATORS)], rows)
 
 
+def together(runs: Mapping[str, RunFolder]) -> Table:
+    """The aims, and for each run its numbers for + and −."""
+    rows = []
+    for aim in AIMS:
+        pairs = [[shown(aim, plain(aim.value(run, o))) or "–" for o in "+-"] for run in runs.values()]
+        rows.append([aim.what, aim.wanted(), *map(", ".join, pairs)])
+    return Table(["+, −", "aim", *runs], rows)
+
+
+def plain(found: Entry) -> Entry:
+    """A mean without its interval."""
+    return found["value"] if isinstance(found, dict) else found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders of the paper preset")
     record_option(parser)
     arguments = parser.parse_args()
     runs = {path.name: RunFolder(path) for path in arguments.runs}
-    print_and_record({name: table(run) for name, run in runs.items()}, [*runs.values()], arguments.record)
+    tables = {name: table(run) for name, run in runs.items()} | {ALL: together(runs)}
+    print_and_record(tables, [*runs.values()], arguments.record)
 
 
 if __name__ == "__main__":

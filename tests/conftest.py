@@ -160,7 +160,7 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model, settings = load("tiny-pythia"), smaller(("+",), 20, topk=200, neurons="atp")
         final = run_stages(model, settings, folder, ["bag", "prompt_knockout"], Silent())
         follow_training(
-            model, ["step-00000", "step-01000"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent()
+            model, ["step-00000", "step-01500"], lambda n: load(f"tiny-pythia@{n}"), settings, final, Silent()
         )
 
     return made_once(tmp_path_factory, "small-training-run", make)

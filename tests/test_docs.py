@@ -112,7 +112,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         assert expected in shown, expected
     [ablated] = [cell.outputs[0]["data"]["text/plain"] for cell in code if "without=own" in cell.source]
     answers = [line.split()[-3:-1] for line in ablated.splitlines()[1:]]  # predicted, correct
-    assert answers == [["77", "True"], ["59", "False"], ["77", "True"]]  # as the text says
+    assert answers == [["411", "True"], ["311", "False"], ["411", "True"]]  # as the text says
     images = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
     assert len(images) >= 3
 

@@ -72,7 +72,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
         "explorer/static/index.html",
     ):
         assert f"arithscope/{needed}" in package
-    assert "arithscope/pretrained/tiny-pythia/checkpoints/step-00500/model.safetensors" in package
+    assert "arithscope/pretrained/tiny-pythia/checkpoints/step-00375/model.safetensors" in package
 
 
 def test_the_metadata_of_the_wheel(wheel: Path) -> None:

@@ -14,8 +14,8 @@ from tests.explorer.client import serving
 
 LOCAL = Path(__file__).parent
 VIEWS = {
-    "explorer-prompt": "#/prompt?prompt=150%2B83&ablate=all",
-    "explorer-neuron": "#/neuron?operator=%2B&layer=5&neuron=509&heuristic=result+in+%5B198%2C+298%5D",
+    "explorer-prompt": "#/prompt?prompt=188%2B223&ablate=all",
+    "explorer-neuron": "#/neuron?operator=%2B&layer=5&neuron=178&heuristic=result+in+%5B352%2C+402%5D",
     "explorer-circuit": "#/circuit?operator=-",
 }
 

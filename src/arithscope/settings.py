@@ -12,6 +12,7 @@ EXACT, ATTRIBUTION_THEN_EXACT = "exact", "atp+exact"
 NEURON_METHODS = (EXACT, "atp", "ig", "relp", ATTRIBUTION_THEN_EXACT)
 MEAN, MEAN_ABS, MEAN_STD = RANKINGS = ("mean", "mean_abs", "mean+std")
 CAUSE, PROBE = ANSWER_LAYERS = ("cause", "probe")
+ACCURACY, FAITHFULNESS = PLATEAUS = ("accuracy", "faithfulness")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ PRESETS = {
 }
 
 # Settings whose default depends on the preset: the best known, and the paper's.
-_PRESET_CHOICES = {"rank": (MEAN_ABS, MEAN), "answer_layers": (CAUSE, PROBE)}
+_PRESET_CHOICES = {"rank": (MEAN_ABS, MEAN), "answer_layers": (CAUSE, PROBE), "plateau": (ACCURACY, FAITHFULNESS)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Settings:
     Attributes:
         operators: Operators to study; sorted in the order of `OPERATORS`.
         max_operand: Largest operand; the smallest is 0.
-        preset: Sample sizes: `quick` or `paper`. The latter also ranks neurons and finds answer layers as the paper does.
+        preset: Sample sizes: `quick` or `paper`. The latter also ranks neurons, finds answer layers and chooses how many
+            heads and neurons suffice as the paper does.
         seed: Seed of every random choice.
         effect: Effect measure that ranks heads and neurons; all measures are stored.
         neurons: How effects of single neurons are computed: exact patching, an attribution method (atp, ig, relp), or
@@ -76,6 +78,8 @@ class Settings:
             of absolute effects) or `mean+std`. None: `mean` with the preset `paper`, otherwise `mean_abs`.
         answer_layers: How the layers whose neurons are studied are found: by `cause` (the fewest last layers whose MLPs the
             answer needs) or by `probe` (the paper's). None: `probe` with the preset `paper`, otherwise `cause`.
+        plateau: What the fewest heads and neurons have to keep: `faithfulness` to within 0.02 of the best (the paper's), or
+            `accuracy` to within 0.1 as well. None: `faithfulness` with the preset `paper`, otherwise `accuracy`.
         topk: Neurons kept per MLP, for all operators or by operator; None: the fewest that reach the plateau.
         both_operands: Whether to also try heuristics about both operands (`op1, op2 mod 2 = 0`).
         half: 1 or 2 draws all samples, half as large, from that half of the legal prompts; 0 uses all prompts.
@@ -93,6 +97,7 @@ class Settings:
     neurons: str = EXACT
     rank: str | None = None
     answer_layers: str | None = None
+    plateau: str | None = None
     topk: int | Mapping[str, int] | None = None
     both_operands: bool = False
     half: int = 0
@@ -101,7 +106,7 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(OPERATORS[i] for i in operator_indices(self.operators)))
         choices = {"preset": tuple(PRESETS), "effect": EFFECTS, "neurons": NEURON_METHODS}
-        choices |= {"rank": RANKINGS, "answer_layers": ANSWER_LAYERS}
+        choices |= {"rank": RANKINGS, "answer_layers": ANSWER_LAYERS, "plateau": PLATEAUS}
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known and (value is not None or name not in _PRESET_CHOICES):
                 option = f"--{name.replace('_', '-')}"
@@ -139,6 +144,12 @@ class Settings:
     def layers_by(self) -> str:
         """How the answer layers are found."""
         return self.answer_layers or _PRESET_CHOICES["answer_layers"][self.preset == PAPER]
+
+    @property
+    def sufficient(self) -> tuple[str, ...]:
+        """The measures by which heads and neurons suffice, the most important one first."""
+        plateau = self.plateau or _PRESET_CHOICES["plateau"][self.preset == PAPER]
+        return (FAITHFULNESS, ACCURACY) if plateau == ACCURACY else (FAITHFULNESS,)
 
     @property
     def fixed_k(self) -> Mapping[str, int] | None:

@@ -9,7 +9,7 @@ import pytest
 from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
 from arithscope.experiments.classify import Classification
 from arithscope.pipeline.store import RunFolder
-from benchmarks.aims import AIMS, Aim, shown, table
+from benchmarks.aims import AIMS, Aim, shown, table, together
 
 
 def test_numbers_are_those_of_the_run(small_run: Path) -> None:
@@ -33,6 +33,12 @@ def test_numbers_are_those_of_the_run(small_run: Path) -> None:
     rows = [row[2:] for row in table(run).rows]
     assert all(row[2:] == [None, None] for row in rows)  # × and ÷ were not studied
     assert all(row[0] is not None for row in rows[:9])  # too few prompts have 25 neurons a layer for the rest
+    both = together({"a": run, "b": run})
+    assert both.columns[2:] == ["a", "b"]
+    for aim, row in zip(AIMS, both.rows, strict=True):
+        found = [aim.value(run, o) for o in "+-"]
+        values = [value["value"] if isinstance(value, dict) else value for value in found]
+        assert row[2] == row[3] == ", ".join(shown(aim, value) or "–" for value in values)
 
 
 def test_what_misses_its_aim_is_bold() -> None:

@@ -35,7 +35,13 @@ models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
 def answer_layers_from(layer: int) -> tuple[Probe, AnswerLayers]:
     """Probe and cause agree on the first answer layer."""
-    return Probe(pd.DataFrame(), {}, layer, layer, 0), AnswerLayers(pd.DataFrame(), dict.fromkeys("+-*/", layer), {})
+    return Probe(pd.DataFrame(), {}, layer, layer, 0), by_cause(dict.fromkeys("+-*/", layer))
+
+
+def by_cause(first: dict[str, int], left: float = 0.0) -> AnswerLayers:
+    """Answer layers without which this accuracy is left."""
+    rows = [{"operator": o, "sample": "selection", "layer": layer, "value": left} for o, layer in first.items()]
+    return AnswerLayers(pd.DataFrame(rows), first, dict.fromkeys(first, 0.0))
 
 
 def found(family: str, method: str, operators: str = "+", attention: str = "sdpa", prefix: str = "") -> NeuronEffects:
@@ -253,7 +259,7 @@ def test_the_paper_preset_finds_layers_as_the_paper() -> None:
     """From the probe's layer on; otherwise by cause."""
     model = small("llama", "sdpa")
     probe, _ = answer_layers_from(2)
-    layers = AnswerLayers(pd.DataFrame(), {"+": 1}, {})
+    layers = by_cause({"+": 1})
     found = {}
     for preset in ("quick", "paper"):
         settings = Settings(preset=preset, neurons="atp", custom_sizes=SIZES)
@@ -261,6 +267,18 @@ def test_the_paper_preset_finds_layers_as_the_paper() -> None:
     assert (found["quick"].first_layer, found["quick"].layers_by) == ({"+": 1}, "cause")
     assert (found["paper"].first_layer, found["paper"].layers_by) == ({"+": 2}, "probe")
     assert set(found["paper"].effects.layer) == set(range(2, model.sizes.layers))
+
+
+@pytest.mark.parametrize(("left", "first"), [(0.1, 0), (0.11, 2)])
+def test_where_the_answer_needs_no_mlp_the_probe_says_which_layers_are_studied(left: float, first: int) -> None:
+    model = small("llama", "sdpa")
+    probe, _ = answer_layers_from(2)
+    settings = Settings(neurons="atp", custom_sizes=SIZES)
+    layers = by_cause({"+": 0}, left)
+    assert layers.needed("+") == (first == 0)
+    found = neurons(context(model, settings, plain.all_correct(model, "+", 9), probe, layers))
+    assert found.first_layer == {"+": first}
+    assert set(found.effects.layer) == set(range(first, model.sizes.layers))
 
 
 @pytest.mark.parametrize(("preset", "rank"), [("quick", "mean_abs"), ("paper", "mean")])

@@ -39,7 +39,7 @@ TEXTS = {
     "prompt": ["25+11", "3-1=", "0+0"],
     "heuristic": ["op1 mod 2 = 0", "result in [10, 20]", "op1 = op2"],
     "kind": ["range of op1", "identical"],
-    "checkpoint": ["step-00000", "step-01000", "final"],
+    "checkpoint": ["step-00000", "step-01500", "final"],
     "search": ["mod", "op1"],
     "stage": ["accuracy", "classify", "patterns"],
     "table": ["table", "neurons", "matches", "prompts"],

@@ -297,7 +297,7 @@ def test_training_steps_through_checkpoints(page: Page) -> None:
     expect(page.locator(".line-chart").nth(3).locator("polyline")).to_have_count(2)  # own neurons, and random ones
     expect(page.locator(".stepper output")).to_have_text("final")
     expect(page.locator(".stepper canvas").first).to_be_visible()
-    for name in ("step-01000", "step-00000"):
+    for name in ("step-01500", "step-00000"):
         page.get_by_role("button", name="← earlier").click()
         expect(page.locator(".stepper output")).to_have_text(name)
         expect(page.locator(".stepper .map-frame canvas")).to_have_attribute("aria-label", re.compile(f"at {name}"))

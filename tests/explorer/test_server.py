@@ -30,7 +30,7 @@ def test_list_of_runs(address: str, run: Run) -> None:
     assert (first["max_operand"], first["limit"]) == (40, run.limit)
     assert first["stages"] == run.stages
     assert first["neuron_layers"] == sorted(run.patterns.neurons.layer.unique())
-    assert second["checkpoints"] == ["step-00000", "step-01000", "final"]
+    assert second["checkpoints"] == ["step-00000", "step-01500", "final"]
 
 
 def test_results_of_every_stage(address: str, run: Run) -> None:
@@ -196,10 +196,10 @@ def activation(run: Run, prompt: str, layer: int, neuron: int) -> float:
 def test_activation_maps_of_checkpoints(address: str, small_training_run: Path) -> None:
     """The stored map if the checkpoint has one, else computed with the checkpoint's model."""
     at = "/api/runs/tiny-pythia/neurons"
-    kept = arithscope.open(small_training_run / "checkpoints" / "step-01000")
+    kept = arithscope.open(small_training_run / "checkpoints" / "step-01500")
     row = kept.patterns.neurons.iloc[3]
     path = f"{at}/{row.layer}/{row.neuron}/activation_map?operator=%2B&checkpoint="
-    stored = np.frombuffer(send(address, path + "step-01000").body, "<f4")
+    stored = np.frombuffer(send(address, path + "step-01500").body, "<f4")
     assert np.array_equal(stored, kept.patterns.activations[3].astype(np.float32).ravel())
     computed = np.frombuffer(send(address, path + "step-00000").body, "<f4").reshape(21, 21)
     early = arithscope.open(small_training_run / "checkpoints" / "step-00000")

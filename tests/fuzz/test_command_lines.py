@@ -141,7 +141,7 @@ def layers(text: str) -> bool:
 HOSTS = ["127.0.0.1", "localhost", "0.0.0.0"]
 TEMPLATES = ["{op1}{operator}{op2}=", "{op1} {operator} {op2} =", "{{{op1}{operator}{op2}", "\\n{op1}{operator}{op2}"]
 PROMPTS = ["1+2=", " 40 - 40", "0 + 40 =", "12-5"]  # of the run: + and - up to 40
-CHECKPOINTS = ["all", "step-00500", "step-03500, step-00000"]
+CHECKPOINTS = ["all", "step-00375", "step-02625, step-00000"]
 LAYERS, NEURONS = (4, 5), 512  # of the run: from the first answer layer on
 Value = tuple[list[str], Legal]
 PATH: Value = (["some/where", "there"], can_be_a_path)

@@ -44,6 +44,7 @@ RECIPE: dict[str, Any] = {
         "seen": {"+": 0.5, "/": [0.75]},
         "digits": False,
         "chains": 0.5,
+        "largest": {"+": 6},
         "tasks": {"count": 0.3, "parity": 0.1},
     },
     "schedule": {
@@ -103,7 +104,14 @@ def is_recipe(content: bytes) -> bool:
     may: list[dict[str, tuple[type, ...]]] = [
         {},
         {},
-        {"numbers": (int,), "max_operand": (int,), "digits": (bool,), "chains": (int, float), "tasks": (dict,)},
+        {
+            "numbers": (int,),
+            "max_operand": (int,),
+            "digits": (bool,),
+            "chains": (int, float),
+            "tasks": (dict,),
+            "largest": (dict,),
+        },
         {"checkpoints": (int,), "sparsity": (int, float), "early": (int, float)},
     ]
     for table, must, can in zip(tables, needed, may, strict=True):
@@ -113,6 +121,7 @@ def is_recipe(content: bytes) -> bool:
             return False
     data, schedule = raw["data"], raw["schedule"]
     numbers, top = data.get("numbers", 1000), data.get("max_operand", 300)
+    largest = data.get("largest", {})
     tasks, by_length = data.get("tasks", {}), [s for s in data["seen"].values() if type(s) is list]
     seen = [share for s in data["seen"].values() for share in (s if type(s) is list else [s])]
     shares = [*seen, *tasks.values(), data["noise"], data.get("chains", 1)]
@@ -124,6 +133,8 @@ def is_recipe(content: bytes) -> bool:
         and set(data["seen"]) <= set(OPERATORS)
         and all(type(s) in (int, float) and 0 <= s <= 1 for s in shares)
         and all(len(shares) == len(str(top)) for shares in by_length)
+        and set(largest) <= set(data["seen"])
+        and all(type(n) is int and 0 <= n < numbers for n in largest.values())
         and set(tasks) <= {"spell", "read", "count", "compare", "parity", "round", "place", "remainder"}
         and sum(tasks.values()) < 1
         and (not tasks or numbers >= 100)

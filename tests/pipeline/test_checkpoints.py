@@ -223,7 +223,7 @@ def test_bad_checkpoints_are_refused(trained: Path, tmp_path: Path, capsys: pyte
     assert "needs checkpoints" in error_message(capsys, *command, "--stages", "training")
     assert "has no checkpoints" in error_message(capsys, "run", "tiny-llama", "--checkpoints", "all", "--out", out)
     assert "is one checkpoint" in error_message(
-        capsys, "run", "tiny-pythia@step-00500", "--checkpoints", "all", "--out", out
+        capsys, "run", "tiny-pythia@step-00375", "--checkpoints", "all", "--out", out
     )
     assert "no checkpoint 'step-7'" in error_message(capsys, "run", f"{trained}@step-7", *ARGUMENTS, "--out", out)
     assert not out.exists()
@@ -238,7 +238,7 @@ def test_a_folder_with_an_at_sign_in_its_name(trained: Path, tmp_path: Path) -> 
 
 def test_checkpoints_are_listed_in_the_order_of_training(trained: Path) -> None:
     assert list_checkpoints(str(trained)) == ["step-2", "step-10"]
-    assert list_checkpoints("tiny-pythia")[:2] == ["step-00000", "step-00500"]
+    assert list_checkpoints("tiny-pythia")[:2] == ["step-00000", "step-00375"]
     assert select_checkpoints(str(trained), "step-10, step-2") == ["step-2", "step-10"]
 
 

@@ -259,5 +259,5 @@ def test_training_is_followed_on_a_cluster(cluster: RayExecutor, small_training_
     def checkpoint(name: str) -> Model:
         return cluster.load(f"tiny-pythia@{name}", Template())
 
-    follow_training(model, ["step-00000", "step-01000"], checkpoint, settings, final, Silent(), executor=cluster)
+    follow_training(model, ["step-00000", "step-01500"], checkpoint, settings, final, Silent(), executor=cluster)
     assert_same_numbers(tmp_path / "run", small_training_run)

@@ -36,7 +36,7 @@ def test_a_good_run_has_no_warnings() -> None:
     summary = {
         "accuracy": {"+": answered(), "mean": answered(1)},
         "circuit": {"+": good, "mean": good},
-        "neurons": {"+": {"split_half_by_mean": 0.1, "split_half_by_mean_abs": 0.5, "first_layer": 1}},
+        "neurons": {"+": {"split_half_by_mean": 0.1, "split_half_by_mean_abs": 0.5, "first_layer": 2}},
         "probe": {"all": {"first_answer_layer": 2}},
         "answer_layers": {
             "+": {"first_answer_layer": 2, "baseline": 0.01},
@@ -84,13 +84,16 @@ def test_an_unstable_ranking() -> None:
 
 def test_layers_that_probe_and_cause_see_differently() -> None:
     layers = {"+": {"first_answer_layer": 4}, "-": {"first_answer_layer": 2}}
-    summary = {"probe": {"all": {"first_answer_layer": 2}}, "answer_layers": layers}
+    studied = {o: {"first_layer": 2} for o in "+-*"}
+    summary = {"probe": {"all": {"first_answer_layer": 2}}, "answer_layers": layers, "neurons": studied}
     section, text = warnings_of(summary)["Probe and cause disagree"]
     assert section == "probes"
     assert "from layer 2 on" in text
     assert "4 for +." in text
     assert "−" not in text
-    assert warnings_of({"answer_layers": layers}) == {}  # no probe to compare with
+    by_cause = {o: {"first_layer": found["first_answer_layer"]} for o, found in layers.items()}
+    assert warnings_of({**summary, "neurons": by_cause}) == {}  # the probe's layers are not studied
+    assert warnings_of({**summary, "neurons": {}}) == {}
 
 
 def test_answer_layers_from_the_first_on() -> None:
@@ -99,6 +102,16 @@ def test_answer_layers_from_the_first_on() -> None:
     ]
     assert section == "neurons"
     assert text.startswith("for + the answer layers")
+
+
+def test_an_answer_that_needs_no_mlp_at_the_last_position() -> None:
+    """For ÷, the floor says so; that its layers are not those by cause, and how many neurons are kept, is no news."""
+    layers = {o: {"first_answer_layer": 0, "baseline": 0.5, "needed": o == "-"} for o in "-/"}
+    topk = {o: {"floor_accuracy": mean(0.8, 0.7, 0.9), "share_of_neurons": 0.6} for o in "-/"}
+    found = warnings_of({"answer_layers": layers, "topk": topk, "neurons": {o: {"first_layer": 4} for o in "-/"}})
+    assert set(found) == {"Probe and cause disagree", "The answer is computed below", "Most neurons are needed"}
+    assert ".800 [.700, .900] for − and .800 [.700, .900] for ÷" in found["The answer is computed below"][1]
+    assert "÷" not in found["Probe and cause disagree"][1] + found["Most neurons are needed"][1]
 
 
 def test_a_floor_that_is_good_already() -> None:

@@ -54,16 +54,15 @@ def test_results_equal_those_of_the_folder(small_run: Path) -> None:
 def test_a_run_with_checkpoints(small_training_run: Path) -> None:
     run = arithscope.open(str(small_training_run))
     assert "training" in run.stages
-    assert run.training.checkpoints == ["step-00000", "step-01000", "final"]
+    assert run.training.checkpoints == ["step-00000", "step-01500", "final"]
     first = arithscope.open(small_training_run / "checkpoints" / "step-00000")
     assert first.name == "tiny-pythia@step-00000"
-    # Untrained, it always predicts the same few numbers and is right where one of them is the answer. All correct prompts have
-    # the same answer, so there is no counterfactual, and later stages are left out.
+    # Untrained, it always predicts the same few numbers. All correct prompts, if there are any, have the same answer, so there
+    # is no counterfactual, and later stages are left out.
     right = first.accuracy.prompts[first.accuracy.prompts.correct]
-    assert len(right) >= 2
-    assert right.answer.nunique() == 1
+    assert right.answer.nunique() <= 1
     assert first.stages == ["means", "accuracy"]
-    assert set(run.training.faithfulness.checkpoint) == {"step-01000", "final"}
+    assert set(run.training.faithfulness.checkpoint) == {"step-01500", "final"}
 
 
 def test_stages_and_summary(small_run: Path, small_training_run: Path) -> None:

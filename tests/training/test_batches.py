@@ -135,6 +135,18 @@ def test_few_chains_are_seen() -> None:
             assert chains[0].sum() == pytest.approx(0.2 * chains[2].sum(), rel=0.15)
 
 
+def test_results_above_the_largest_are_not_seen() -> None:
+    data = DataRecipe(dict.fromkeys("+-*", 0.3), 0.0, 0, 1000, 30, largest={"+": 40, "-": 20})
+    plain = split_pairs(replace(data, largest={}), 1)
+    for operator, (seen, unseen) in split_pairs(data, 1).items():
+        assert len(seen) == len(plain[operator][0])  # others take their place
+        assert len(seen) + len(unseen) == len(legal_prompts(operator, 30, 1000))
+        if operator == "*":
+            assert seen.op1.tolist() == plain[operator][0].op1.tolist()
+        else:
+            assert seen.answer.max() == data.largest[operator] < plain[operator][0].answer.max()
+
+
 def test_chains_by_hand() -> None:
     minus, plus = [1] * 4, [0] * 4
     assert longest_chain("-", Prompts([100, 105, 52, 300], minus, [1, 91, 17, 100])).tolist() == [2, 1, 1, 0]

@@ -206,6 +206,8 @@ def test_the_documented_recipe_is_one(tmp_path: Path) -> None:
         ("parity = 0.1", 'parity = "much"', "from 0 to 1"),
         ("numbers = 100", "numbers = 99", "need numbers of at least 100"),
         ("noise = 0.2", "noise = 0.2\nchains = 1.5", "from 0 to 1"),
+        ("noise = 0.2", "noise = 0.2\nlargest = { '+' = 100 }", r"numbers from 0 to 99 for some of \+ /"),
+        ("noise = 0.2", "noise = 0.2\nlargest = { '*' = 9 }", "largest"),
         ("sparsity = 0.3", "sparsity = -1.0", "sparsity must be"),
         ("early = 2.0", "early = 0.5", "early must be a number from 1"),
         ("[schedule]", "[schedule]\nspeed = 3", "unknown setting 'speed'"),

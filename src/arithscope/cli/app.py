@@ -260,17 +260,17 @@ def verify(run: opt.RunPath, seed: opt.SampleSeed = 0, *, options: opt.RunOption
 
 
 def train(
-    recipe: Annotated[str, opt.argument("RECIPE", "A TOML file, or the name of an embedded model to train again.")],
+    recipe: Annotated[str, opt.argument("RECIPE", "A TOML file, or an embedded model (NAME) or its twin (NAME-twin).")],
     out: Annotated[Path | None, opt.option("--out PATH", "Folder; default: trained/NAME.", parser=user_path)] = None,
     device: opt.Device = "auto",
 ) -> None:
     """Train a model from scratch, with checkpoints. An interrupted training run resumes where it stopped."""
     from arithscope.models.load import pick_device
-    from arithscope.models.sources import FOLDER, embedded_names
+    from arithscope.models.sources import embedded_recipes
     from arithscope.training import loop
     from arithscope.training.recipe import read_recipe
 
-    path = FOLDER / recipe / "recipe.toml" if recipe in embedded_names() else user_path(recipe)
+    path = embedded_recipes().get(recipe) or user_path(recipe)
     folder = loop.train(path, out or Path("trained") / read_recipe(path).name, pick_device(device), _progress())
     say((folder / "README.md").read_text(encoding="utf-8"))
     say(f"The model is in {folder}; study it with: arithscope run {folder}")

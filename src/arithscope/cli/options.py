@@ -51,6 +51,10 @@ ANSWER_LAYERS = (
     "Study neurons of the layers found by cause (the last MLPs that the answer needs) or by probe (the paper's); default: "
     "cause, with --preset paper probe."
 )
+PLATEAU = (
+    "What the fewest heads and neurons have to keep: faithfulness (the paper's), or accuracy as well; default: accuracy, with "
+    "--preset paper faithfulness."
+)
 TOPK = "Top neurons per MLP (paper: 200); default: fewest that suffice."
 EFFECT = "Effect that ranks components: probability (the paper's), log_ratio or logit."
 BOTH_OPERANDS = "Also match heuristics about both operands at once."
@@ -117,6 +121,7 @@ class SettingsOptions:
     neurons: Annotated[str, measures("--neurons METHOD", NEURONS)] = "exact"
     rank: Annotated[str | None, measures("--rank NAME", RANK)] = None
     answer_layers: Annotated[str | None, measures("--answer-layers NAME", ANSWER_LAYERS)] = None
+    plateau: Annotated[str | None, measures("--plateau NAME", PLATEAU)] = None
     topk: Annotated[int | None, measures("--topk K", TOPK)] = None
     both_operands: Annotated[bool, measures("--both-operands", BOTH_OPERANDS)] = False
 

@@ -7,6 +7,7 @@ may have been computed below it. This experiment asks the model itself:
 2. The *answer layers* are the fewest last layers without whose MLPs at most a tenth of the accuracy above the operator's
    baseline is left. The baseline is the accuracy of always giving the most frequent answer; half of all quotients are 0.
 3. They are chosen on the selection prompts; the accuracy without them is reported on the evaluation prompts.
+4. Where more is left even without any MLP at the last position, the answer needs none of them: it comes from earlier positions.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ class AnswerLayers(Result):
         schema.integer("layer", "first layer whose MLP is ablated; the number of layers if none is", key=True),
         *schema.MEAN_COLUMNS,
     )
-    first_layer: dict[str, int] = schema.value("first answer layer by cause, by operator")
+    first_layer: dict[str, int] = schema.value("first answer layer by cause, by operator; 0 if the answer needs no MLP")
     baseline: dict[str, float] = schema.value("accuracy of always giving the most frequent answer, by operator")
 
     def left(self, operator: str, layer: int) -> dict[str, Any]:
@@ -49,12 +50,19 @@ class AnswerLayers(Result):
         rows = self.curve[(self.curve.operator == operator) & (self.curve["sample"] == EVALUATION)]
         return mean_entry(rows[rows.layer == layer].iloc[0])
 
+    def needed(self, operator: str) -> bool:
+        """Whether the answer needs MLPs at the last position: without the answer layers, hardly any accuracy is left."""
+        rows = self.curve[(self.curve.operator == operator) & (self.curve["sample"] == SELECTION)]
+        left = rows[rows.layer == self.first_layer[operator]].value.iloc[0]
+        return bool(left <= _most_left(self.baseline[operator]))
+
     def summary(self) -> dict[str, Any]:
         return {
             operator: {
                 "first_answer_layer": layer,
                 "accuracy_without": self.left(operator, layer),
                 "baseline": self.baseline[operator],
+                "needed": self.needed(operator),
             }
             for operator, layer in self.first_layer.items()
         }
@@ -102,6 +110,11 @@ def _baseline(correct: Prompts) -> float:
     return float(np.unique(correct.answer, return_counts=True)[1].max() / len(correct))
 
 
+def _most_left(baseline: float) -> float:
+    """The largest accuracy without layers that the answer needs."""
+    return baseline + TENTH * (1 - baseline)
+
+
 def first_answer_layer(accuracy: Mapping[int, float], baseline: float) -> int:
     """The last layer from which on MLPs must be ablated to leave at most a tenth of the accuracy; 0 if there is none.
 
@@ -109,5 +122,5 @@ def first_answer_layer(accuracy: Mapping[int, float], baseline: float) -> int:
         accuracy: Accuracy without the MLPs from each layer on; the largest key is the number of layers, without any ablation.
         baseline: Accuracy that remains without any computation.
     """
-    largest, unablated = baseline + TENTH * (1 - baseline), max(accuracy)
+    largest, unablated = _most_left(baseline), max(accuracy)
     return max((layer for layer, value in accuracy.items() if value <= largest and layer < unablated), default=0)

@@ -50,7 +50,6 @@ from arithscope.settings import (
     MEAN,
     MEAN_ABS,
     MEAN_STD,
-    PROBE,
     RANKINGS,
     Settings,
 )
@@ -190,9 +189,12 @@ class _Task:
 def neurons(ctx: Context) -> NeuronEffects:
     """Effect of every neuron of the answer layers at the last position, by exact patching or attribution."""
     s, method, samples = ctx.model.sizes, ctx.settings.neurons, splits(ctx)
-    by_probe = dict.fromkeys(samples, ctx.results[Probe].first_answer_layer)
-    first = {PROBE: by_probe, CAUSE: ctx.results[AnswerLayers].first_layer}[ctx.settings.layers_by]
-    first = {operator: first[operator] for operator in samples}
+    by_probe, by_cause = ctx.results[Probe].first_answer_layer, ctx.results[AnswerLayers]
+    first = dict.fromkeys(samples, by_probe)
+    if (
+        ctx.settings.layers_by == CAUSE
+    ):  # where the answer needs no MLP at the last position, at least it can be read there
+        first |= {o: by_cause.first_layer[o] for o in samples if by_cause.needed(o)}
     some = slice(0, ctx.settings.sizes.neurons)
     tasks = []
     for operator, split in samples.items():

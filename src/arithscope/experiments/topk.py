@@ -3,7 +3,8 @@
 1. Rank the neurons of each MLP of the operator's answer layers by their effect.
 2. Keep the first k of each MLP at the last position, mean-ablate the others, for growing k. MLPs below the answer layers stay
    whole, and so do all MLPs at earlier positions.
-3. On the selection prompts, choose the smallest k whose faithfulness is within 0.02 of the best, at least one; or a fixed k.
+3. On the selection prompts, choose the smallest k, at least one, whose faithfulness is within 0.02 of the best, and unless as
+   in the paper, its accuracy within 0.1; or a fixed k.
 4. Report the circuits of all k on the evaluation prompts, beside random neurons and beside another ranking: the paper's, or
    if that is in use, by mean absolute effect. The floor is the circuit with no neuron kept.
 """
@@ -103,12 +104,12 @@ def _memory(model: Model, settings: Settings) -> int:
 
 @stage(
     needs=(Accuracy, MeanActivations, Circuit, NeuronEffects),
-    reads=("sizes", "seed", "effect", "ranking", "fixed_k"),
+    reads=("sizes", "seed", "effect", "ranking", "sufficient", "fixed_k"),
     memory=_memory,
     paper="3.1",
 )
 def topk(ctx: Context) -> TopK:
-    """Fewest top neurons per MLP that keep the circuit's faithfulness, by operator."""
+    """Fewest top neurons per MLP that suffice in the circuit, by operator."""
     s, settings, neurons = ctx.model.sizes, ctx.settings, ctx.results[NeuronEffects]
     fixed, draws = settings.fixed_k, settings.sizes.draws
     samples, selected = evaluation_prompts(ctx), selection_prompts(ctx)
@@ -139,7 +140,7 @@ def topk(ctx: Context) -> TopK:
     for operator in samples:
         means = ablation.curve_means(curve, operator)
         for circuit, ranking in circuits.items():
-            smallest = max(ablation.smallest_on_plateau(selection, operator, circuit), counts[1])
+            smallest = max(ablation.smallest_on_plateau(selection, operator, settings.sufficient, circuit), counts[1])
             k = smallest if fixed is None else fixed[operator]
             rows = curve[(curve.operator == operator) & (curve.circuit == circuit) & (curve["size"] == k)]
             compared.append(rows.assign(ranking=ranking, k=k)[TopK.columns("rankings")])

@@ -80,7 +80,7 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
         UserError: If it cannot be found, loaded or trusted.
 
     Example:
-        >>> model = load("tiny-pythia@step-01000", options=LoadOptions(device="cpu"))
+        >>> model = load("tiny-pythia@step-01500", options=LoadOptions(device="cpu"))
     """
     options = options or LoadOptions()
     with explain_out_of_memory(f"loading {model}"):

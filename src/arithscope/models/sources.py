@@ -14,6 +14,7 @@ from arithscope.utils.files import user_path
 
 FOLDER = Path(__file__).resolve().parent.parent / "pretrained"
 DEFAULT = "tiny-llama"
+RECIPE, TWIN = "recipe.toml", "twin.toml"  # how an embedded model was trained, and how its twin without penalty is
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
@@ -28,6 +29,13 @@ class ModelNotFound(UserError):
 def embedded_names() -> list[str]:
     """Names of the models that come with the package."""
     return sorted(folder.name for folder in FOLDER.iterdir() if (folder / CONFIG).is_file())
+
+
+def embedded_recipes() -> dict[str, Path]:
+    """Recipes that come with the package, by name: of each embedded model, and of its twin, which is not embedded."""
+    recipes = {name: FOLDER / name / RECIPE for name in embedded_names()}
+    twins = {f"{name}-twin": FOLDER / name / TWIN for name in embedded_names()}
+    return recipes | {name: path for name, path in twins.items() if path.is_file()}
 
 
 def local_checkpoints(folder: Path) -> list[str]:

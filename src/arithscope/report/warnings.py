@@ -45,8 +45,14 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
     low = [f"{number(r)} for {SIGNS[o]}" for o, r in halves.items() if r < STABLE]
     by_probe = summary.get("probe", {}).get("all", {}).get("first_answer_layer")
     by_cause = _values(summary, "answer_layers", "first_answer_layer")
-    moved = [f"{layer} for {SIGNS[o]}" for o, layer in by_cause.items() if by_probe is not None and layer != by_probe]
-    first = [SIGNS[o] for o, layer in _values(summary, "neurons", "first_layer").items() if layer == 0]
+    studied = _values(summary, "neurons", "first_layer")
+    uses_mlps = _values(summary, "answer_layers", "needed")
+    moved = [
+        f"{layer} for {SIGNS[o]}"
+        for o, layer in by_cause.items()
+        if layer != studied.get(o, layer) and uses_mlps.get(o, True)
+    ]
+    first = [SIGNS[o] for o, layer in studied.items() if layer == 0]
     baseline = _values(summary, "answer_layers", "baseline")
     floors = [
         f"{with_interval(floor)} for {SIGNS[o]}"
@@ -54,7 +60,10 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
         if floor.value > baseline.get(o, 0.0) + GOOD_FLOOR
     ]
     kept = _values(summary, "topk", "share_of_neurons")
-    many = [f"{share:.0%} for {SIGNS[o]}" for o, share in kept.items() if share > MOST_NEURONS]
+    # Where the answer needs no MLP at the last position, how many neurons it needs there means nothing.
+    many = [
+        f"{share:.0%} for {SIGNS[o]}" for o, share in kept.items() if share > MOST_NEURONS and uses_mlps.get(o, True)
+    ]
     reasons = [
         ("accuracy", "Too few correct prompts", few, worded("warnings", "too_few_prompts", few=few, needed=needed)),
         ("circuit", "Saturated probabilities", saturated, worded("warnings", "saturation", saturated=saturated)),

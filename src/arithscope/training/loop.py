@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.models.sources import RECIPE
 from arithscope.models.untrained import untrained_model
 from arithscope.prompts import Prompts, random_source, sample
 from arithscope.training.batches import Batches, Writer
@@ -28,7 +29,6 @@ EVALUATIONS = 20  # evenly spaced over training, on samples
 SAMPLE = 2000  # prompts per operator in an evaluation, seen and unseen each
 FINISHED = "README.md"  # the model card, written last
 RESUME = "resume.safetensors"
-RECIPE = "recipe.toml"
 
 
 def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress) -> Path:

@@ -17,7 +17,7 @@ def split_pairs(data: DataRecipe, seed: int) -> dict[str, tuple[Prompts, Prompts
         else:
             length, shares = np.zeros(len(prompts), dtype=np.int64), [shares]
         cuts = [round(share * n) for share, n in zip(shares, np.bincount(length, minlength=len(shares)), strict=True)]
-        allowed = np.ones(len(prompts), dtype=np.bool_)
+        allowed = prompts.answer <= data.largest.get(operator, data.numbers)
         if data.chains < 1 and operator in "+-":
             chained = np.flatnonzero(longest_chain(operator, prompts) > 1)
             left_out = np.diff(np.floor(np.arange(len(chained) + 1) * data.chains)) == 0  # evenly, in the random order

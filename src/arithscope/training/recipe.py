@@ -40,6 +40,7 @@ class DataRecipe:
     noise_width: int  # largest change of a noisy answer
     numbers: int = 1000  # operands and answers lie below this; each is one token
     max_operand: int = 300
+    largest: dict[str, int] = field(default_factory=dict)  # an operator's largest result in training; default: any
     chains: float = 1.0  # share of the sums and differences with a chain of carries or borrows that training may use
     digits: bool = False  # whether numbers are written in digits, one token each, instead
     tasks: dict[str, float] = field(default_factory=dict)  # shares of a batch that other tasks about numbers take
@@ -118,6 +119,10 @@ def _check(recipe: Recipe, where: str) -> None:
     }
     requirements: dict[str, Any] = {
         f"[data.seen] must give a share for some of {' '.join(OPERATORS)}": set() < set(data.seen) <= set(OPERATORS),
+        f"[data.largest] must give numbers from 0 to {data.numbers - 1} for some of {' '.join(data.seen)}": (
+            set(data.largest) <= set(data.seen)
+            and all(type(x) is int and 0 <= x < data.numbers for x in data.largest.values())
+        ),
         f"[data.tasks] must give shares for some of {', '.join(TASKS)}": set(data.tasks) <= set(TASKS),
         "the tasks' shares must leave some of the batch to arithmetic": sum(numbers) < 1,
         f"other tasks need numbers of at least {MIN_TASK_NUMBERS}": not data.tasks or data.numbers >= MIN_TASK_NUMBERS,

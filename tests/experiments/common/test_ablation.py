@@ -45,6 +45,16 @@ def curve(*values: float) -> pd.DataFrame:
     return pd.concat([found, *(found.assign(**other, value=1.0) for other in others)])
 
 
+def test_the_smallest_circuit_that_also_answers() -> None:
+    """Accuracy counts only among the sizes that are faithful enough; 1 is the most accurate size, but not one of them."""
+    faithful = curve(0.5, 0.9, 0.98, 0.99, 1.0, 0.99)
+    accuracies = [0.3, 0.99, 0.6, 0.79, 0.81, 0.9]
+    accurate = (faithful.measure == "accuracy") & (faithful.circuit == "found") & (faithful.operator == "+")
+    both = pd.concat([faithful[~accurate], faithful[accurate].assign(value=accuracies)])
+    assert smallest_on_plateau(both, "+") == 2
+    assert smallest_on_plateau(both, "+", ("faithfulness", "accuracy")) == 4
+
+
 def test_the_smallest_circuit_on_the_plateau() -> None:
     assert smallest_on_plateau(curve(0.0, 0.5, 0.97, 0.985, 0.97, 1.0), "+") == 3
     assert smallest_on_plateau(curve(0.0, 0.9, 0.91, 0.90), "+") == 1  # the plateau is the best there is, not 1

@@ -29,6 +29,7 @@ from arithscope.models.engine.sweep import Means
 from arithscope.models.hooks import Edit, edit
 from arithscope.models.model import Model, Site
 from arithscope.prompts import Prompts
+from arithscope.settings import ACCURACY, FAITHFULNESS
 from arithscope.stats.effects import log_probability
 from arithscope.stats.faithfulness import SMALLEST_SPAN, faithfulness, faithfulness_by_prompt, normalized_logit
 from arithscope.stats.intervals import Floats, Mean, paired_difference, unit_means
@@ -37,6 +38,7 @@ from arithscope.utils.progress import Advance
 
 MEASURES = ("faithfulness", "accuracy", "p_answer")  # of a circuit
 TOLERANCE = 0.02  # a circuit is on the plateau if its faithfulness comes within this of the best
+TOLERANCES = {FAITHFULNESS: TOLERANCE, ACCURACY: 0.1}  # one prompt more or less must not decide
 FOUND, RANDOM = "found", "random"
 PROMPTS_IN_UNIT = 50
 VERIFIED_SIZES = 4  # circuit sizes of each operator that `verify` evaluates again
@@ -268,8 +270,13 @@ def curve_means(curve: pd.DataFrame, operator: str) -> dict[int, dict[str, Mean]
     return means
 
 
-def smallest_on_plateau(curve: pd.DataFrame, operator: str, circuit: str = FOUND) -> int:
-    """Smallest size whose faithfulness is within TOLERANCE of the best; the smallest size where none has a faithfulness."""
-    rows = curve[(curve.operator == operator) & (curve.circuit == circuit) & (curve.measure == "faithfulness")]
-    values = rows.value.fillna(-np.inf).to_numpy()
-    return int(rows["size"].iloc[int(np.argmax(values >= values.max() - TOLERANCE))])
+def smallest_on_plateau(
+    curve: pd.DataFrame, operator: str, measures: Sequence[str] = (FAITHFULNESS,), circuit: str = FOUND
+) -> int:
+    """Smallest size that comes as close to the best as TOLERANCES says in the first measure and, among those, in the others.
+    Sizes without a value come last."""
+    rows = curve[(curve.operator == operator) & (curve.circuit == circuit)]
+    values = rows.pivot(index="size", columns="measure", values="value").fillna(-np.inf)
+    for measure in measures:
+        values = values[values[measure] >= values[measure].max() - TOLERANCES[measure]]
+    return int(values.index[0])
