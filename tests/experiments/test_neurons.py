@@ -281,6 +281,13 @@ def test_where_the_answer_needs_no_mlp_the_probe_says_which_layers_are_studied(l
     assert set(found.effects.layer) == set(range(first, model.sizes.layers))
 
 
+def test_the_paper_preset_keeps_faithfulness_alone() -> None:
+    assert (
+        Settings().sufficient == Settings(preset="paper", plateau="accuracy").sufficient == ("faithfulness", "accuracy")
+    )
+    assert Settings(preset="paper").sufficient == Settings(plateau="faithfulness").sufficient == ("faithfulness",)
+
+
 @pytest.mark.parametrize(("preset", "rank"), [("quick", "mean_abs"), ("paper", "mean")])
 def test_the_paper_preset_ranks_as_the_paper(preset: str, rank: str) -> None:
     assert Settings(preset=preset).ranking == rank

@@ -191,9 +191,8 @@ def neurons(ctx: Context) -> NeuronEffects:
     s, method, samples = ctx.model.sizes, ctx.settings.neurons, splits(ctx)
     by_probe, by_cause = ctx.results[Probe].first_answer_layer, ctx.results[AnswerLayers]
     first = dict.fromkeys(samples, by_probe)
-    if (
-        ctx.settings.layers_by == CAUSE
-    ):  # where the answer needs no MLP at the last position, at least it can be read there
+    if ctx.settings.layers_by == CAUSE:
+        # Where the answer needs no MLP at the last position, the probe's layers are those where at least it can be read.
         first |= {o: by_cause.first_layer[o] for o in samples if by_cause.needed(o)}
     some = slice(0, ctx.settings.sizes.neurons)
     tasks = []
