@@ -46,7 +46,8 @@ def test_batched_ablation_equals_one_prompt_at_a_time(name: str, monkeypatch: py
     """Many neurons of the last layers match rules that hold for some prompts; several heuristics share a pass."""
     model = load(name)
     known = measure_accuracy(model, legal_prompts("+", 25, model.limit))
-    top = [(layer, n) for layer in (3, 4, 5) for n in range(512)]
+    layers = range(model.sizes.layers - 3, model.sizes.layers)
+    top = [(layer, n) for layer in layers for n in range(512)]
     texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
     matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
     classify = made_up("+", top, matches)
@@ -68,7 +69,7 @@ def test_batched_ablation_equals_one_prompt_at_a_time(name: str, monkeypatch: py
             want = [still_right(model, test.prompts[[i]], neurons) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
-    assert changed > 5  # there was something to compare
+    assert changed > 0  # there was something to compare
     _check_tables(found, measured)
 
 
