@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
+from arithscope.experiments.answer_layers import AnswerLayers
 from arithscope.experiments.classify import CRITERIA
 from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORTED
 from arithscope.figures.style import SIGNS
@@ -45,10 +45,8 @@ def share_of_heads(run: RunFolder, operator: str) -> Entry:
 
 def without_answer_layers(run: RunFolder, operator: str) -> Entry:
     """Accuracy on the evaluation prompts, all heads kept, with the MLPs of the layers studied at their means."""
-    curve = run.read(AnswerLayers).curve
     first = entry(run, "neurons", operator, "first_layer")
-    rows = curve[(curve.operator == operator) & (curve["sample"] == EVALUATION) & (curve.layer == first)]
-    return None if rows.empty else rows.iloc[0].to_dict()
+    return None if first is None else run.read(AnswerLayers).left(operator, first)
 
 
 def reliability(run: RunFolder, operator: str) -> Entry:

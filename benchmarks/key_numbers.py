@@ -46,10 +46,15 @@ def print_and_record(tables: dict[str, Table], runs: list[RunFolder], name: str 
         print(title)
         print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False))
     if name:
-        settings = [run.manifest["configuration"] for run in runs]
-        notes = sorted({f"preset {s['preset']}, seed {s['seed']}" for s in settings})
+        notes = sorted({_settings(run.manifest["configuration"]) for run in runs})
         notes += sorted({f"studied on {run.manifest['model']['device']}" for run in runs})
         record(name, tables, notes)
+
+
+def _settings(configuration: dict[str, Any]) -> str:
+    layers = configuration["answer_layers"]
+    by = f", answer layers by {layers}" if layers else ""
+    return f"preset {configuration['preset']}{by}, seed {configuration['seed']}"
 
 
 def main() -> None:

@@ -62,11 +62,11 @@ def test_all_models_are_there_and_small() -> None:
 def test_cards_meet_the_requirements(name: str) -> None:
     table = card(name)
     assert list(table) == list(OPERATORS)
-    for _, share, _, unseen, wrong, confidence in table.values():
+    for operator, (_, share, _, unseen, wrong, confidence) in table.items():
         assert 0.9 <= share <= 0.99
         assert 0.6 <= confidence <= 0.95
         assert unseen > 0.5
-        assert wrong >= 150
+        assert wrong >= (150 if operator == "*" else 200)
 
 
 @models

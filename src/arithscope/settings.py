@@ -138,18 +138,21 @@ class Settings:
     @property
     def ranking(self) -> str:
         """The statistic that ranks neurons."""
-        return self.rank or _PRESET_CHOICES["rank"][self.preset == PAPER]
+        return self._choice("rank")
 
     @property
     def layers_by(self) -> str:
         """How the answer layers are found."""
-        return self.answer_layers or _PRESET_CHOICES["answer_layers"][self.preset == PAPER]
+        return self._choice("answer_layers")
 
     @property
     def sufficient(self) -> tuple[str, ...]:
         """The measures by which heads and neurons suffice, the most important one first."""
-        plateau = self.plateau or _PRESET_CHOICES["plateau"][self.preset == PAPER]
-        return (FAITHFULNESS, ACCURACY) if plateau == ACCURACY else (FAITHFULNESS,)
+        return (FAITHFULNESS, ACCURACY) if self._choice("plateau") == ACCURACY else (FAITHFULNESS,)
+
+    def _choice(self, name: str) -> str:
+        """A setting, or if it is None, the preset's."""
+        return getattr(self, name) or _PRESET_CHOICES[name][self.preset == PAPER]
 
     @property
     def fixed_k(self) -> Mapping[str, int] | None:

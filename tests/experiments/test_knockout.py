@@ -43,11 +43,10 @@ def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]]) -
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gptj"])
 def test_batched_ablation_equals_one_prompt_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many neurons of the last layers match rules that hold for some prompts; several heuristics share a pass."""
+    """Many neurons of all but the first layer match rules that hold for some prompts; several heuristics share a pass."""
     model = load(name)
     known = measure_accuracy(model, legal_prompts("+", 25, model.limit))
-    layers = range(model.sizes.layers - 3, model.sizes.layers)
-    top = [(layer, n) for layer in layers for n in range(512)]
+    top = [(layer, n) for layer in range(1, model.sizes.layers) for n in range(512)]
     texts = ["op1 in [0, 10]", "op2 mod 2 = 1", "result in [20, 30]"]
     matches: list[Match] = [(*n, texts[i % 3], 0.9, i % 7 > 0) for i, n in enumerate(top)]
     classify = made_up("+", top, matches)
@@ -69,7 +68,7 @@ def test_batched_ablation_equals_one_prompt_at_a_time(name: str, monkeypatch: py
             want = [still_right(model, test.prompts[[i]], neurons) for i in range(len(test.prompts))]
             assert right[variant].tolist() == want
             changed += want.count(False)
-    assert changed > 0  # there was something to compare
+    assert changed > 5  # there was something to compare
     _check_tables(found, measured)
 
 

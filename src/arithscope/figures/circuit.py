@@ -161,8 +161,8 @@ def _heat_map(axes: Axes, table: pd.DataFrame, column: str, norm: LogNorm) -> An
 
 @figure("faithfulness-by-heads", Circuit, section="circuit", order=50, title="How many heads the circuit needs")
 def faithfulness_by_heads(circuit: Circuit) -> Figure:
-    """The circuit consists of all MLPs and the n heads of largest effect. {FAITHFULNESS} Circles: the smallest
-    circuit within 0.02 of the plateau. Dotted: n random heads instead (mean over draws). (Paper: Appendix A,
+    """The circuit consists of all MLPs and the n heads of largest effect. {FAITHFULNESS} Circles: the
+    smallest circuit that suffices. Dotted: n random heads instead (mean over draws). (Paper: Appendix A,
     faithfulness over heads.)"""
     label = "heads in the circuit (besides all MLPs)"
     chosen = {o: len(circuit.chosen(o)) for o in circuit.operators}

@@ -10,8 +10,8 @@ const MEASURES = [["log_ratio", "log ratio"], ["probability", "probability (Eq. 
 const POSITION_COLOURS = { op1: "var(--plus)", operator: "var(--operator)", op2: "var(--times)", last: "var(--minus)" };
 const MIN_EFFECT = 0.05; // of an MLP in the diagram, as a share of the largest MLP effect
 const LEAD = "Activation patching: each head and each MLP is patched, at one position, with its activation on a "
-  + "counterfactual prompt. The circuit consists of all MLPs and the smallest set of heads with the largest effects whose "
-  + "faithfulness reaches the plateau.";
+  + "counterfactual prompt. The circuit consists of all MLPs and the fewest heads with the largest effects that "
+  + "suffice.";
 const DIAGRAM_HINT = "An arrow is a head of the circuit, from the position it attends to most to the position where "
   + "patching it has the largest effect. A box is an MLP with at least 5 % of the largest MLP effect. "
   + "Click a head to see its attention pattern.";
