@@ -19,7 +19,7 @@ from arithscope.prompts import legal_prompts
 from arithscope.training.batches import Batches, Writer
 from arithscope.training.corpus import TASKS
 from arithscope.training.evaluation import answer_logits
-from arithscope.training.loop import train
+from arithscope.training.loop import Training, train
 from arithscope.training.recipe import read_recipe
 from arithscope.training.sparsity import Sparsity
 from arithscope.utils.progress import Silent
@@ -232,3 +232,25 @@ def test_models_that_cannot_be_built_are_refused(recipe: Path, tmp_path: Path) -
         with pytest.raises(UserError, match=message):
             train(recipe, tmp_path / "out", CPU, Silent())
         assert not (tmp_path / "out").exists()
+
+
+def test_half_precision_trains_as_single_precision_does(recipe: Path) -> None:
+    """Half precision keeps 8 bits, so losses differ by little; without it they would be equal."""
+    losses = {}
+    for half in (False, True):
+        training = Training(read_recipe(recipe), CPU)
+        training.half_precision = half
+        losses[half] = [training.step(i).item() for i in range(20)]
+    assert losses[True] == pytest.approx(losses[False], rel=0.02)
+    assert losses[True] != losses[False]
+    assert losses[False][-1] < 0.9 * losses[False][0]
+
+
+def test_attention_on_a_cpu_is_the_same_but_for_rounding(recipe: Path) -> None:
+    losses = []
+    for attention in ("eager", "sdpa"):
+        training = Training(read_recipe(recipe), CPU)
+        training.half_precision = False
+        training.model.set_attn_implementation(attention)
+        losses.append([training.step(i).item() for i in range(20)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -36,7 +36,7 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
     the model, its checkpoints, the training log and the model card. Raises UserError if the recipe is wrong, or `out` holds
     something other than a training run of this recipe."""
     recipe = read_recipe(recipe_path)
-    training = _Training(recipe, device)  # before the folder is created: the recipe may ask for an impossible model
+    training = Training(recipe, device)  # before the folder is created: the recipe may ask for an impossible model
     with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         text = recipe_path.read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
     return out
 
 
-class _Training:
+class Training:
     """Model, optimizer and data of a recipe."""
 
     def __init__(self, recipe: Recipe, device: torch.device):
@@ -63,6 +63,8 @@ class _Training:
         self.writer = Writer(recipe.data)
         model: Any = untrained_model(recipe.model.family, recipe.model.config, self.writer.tokenizer, recipe.seed)
         self.model = model.to(device)
+        if device.type == "cpu":  # which is slow at fused attention over such short texts
+            self.model.set_attn_implementation("eager")
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]  # biases and norms
         groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -70,6 +72,8 @@ class _Training:
         self.optimizer = torch.optim.AdamW(groups, schedule.learning_rate, betas=(0.9, 0.98), fused=fused)
         self.batches = Batches(recipe, self.writer, device)
         self.sparsity = Sparsity(self.model, recipe.model.family, schedule.early) if schedule.sparsity else None
+        # Half-precision matrix products, where the device is fast at them; sums and weights stay in single precision.
+        self.half_precision = _multiplies_bfloat16(device)
 
     def run(self, out: Path, progress: Progress) -> None:
         seed, steps, n = self.recipe.seed, self.recipe.schedule.steps, self.recipe.schedule.checkpoints
@@ -100,12 +104,12 @@ class _Training:
                         self._save_model(folder)
                     self._save_state(out / RESUME, step)
                 if step < steps:
-                    loss = self._step(step)
+                    loss = self.step(step)
                     advance(1)
         self._save_model(out)
         write_text(out / FINISHED, model_card(self.recipe, self.model, self.writer))
 
-    def _step(self, step: int) -> Tensor:
+    def step(self, step: int) -> Tensor:
         """One step; the learning rate warms up linearly and falls along half a cosine to 2 % of its peak."""
         schedule, batch = self.recipe.schedule, self.batches[step]
         warm = min(1.0, (step + 1) / max(1, schedule.warmup))
@@ -113,8 +117,7 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = schedule.learning_rate * warm * (0.02 + 0.98 * cosine)
         self.model.train()
-        # Half-precision matrix products, where the device is fast at them; sums and weights stay in single precision.
-        autocast = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=batch.tokens.is_cuda)
+        autocast = torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.half_precision)
         with autocast, self.sparsity or nullcontext():
             logits, targets = answer_logits(self.model, batch)
         loss = torch.nn.functional.cross_entropy(logits, targets)
@@ -169,3 +172,11 @@ class _Training:
                 state.setdefault(int(index), {})[name] = tensor
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         return step
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the device has instructions for products of bfloat16 matrices. A CPU only tells since torch 2.10."""
+    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
+        return device.type == "cuda"
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
