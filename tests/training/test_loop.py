@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from arithscope.errors import UserError
@@ -115,6 +116,16 @@ def test_a_stopped_training_ends_with_the_same_weights(recipe: Path, tmp_path: P
     files = {p.name for p in stopped.iterdir()}
     assert "resume.safetensors" not in files
     assert not any(name.endswith(".tmp") for name in files)
+
+
+def test_training_without_checkpoints_resumes_at_the_last_evaluation(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(RECIPE.replace("checkpoints = 3\n", ""))
+    straight = train(recipe, tmp_path / "straight", CPU, Silent())
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "stopped", CPU, StopAt(35))
+    with safe_open(tmp_path / "stopped" / "resume.safetensors", "pt") as state:
+        assert state.metadata() == {"step": "33"}  # of 60 steps, evaluated every 3
+    assert same(straight, train(recipe, tmp_path / "stopped", CPU, Silent()))
 
 
 def test_checkpoints_can_be_loaded(recipe: Path, tmp_path: Path) -> None:

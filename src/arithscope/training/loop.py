@@ -102,6 +102,7 @@ class Training:
                 if step in checkpoints:
                     with atomic_folder(out / "checkpoints" / f"step-{step:05d}") as folder:
                         self._save_model(folder)
+                if step in evaluated and step > done:
                     self._save_state(out / RESUME, step)
                 if step < steps:
                     loss = self.step(step)
@@ -175,7 +176,7 @@ class Training:
 
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions for products of bfloat16 matrices. A CPU only tells since torch 2.10."""
+    """Whether the device has instructions for products of bfloat16 matrices. Older versions of torch do not tell for a CPU."""
     if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
         return device.type == "cuda"
     capabilities = torch.cpu.get_capabilities()
