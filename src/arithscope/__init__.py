@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.8.0"
+__version__ = "0.8.1"
 
 if TYPE_CHECKING:
     from arithscope.errors import UserError as UserError
