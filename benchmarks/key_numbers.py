@@ -44,7 +44,7 @@ def print_and_record(tables: dict[str, Table], runs: list[RunFolder], name: str 
     """Print tables made from runs; if there is a name, also record them, with the runs' settings and devices."""
     for title, found in tables.items():
         print(title)
-        print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False))
+        print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False, na_rep="–"))
     if name:
         notes = sorted({_settings(run.manifest["configuration"]) for run in runs})
         notes += sorted({f"studied on {run.manifest['model']['device']}" for run in runs})

@@ -85,7 +85,7 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
     options = options or LoadOptions()
     with explain_out_of_memory(f"loading {model}"):
         device = check_options(options)
-        _silence_libraries()
+        silence_libraries()
         source = find_model(model, options.local_files_only)
         arguments = _source_arguments(source, options)
         config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
@@ -124,7 +124,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
     """Turn off the libraries' warnings and progress bars; problems are raised as UserError."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

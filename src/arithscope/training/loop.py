@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.models.load import silence_libraries
 from arithscope.models.sources import RECIPE
 from arithscope.models.untrained import untrained_model
 from arithscope.prompts import Prompts, random_source, sample
@@ -36,6 +37,7 @@ def train(recipe_path: Path, out: Path, device: torch.device, progress: Progress
     the model, its checkpoints, the training log and the model card. Raises UserError if the recipe is wrong, or `out` holds
     something other than a training run of this recipe."""
     recipe = read_recipe(recipe_path)
+    silence_libraries()
     training = Training(recipe, device)  # before the folder is created: the recipe may ask for an impossible model
     with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
