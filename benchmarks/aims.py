@@ -20,8 +20,8 @@ from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORT
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
-from arithscope.report.formatting import as_mean, number, with_interval
-from benchmarks.key_numbers import print_and_record
+from arithscope.report.formatting import number
+from benchmarks.key_numbers import print_and_record, text_of
 from benchmarks.record import Table, record_option
 
 LOST = REPORTED[-1]  # neurons ablated per layer
@@ -72,6 +72,7 @@ class Aim:
 
 
 AIMS = [
+    Aim("first layer studied", of("neurons", "first_layer")),
     Aim("top neurons classified, calibrated", of("classify", "calibrated_share"), least=0.8),
     Aim("variance of top neurons' activations that rules cover", of("classify", "coverage_calibrated"), least=0.4),
     Aim("share of a layer's neurons kept (k)", of("topk", "share_of_neurons"), most=0.2),
@@ -96,10 +97,10 @@ AIMS = [
 
 def shown(aim: Aim, found: Entry) -> str | None:
     """The number with its interval; in bold if it misses the aim."""
-    if found is None or (isinstance(found, dict) and found["value"] is None):
+    value = plain(found)
+    if value is None:
         return None
-    value, text = (found["value"], with_interval(as_mean(found))) if isinstance(found, dict) else (found, number(found))
-    return text if aim.reached(value) else f"**{text}**"
+    return text_of(found) if aim.reached(value) else f"**{text_of(found)}**"
 
 
 def table(run: RunFolder) -> Table:

@@ -26,11 +26,12 @@ def table(run: RunFolder) -> Table:
     for key_number in KEY_NUMBERS:
         entries = key_number_entries(key_number, run.summary, list(OPERATORS))
         if any(entry is not None for entry in entries):
-            rows.append([key_number.short, *map(_shown, entries)])
+            rows.append([key_number.short, *map(text_of, entries)])
     return Table(["", *(SIGNS[o] for o in OPERATORS), "all operators"], rows)
 
 
-def _shown(entry: Any) -> str | None:
+def text_of(entry: Any) -> str | None:
+    """An entry of a summary: a mean with its interval, a number, or a list of names."""
     if entry is None:
         return None
     if isinstance(entry, dict):
