@@ -3,12 +3,14 @@
 python -m arithscope run MODEL --preset paper --out RUN
 python -m benchmarks.aims RUN … --record NAME
 
-A table for each run, and one for all of them side by side: + and −, without intervals.
+Runs of one model whose settings differ in nothing but the seed are one study. There is a table for the first run of each
+study, with intervals, and one of all studies side by side: for + and −, the mean over the seeds and their range.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +22,12 @@ from arithscope.experiments.prompt_knockout import OTHER_HEURISTICS, OWN, REPORT
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
-from arithscope.report.formatting import number
+from arithscope.report.formatting import NOTHING, number
 from benchmarks.key_numbers import print_and_record, text_of
 from benchmarks.record import Table, record_option
 
 LOST = REPORTED[-1]  # neurons ablated per layer
-ALL = "all"  # key of the table of all runs
+ALL = "all"  # key of the table of all studies
 Entry = Any  # a mean with its interval, as summaries hold it, or a number
 
 
@@ -108,13 +110,37 @@ def table(run: RunFolder) -> Table:
     return Table(["", "aim for + and −", *(SIGNS[o] for o in OPERATORS)], rows)
 
 
-def together(runs: Mapping[str, RunFolder]) -> Table:
-    """The aims, and for each run its numbers for + and −."""
+def studies(runs: Mapping[str, RunFolder]) -> dict[str, list[RunFolder]]:
+    """Runs of one model whose settings differ in nothing but the seed, by the name of the first."""
+    found: dict[tuple[str, str], tuple[str, list[RunFolder]]] = {}
+    for name, run in runs.items():
+        settings = {key: value for key, value in run.manifest["configuration"].items() if key != "seed"}
+        key = run.manifest["model"]["weight_hash"], json.dumps(settings, sort_keys=True)
+        found.setdefault(key, (name, []))[1].append(run)
+    return dict(found.values())
+
+
+def together(compared: Mapping[str, list[RunFolder]]) -> Table:
+    """The aims, and for each study its numbers for + and −."""
     rows = []
     for aim in AIMS:
-        pairs = [[shown(aim, plain(aim.value(run, o))) or "–" for o in "+-"] for run in runs.values()]
+        pairs = [
+            [over_seeds(aim, [plain(aim.value(run, o)) for run in runs]) for o in "+-"] for runs in compared.values()
+        ]
         rows.append([aim.what, aim.wanted(), *map(", ".join, pairs)])
-    return Table(["+, −", "aim", *runs], rows)
+    return Table(["+, −", "aim", *compared], rows)
+
+
+def over_seeds(aim: Aim, found: list[Entry]) -> str:
+    """The mean over the runs that have the number, and in brackets the lowest and the highest; of whole numbers these alone."""
+    values = [value for value in found if value is not None]
+    if not values:
+        return NOTHING
+    ends = "–".join(dict.fromkeys(str(text_of(value)) for value in (min(values), max(values))))
+    if all(isinstance(value, int) for value in values):
+        return ends
+    mean = shown(aim, sum(values) / len(values))
+    return f"{mean} ({ends})" if "–" in ends else f"{mean}"
 
 
 def plain(found: Entry) -> Entry:
@@ -128,7 +154,8 @@ def main() -> None:
     record_option(parser)
     arguments = parser.parse_args()
     runs = {path.name: RunFolder(path) for path in arguments.runs}
-    tables = {name: table(run) for name, run in runs.items()} | {ALL: together(runs)}
+    compared = studies(runs)
+    tables = {name: table(first) for name, (first, *_) in compared.items()} | {ALL: together(compared)}
     print_and_record(tables, [*runs.values()], arguments.record)
 
 

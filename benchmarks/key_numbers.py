@@ -47,15 +47,17 @@ def print_and_record(tables: dict[str, Table], runs: list[RunFolder], name: str 
         print(title)
         print(pd.DataFrame(found.rows, columns=found.columns).to_string(index=False, na_rep="–"))
     if name:
-        notes = sorted({_settings(run.manifest["configuration"]) for run in runs})
+        notes = sorted({settings_of(run) for run in runs})
         notes += sorted({f"studied on {run.manifest['model']['device']}" for run in runs})
         record(name, tables, notes)
 
 
-def _settings(configuration: dict[str, Any]) -> str:
-    layers = configuration["answer_layers"]
-    by = f", answer layers by {layers}" if layers else ""
-    return f"preset {configuration['preset']}{by}, seed {configuration['seed']}"
+def settings_of(run: RunFolder) -> str:
+    """The preset, what a run chose differently for its neurons, and the seed."""
+    configuration = run.manifest["configuration"]
+    chosen = {"answer layers by": "answer_layers", "neurons ranked by": "rank", "plateau of": "plateau"}
+    others = [f"{words} {configuration[key]}" for words, key in chosen.items() if configuration[key]]
+    return ", ".join([f"preset {configuration['preset']}", *others, f"seed {configuration['seed']}"])
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from arithscope.experiments.answer_layers import EVALUATION, AnswerLayers
 from arithscope.experiments.classify import Classification
 from arithscope.pipeline.store import RunFolder
-from benchmarks.aims import AIMS, Aim, shown, table, together
+from benchmarks.aims import AIMS, Aim, over_seeds, shown, studies, table, together
 
 
 def test_numbers_are_those_of_the_run(small_run: Path) -> None:
@@ -33,12 +34,41 @@ def test_numbers_are_those_of_the_run(small_run: Path) -> None:
     rows = [row[2:] for row in table(run).rows]
     assert all(row[2:] == [None, None] for row in rows)  # × and ÷ were not studied
     assert all(row[0] is not None for row in rows[:9])  # too few prompts have 25 neurons a layer for the rest
-    both = together({"a": run, "b": run})
+    both = together({"a": [run], "b": [run, run]})
     assert both.columns[2:] == ["a", "b"]
     for aim, row in zip(AIMS, both.rows, strict=True):
         found = [aim.value(run, o) for o in "+-"]
         values = [value["value"] if isinstance(value, dict) else value for value in found]
         assert row[2] == row[3] == ", ".join(shown(aim, value) or "–" for value in values)
+
+
+def test_runs_that_differ_in_the_seed_are_one_study(small_run: Path, tmp_path: Path) -> None:
+    changes = {
+        "first": {},
+        "other": {"seed": 1},
+        "cause": {"answer_layers": "cause"},
+        "cause too": {"seed": 1, "answer_layers": "cause"},
+    }
+    runs = {}
+    for name, change in changes.items():
+        (tmp_path / name).mkdir()
+        manifest = json.loads((small_run / "manifest.json").read_text(encoding="utf-8"))
+        manifest["configuration"] |= change
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        runs[name] = RunFolder(tmp_path / name)
+    assert studies(runs) == {"first": [runs["first"], runs["other"]], "cause": [runs["cause"], runs["cause too"]]}
+    other_model = RunFolder(tmp_path / "other")
+    other_model.manifest["model"]["weight_hash"] = "other"
+    assert list(studies({**runs, "other": other_model})) == ["first", "other", "cause"]
+
+
+def test_numbers_over_seeds_have_mean_and_range() -> None:
+    aim = Aim("least", lambda run, operator: None, least=0.6)
+    assert over_seeds(aim, [0.5, 0.9, None]) == ".700 (.500–.900)"
+    assert over_seeds(aim, [0.4, 0.5, 0.6]) == "**.500** (.400–.600)"
+    assert over_seeds(aim, [0.5, 0.5]) == "**.500**"
+    assert over_seeds(aim, [None]) == "–"
+    assert over_seeds(Aim("layer", lambda run, operator: None), [4, 5, 4]) == "4–5"
 
 
 def test_what_misses_its_aim_is_bold() -> None:

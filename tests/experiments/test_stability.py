@@ -160,10 +160,15 @@ def test_finding_and_figure(found: Stability) -> None:
 
 
 def test_recorded_tables(found: Stability) -> None:
-    made = tables(found)
-    numbers = {(row[0], row[1]): row[2:] for row in made["numbers"].rows}
+    made = tables({"one": found, "two": found})
+    assert list(made) == ["one", "two", "seeds", "choices"]
+    numbers = {(row[0], row[1]): row[2:] for row in made["one"].rows}
     assert numbers["faithfulness of the circuit", "+"] == [0.8, 0.79, 0.81, 0.7, None, 0.8, 0.85, 0.1]
-    assert ["heads_iou", "+", None, round((1 / 3 + 1 + 1 / 3) / 3, 4)] in made["choices"].rows
+    seeds = {row[0]: row[1:] for row in made["seeds"].rows}
+    assert seeds["faithfulness of the circuit"] == [".800–.850, –"] * 2
+    assert seeds["heads in the circuit"] == ["1–2, –"] * 2
+    agreed = round((1 / 3 + 1 + 1 / 3) / 3, 4)
+    assert ["heads_iou", "+", None, agreed, None, agreed] in made["choices"].rows
 
 
 def test_names_of_key_numbers_are_unique() -> None:
