@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ from arithscope.report import warnings
 from arithscope.report.page import page
 from arithscope.report.warnings import result_warnings
 from arithscope.settings import PRESETS
+
+ROOT = Path(__file__).parents[2]
 
 
 def mean(value: float | None, low: float | None = None, high: float | None = None, n: int = 500) -> dict[str, Any]:
@@ -151,6 +155,26 @@ def test_faithfulness_and_accuracy_that_disagree(
     found = warnings_of({experiment: {"-": entries, "mean": entries}})
     assert [where for where, _ in found.values()] == ([section] if warned else [])
     assert all("−: faithfulness" in text for _, text in found.values())
+
+
+def test_every_warning_is_documented() -> None:
+    apart = {"faithfulness": mean(0.97), "accuracy": mean(0.6)}
+    summary = {
+        "accuracy": {"+": answered(n=10, p=0.99)},
+        "circuit": {"+": apart},
+        "probe": {"all": {"first_answer_layer": 0}},
+        "answer_layers": {"+": {"first_answer_layer": 3}},
+        "neurons": {"+": {"split_half_by_mean": 0.1, "first_layer": 0}},
+        "topk": {"+": {"ranked_by": "mean", "share_of_neurons": 0.9, "floor_accuracy": mean(0.9)}},
+    }
+    documented = documented_rows("docs/reliability.md", "| warning | when |")
+    assert {name.split(",")[0].lower() for name in warnings_of(summary)} == documented
+
+
+def documented_rows(page: str, heading: str) -> set[str]:
+    """First cells of the table below a heading row."""
+    lines = (ROOT / page).read_text(encoding="utf-8").split(f"{heading}\n")[1].splitlines()[1:]
+    return {line.split("|")[1].strip() for line in takewhile(lambda line: line.startswith("|"), lines)}
 
 
 def test_warnings_are_in_the_report(small_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
