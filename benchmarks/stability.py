@@ -54,7 +54,7 @@ def seeds(studies: Mapping[str, Stability]) -> Table:
     return Table(["+, − over three seeds", *studies], rows)
 
 
-def _range(row: dict[str, Any]) -> str:
+def _range(row: Mapping[Any, Any]) -> str:
     ends = row["seeds_low"], row["seeds_high"]
     counts = pd.isna(row["low"]) and all(float(end).is_integer() for end in ends)  # heads, layers: no interval
     shown = dict.fromkeys(f"{end:.0f}" if counts else number(end) for end in ends)
@@ -64,8 +64,8 @@ def _range(row: dict[str, Any]) -> str:
 def choices(studies: Mapping[str, Stability]) -> Table:
     """A row for each choice and operator: how far two halves of the prompts agree, and two seeds, for each study."""
     columns = {(study, between): f"{study}, {between}" for study in studies for between in (HALVES, SEEDS)}
-    means = pd.concat({study: found.choices for study, found in studies.items()}, names=["study"])
-    means = means.groupby(["choice", "operator", "study", "between"], sort=False).value.mean()
+    agreement = pd.concat({study: found.choices for study, found in studies.items()}, names=["study"])
+    means = agreement.groupby(["choice", "operator", "study", "between"], sort=False).value.mean()
     pairs = sorted(dict.fromkeys((c, o) for c, o, _, _ in means.index), key=lambda pair: CHOICES.index(pair[0]))
     rows = [[c, _sign(o), *(_plain(means.get((c, o, *which))) for which in columns)] for c, o in pairs]
     return Table(["choice", "operator", *columns.values()], rows)
