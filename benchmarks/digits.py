@@ -12,10 +12,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
 from arithscope.figures.style import SIGNS
+from arithscope.models.load import load
 from arithscope.models.sources import RECIPE
 from arithscope.prompts import legal_prompts
 from arithscope.training.batches import Writer
@@ -30,7 +29,7 @@ LENGTH = 2  # digits of both operands
 def accuracies(folder: Path) -> dict[str, tuple[int, float]]:
     """For each operator, and where there are chains also with and without one: how many prompts, and the accuracy."""
     data = read_recipe(folder / RECIPE).data
-    model, writer, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), Writer(data), {}
+    model, writer, found = load(str(folder)).hf_model, Writer(data), {}
     for operator in data.seen:
         prompts = legal_prompts(operator, 10**LENGTH - 1, data.numbers)
         prompts = prompts[np.flatnonzero((digits(prompts.op1) == LENGTH) & (digits(prompts.op2) == LENGTH))]
