@@ -33,7 +33,6 @@ from arithscope.cli.doctor import check_soundness
 from arithscope.experiments.circuit import head_counts
 from arithscope.experiments.common.samples import TRAINING_SHARE
 from arithscope.experiments.common.stage import Context, Stage
-from arithscope.experiments.mlp0 import POSITIONS
 from arithscope.experiments.mlp0 import SHARES as FIRST_MLP_SHARES
 from arithscope.experiments.probe import BATCH, training_steps
 from arithscope.experiments.topk import neuron_counts
@@ -152,7 +151,7 @@ def floors(model: Model, settings: Settings, speed: float) -> dict[str, float]:
         * (length * s.layers * layer + head),
         "mlp0": operators
         * (
-            s.neurons * sizes.first_mlp * (sum(tails[:3]) * (s.layers - 1) * layer + len(POSITIONS) * head)
+            s.neurons * sizes.first_mlp * (sum(tails[:3]) * (s.layers - 1) * layer + 3 * head)
             + sizes.evaluation * len(FIRST_MLP_SHARES) * (1 + sizes.draws) * (length * s.layers * layer + head)
         ),
         "neurons": operators

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from arithscope.errors import UserError
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, operator_indices
+from arithscope.prompts import OPERATORS, Stratum, operator_indices, whole_numbers
 from arithscope.stats.effects import EFFECTS
 
 EXACT, ATTRIBUTION_THEN_EXACT = "exact", "atp+exact"
@@ -167,3 +167,8 @@ class Settings:
     def preselected_by(self) -> tuple[str, str] | None:
         """Effect measure and ranking by which `atp+exact` selects neurons for exact patching; None for other methods."""
         return (self.effect, self.ranking) if self.neurons == ATTRIBUTION_THEN_EXACT else None
+
+
+def stratum_of(model: Model, settings: Settings) -> Stratum:
+    """The prompts to study: those of the model's stratum or, where numbers are whole, all operands up to the largest one."""
+    return model.encoder.stratum or whole_numbers(settings.max_operand, model.limit)

@@ -12,7 +12,7 @@ from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.heads import heads
 from arithscope.experiments.localize import MLP, Localization, localize
 from arithscope.experiments.means import MeanActivations, means
-from arithscope.experiments.mlp0 import POSITIONS, mlp0
+from arithscope.experiments.mlp0 import mlp0
 from arithscope.experiments.neurons import neurons
 from arithscope.experiments.topk import TopK, topk
 from arithscope.prompts import operand_grid
@@ -110,7 +110,7 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     averages = []
     for neuron in range(0, model.sizes.neurons, 5):
         entries, by_position = slice(neuron, neuron + 1), []
-        for name in POSITIONS:
+        for name in ("op1", "operator", "op2"):
             position, some = model.positions.named()[name], slice(0, SIZES.first_mlp)
             values, _ = plain.patched_effects(
                 model, split.discovery[some], split.counterfactuals[some], module, position, entries

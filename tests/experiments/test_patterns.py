@@ -65,4 +65,4 @@ def test_rows_of_each_operator() -> None:
     assert found.operators == ["+", "-", "/"]
     assert [found.rows(o) for o in found.operators] == [slice(0, 3), slice(3, 5), slice(5, 6)]
     assert found.summary()["+"]["neurons"] == 3
-    assert (found.max_operand, found.limit) == (5, 40)
+    assert (found.stratum.op1[1], found.limit) == (5, 40)

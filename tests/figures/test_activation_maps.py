@@ -15,6 +15,7 @@ from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.activation_maps import example_neurons, heuristic_gallery, is_legible, outline, rule_map
 from arithscope.figures.neurons import share_by_threshold
 from arithscope.heuristics.kinds import parse
+from arithscope.prompts import whole_numbers
 from tests.experiments.test_classify import known
 from tests.figures.test_figures import drawn, texts
 
@@ -52,7 +53,7 @@ def test_outline_against_single_edges(cells: list[list[bool]]) -> None:
     [("op1 in [0, 50]", True), ("result in [100, 200]", True), ("op1 mod 9 = 1", False), ("result mod 2 = 0", False)],
 )
 def test_fine_rules_have_no_outline(text: str, legible: bool) -> None:
-    assert is_legible(rule_map(parse(text), "+", 300)) == legible
+    assert is_legible(rule_map(parse(text), "+", whole_numbers(300, 1000))) == legible
 
 
 def test_panels_show_names(known: tuple[ActivationMaps, Classification]) -> None:

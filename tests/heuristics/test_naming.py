@@ -23,7 +23,7 @@ FULL, LIMIT = 300, 1000
 @cache
 def whole(operator: str) -> tuple[Catalogue, Naming]:
     sets = catalogue(operator, FULL, LIMIT)
-    return sets, Naming(sets, FULL)
+    return sets, Naming(sets)
 
 
 def named(
@@ -154,7 +154,7 @@ def test_fits_against_regressions(operator: str, whole_square: bool) -> None:
 def test_a_name_fits_or_nearly_coincides_with_a_rule_that_does(operator: str) -> None:
     """Whatever the map: the name, or a match that nearly coincides with it, is as good a fit as any match."""
     sets, random, size = CATALOGUES[operator], np.random.default_rng(3), MAX_OPERAND + 1
-    naming, legal = Naming(sets, MAX_OPERAND), Domain(sets.prompts, VARIABLES)
+    naming, legal = Naming(sets), Domain(sets.prompts, VARIABLES)
     for group in sets.groups:
         for _ in range(20):
             matches = [group.heuristics[i] for i in random.choice(len(group.heuristics), 5, replace=False)]

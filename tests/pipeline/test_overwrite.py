@@ -82,7 +82,7 @@ def test_the_library_asks_too(saved_model: Path, kept: Path) -> None:
     with pytest.raises(UserError, match=r"overwrite=True"):
         arithscope.run(model, kept, ["accuracy"], operators="+", max_operand=3)
     run = arithscope.run(model, kept, ["accuracy"], overwrite=True, operators="+", max_operand=3)
-    assert run.max_operand == 3
+    assert run.stratum.op1 == (0, 3)
 
 
 def test_each_choice_of_settings_has_a_default_folder(

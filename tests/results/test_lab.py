@@ -58,7 +58,7 @@ def test_samples_are_drawn_from_the_given_prompts() -> None:
     everything = arithscope.legal_prompts("+", 30, 61)
     chosen = everything[(everything.op1 % 2 == 0) & (everything.op2 > 20)]
     lab = Lab(copy_and_add(), chosen, FEW, neurons="atp")
-    assert (lab.operators, lab.max_operand) == (("+",), 30)
+    assert (lab.operators, lab.stratum.op1) == (("+",), (0, 30))
     assert rows(lab.accuracy.correct()) == rows(chosen)
     used = lab.localize.prompts
     assert len(used) == FEW.discovery
@@ -69,16 +69,16 @@ def test_samples_are_drawn_from_the_given_prompts() -> None:
     assert set(curve[(curve.circuit == "found") & (curve.measure == "accuracy")].n) == {FEW.evaluation}
     assert set(lab.neurons.effects.n) == {FEW.discovery}
     assert lab.probe.training_prompts == 0.8 * FEW.probe
-    assert lab.means.max_operand == 30  # means are taken over the whole grid, as in a run
+    assert lab.means.stratum.op2 == (0, 30)  # means are taken over the whole grid, as in a run
 
 
 def test_prompts_of_several_operators_and_larger_settings() -> None:
     prompts = arithscope.legal_prompts("-+", 5, 40)[::2]
     lab = Lab(small("llama", "sdpa"), prompts, max_operand=20)
-    assert (lab.operators, lab.max_operand) == (("+", "-"), 20)
+    assert (lab.operators, lab.stratum.op1) == (("+", "-"), (0, 20))
     assert len(lab.accuracy.prompts) == len(prompts)
     single = Prompts(np.array([0, 0]), np.array([0, 1]), np.array([0, 0]))
-    assert Lab(small("llama", "sdpa"), single).max_operand == 1  # the least that can be studied
+    assert Lab(small("llama", "sdpa"), single).stratum.op1 == (0, 1)  # the least that can be studied
 
 
 def test_duplicate_prompts_count_once() -> None:

@@ -91,7 +91,7 @@ def test_stages_and_summary(small_run: Path, small_training_run: Path) -> None:
 
 def test_the_repr_and_html_of_a_run(small_run: Path) -> None:
     run = arithscope.open(small_run)
-    assert (run.name, run.operators, run.max_operand, run.limit, run.seed) == ("tiny-llama", ["+", "-"], 40, 1000, 0)
+    assert (run.name, run.operators, run.stratum.op1[1], run.limit, run.seed) == ("tiny-llama", ["+", "-"], 40, 1000, 0)
     assert (run.path, run.configuration["topk"]) == (small_run, 64)
     assert len(repr(run)) < 500
     assert "tiny-llama, +-, operands 0…40, quick preset, 18 stages" in repr(run)

@@ -54,7 +54,7 @@ class Task:
         pool = legal_prompts("+", min(300, model.limit - 1), model.limit)
         clean = sample(pool, prompts, random_source(0, "benchmark"))
         corrupted = counterfactuals(clean, pool, random_source(0, "benchmark counterfactuals"))
-        self.model, self.layer, self.last = model, layer, model.positions.last
+        self.model, self.layer, self.last = model, layer, model.positions.final
         self.ids, self.answer, self.other = model.encode(clean), model.answers(clean), model.answers(corrupted)
         with torch.no_grad(), capturing(model, neurons=[layer], keep=lambda x: x[:, -1].clone()) as seen:
             model.logits(model.encode(corrupted))

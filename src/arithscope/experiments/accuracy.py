@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,17 @@ from arithscope.experiments.common.result import AVERAGE, Result, mean_rows, sum
 from arithscope.experiments.common.stage import Context, stage
 from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, operator_indices, random_source
+from arithscope.prompts import (
+    OPERATORS,
+    Place,
+    Prompts,
+    Stratum,
+    Template,
+    operator_indices,
+    random_source,
+    stratum_from_json,
+    whole_numbers,
+)
 from arithscope.stats.intervals import Mean, share_of, unit_mean
 from arithscope.utils.progress import Progress, Silent
 
@@ -28,12 +39,19 @@ class Accuracy(Result):
         "Every legal prompt with the model's answer.",
         *schema.PROMPT_KEY,
         schema.number("answer", "the right answer"),
-        schema.number("predicted", "the model's answer; −1 if its token is not a number"),
-        schema.boolean("correct", "whether that is the right answer"),
+        schema.number(
+            "predicted", "the model's answer, or value of the token asked for; −1 if its token is not a number"
+        ),
+        schema.boolean("correct", "whether that is right"),
         schema.number("p_answer", "probability of the right answer"),
         unique=True,
     )
     table: pd.DataFrame = schema.table("Accuracy and probability by operator, and their average.")
+    studied: dict[str, Any] = schema.value(schema.STUDIED)
+
+    @property
+    def stratum(self) -> Stratum:
+        return stratum_from_json(self.studied)
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -43,7 +61,7 @@ class Accuracy(Result):
     def correct(self, operator: str | None = None) -> Prompts:
         """The correct prompts, of one operator or of all."""
         rows = self.prompts[self.prompts.correct]
-        return as_prompts(rows if operator is None else rows[rows.operator == operator])
+        return as_prompts(rows if operator is None else rows[rows.operator == operator], self.stratum.asked)
 
     def rows(self, prompts: Prompts) -> pd.DataFrame:
         """Rows of `prompts` for the given legal prompts, in their order."""
@@ -51,22 +69,23 @@ class Accuracy(Result):
         return pd.DataFrame(keys).merge(self.prompts, how="left", on=list(keys), validate="many_to_one")
 
 
-def as_prompts(rows: pd.DataFrame) -> Prompts:
+def as_prompts(rows: pd.DataFrame, asked: Place) -> Prompts:
     """Prompts from a table with the columns operator, op1 and op2."""
     indices = rows.operator.map({o: i for i, o in enumerate(OPERATORS)})
-    return Prompts(*(np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2)))
+    op1, operator, op2 = (np.asarray(column, dtype=np.int64) for column in (rows.op1, indices, rows.op2))
+    return Prompts(op1, operator, op2, asked)
 
 
 @stage(needs=(MeanActivations,), reads=("operators", "seed", "half"), paper="App. H")
 def accuracy(ctx: Context) -> Accuracy:
     """Accuracy of the model on all legal prompts, by operator."""
     means, seed = ctx.results[MeanActivations], ctx.settings.seed
-    prompts = operand_grid(means.operators, means.max_operand)
+    prompts = means.prompts
     studied = np.isin(prompts.operator, operator_indices(ctx.settings.operators))
-    rows = np.flatnonzero(prompts.legal(ctx.model.limit) & studied)
+    rows = np.flatnonzero(means.stratum.legal(prompts) & studied)
     if ctx.settings.half:
         rows = rows[in_half(prompts[rows], ctx.settings.half, seed)]
-    return _tabulate(prompts[rows], means.predicted[rows], means.p_answer[rows])
+    return _tabulate(prompts[rows], means.predicted[rows], means.p_answer[rows], means.stratum)
 
 
 def measure_accuracy(model: Model, prompts: Prompts, progress: Progress | None = None) -> Accuracy:
@@ -75,8 +94,12 @@ def measure_accuracy(model: Model, prompts: Prompts, progress: Progress | None =
     Raises:
         UserError: If a prompt is not legal.
     """
-    legal = prompts.legal(model.limit)
+    legal = model.encoder.legal(prompts)
+    stratum = model.encoder.stratum or whole_numbers(model.limit - 1, model.limit)
     if not legal.all():
+        if not stratum.whole:
+            problem = f"is not a prompt of operands {stratum.described()}"
+            raise UserError(f"{prompts[~legal][:1].text(Template())[0]} {problem}; choose prompts of that layout.")
         raise UserError(
             f"{prompts[~legal][:1].text(Template())[0]} is not a legal prompt: operands and answer must be numbers from 0 to "
             f"{model.limit - 1}; choose prompts with `legal_prompts`."
@@ -85,7 +108,7 @@ def measure_accuracy(model: Model, prompts: Prompts, progress: Progress | None =
     with (progress or Silent()).task("accuracy", len(prompts)) as advance:
         for block in model.engine.sweep(model, prompts, progress=advance):
             answers.observe(block.rows, block.logits)
-    return _tabulate(prompts, answers.predicted, answers.p_answer)
+    return _tabulate(prompts, answers.predicted, answers.p_answer, stratum)
 
 
 def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
@@ -98,14 +121,19 @@ def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _tabulate(prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32]) -> Accuracy:
-    numbers = {name: getattr(prompts, name).astype(np.int32) for name in ("op1", "op2", "answer")}
+def _tabulate(
+    prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32], stratum: Stratum
+) -> Accuracy:
+    kind = np.int32 if stratum.answers[1] < 2**31 else np.int64
+    numbers = {name: getattr(prompts, name).astype(kind) for name in ("op1", "op2", "answer")}
     frame = pd.DataFrame({"operator": np.array(OPERATORS)[prompts.operator], **numbers, "predicted": predicted})
-    frame = frame.assign(correct=predicted == prompts.answer, p_answer=p_answer)
+    frame = frame.assign(correct=predicted == prompts.result, p_answer=p_answer)
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in frame.groupby("operator", sort=False):
+        most_frequent = pd.Series(stratum.asked.of(rows.answer.to_numpy())).value_counts(normalize=True)
         values = {"accuracy": rows.correct, "p_answer": rows.p_answer, "p_answer_correct": rows.p_answer[rows.correct]}
         measured[str(operator)] = {name: unit_mean(x) for name, x in values.items()}
-        measured[str(operator)]["baseline"] = Mean(rows.answer.value_counts(normalize=True).max(), nan, nan, len(rows))
+        measured[str(operator)]["baseline"] = Mean(most_frequent.max(), nan, nan, len(rows))
     over_prompts = mean_rows({"accuracy_over_prompts": share_of(frame.correct)}, operator=AVERAGE)
-    return Accuracy(frame, pd.concat([summary_table(measured), pd.DataFrame(over_prompts)], ignore_index=True))
+    table = pd.concat([summary_table(measured), pd.DataFrame(over_prompts)], ignore_index=True)
+    return Accuracy(frame, table, stratum.as_json())

@@ -102,12 +102,12 @@ def _without_mlps(ctx: Context, starts: Ints) -> tuple[Any, ...]:
     s = ctx.model.sizes
     heads = np.ones((len(starts), s.layers, s.heads), dtype=np.bool_)
     kept = {layer: np.repeat((layer < starts)[:, None], s.neurons, axis=1) for layer in range(s.layers)}
-    return ctx.results[MeanActivations], heads, kept, ctx.model.positions.last
+    return ctx.results[MeanActivations], heads, kept, ctx.model.positions.final
 
 
 def _baseline(correct: Prompts) -> float:
     """Share of the most frequent answer among an operator's correct prompts, from which samples are drawn."""
-    return float(np.unique(correct.answer, return_counts=True)[1].max() / len(correct))
+    return float(np.unique(correct.result, return_counts=True)[1].max() / len(correct))
 
 
 def _most_left(baseline: float) -> float:

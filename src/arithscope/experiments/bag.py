@@ -94,7 +94,7 @@ def bag(ctx: Context) -> Bag:
         masks = association(classification, operator, CALIBRATED).masks(np.stack([*kept[operator].values()]), s.neurons)
         neurons = {layer: mask.numpy() for layer, mask in masks.items()}
         heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
-        tasks.append(((ctx.results[MeanActivations], heads, neurons, ctx.model.positions.last), prompts))
+        tasks.append(((ctx.results[MeanActivations], heads, neurons, ctx.model.positions.final), prompts))
     with ctx.progress.task("bag", sum(len(samples[o]) * len(kept[o]) for o in samples)) as advance:
         scores = scores_of_tasks(ctx, circuit_scores, tasks, advance)
         ends = baselines(ctx, samples)

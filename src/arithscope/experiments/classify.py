@@ -205,7 +205,7 @@ def _parts(ctx: Context, operator: str) -> Iterator[_Part]:
     rows = every.start + ctx.sample(every.stop - every.start, VERIFIED_NEURONS, "classify", operator)
     for chunk in split_evenly(len(rows), NEURONS_IN_UNIT):
         at = as_slice(rows[chunk])
-        vocabulary = operator, maps.max_operand, maps.limit, ctx.settings.both_operands
+        vocabulary = operator, maps.stratum, ctx.settings.both_operands
         yield _Part(vocabulary, rows[chunk], (np.asarray(maps.activations[at]), np.asarray(maps.logits[at])))
 
 

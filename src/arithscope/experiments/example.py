@@ -126,7 +126,7 @@ def example(ctx: Context) -> Example:
         operator=operator,
         op1=int(prompt.op1[0]),
         op2=int(prompt.op2[0]),
-        answer=int(prompt.answer[0]),
+        answer=int(prompt.result[0]),
         criterion=criterion,
         top_neurons=len(bag),
         answers=answers,
@@ -162,7 +162,9 @@ def explained(
 ) -> tuple[dict[str, dict[Any, Any]], Singles]:
     """Unit of work: the explanation of a prompt as columns of tables, and the probabilities of all numbers."""
     e = explain(model, bag, prompt, criterion, seed)
-    probabilities = model.logits(model.encode(prompt))[0].double().softmax(-1)[model.encoder.answer_tokens]
+    tokens = model.encoder.answer_tokens
+    probabilities = model.logits(model.encode(prompt))[0].double().softmax(-1)[tokens]
+    probabilities[tokens < 0] = 0  # numbers that have no token
     answers = {NONE: (0, e.answer), OWN: (e.ablated.neurons, e.ablated.answer)}
     if e.ablated.control is not None:
         answers[CONTROL] = e.ablated.neurons, e.ablated.control

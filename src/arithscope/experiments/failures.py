@@ -105,7 +105,7 @@ def failures(ctx: Context) -> Failures:
         for operator, split in splits(ctx).items():
             incorrect = known[(known.operator == operator) & ~known.correct]
             if operator in classification.operators and len(incorrect) and len(split.held_out):
-                pools = {"right": split.held_out, "wrong": as_prompts(incorrect)}
+                pools = {"right": split.held_out, "wrong": as_prompts(incorrect, ctx.results[Accuracy].stratum.asked)}
                 sources = {name: random_source(seed, name, operator) for name in pools}
                 drawn = [sample(pools[name], ctx.settings.sizes.failures, random) for name, random in sources.items()]
                 rows = pd.concat([ctx.results[Accuracy].rows(prompts) for prompts in drawn], ignore_index=True)
@@ -123,8 +123,8 @@ def failures(ctx: Context) -> Failures:
 
 
 def _features(ctx: Context, rows: pd.DataFrame, operator: str) -> dict[str, NDArray[np.float64]]:
-    prompts = as_prompts(rows)
-    attribution = ctx.results[ActivationMaps].direct_logit_attribution(operator, prompts, prompts.answer)
+    prompts = as_prompts(rows, ctx.results[Accuracy].stratum.asked)
+    attribution = ctx.results[ActivationMaps].direct_logit_attribution(operator, prompts, prompts.result)
     features: dict[str, NDArray[np.float64]] = {}
     for criterion in CRITERIA:
         bag = association(ctx.results[Classification], operator, criterion)
@@ -157,8 +157,9 @@ def _worst_prompts(ctx: Context, operator: str) -> Iterator[dict[Any, Any]]:
     known = ctx.results[Accuracy].prompts
     incorrect = known[(known.operator == operator) & ~known.correct & (known.predicted >= 0)]
     rows = incorrect.nsmallest(WORST, "p_answer", keep="first")
-    prompts, attribution = as_prompts(rows), ctx.results[ActivationMaps].direct_logit_attribution
-    given, right = (attribution(operator, prompts, x) for x in (rows.predicted.to_numpy(), prompts.answer))
+    prompts = as_prompts(rows, ctx.results[Accuracy].stratum.asked)
+    attribution = ctx.results[ActivationMaps].direct_logit_attribution
+    given, right = (attribution(operator, prompts, x) for x in (rows.predicted.to_numpy(), prompts.result))
     # For each calibrated neuron, by its row among the operator's top neurons, the heuristic with the largest neg_log10_p.
     classification, neuron = ctx.results[Classification], ["layer", "neuron"]
     top = classification.neurons[classification.neurons.operator == operator].reset_index()

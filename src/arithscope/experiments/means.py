@@ -15,7 +15,7 @@ from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.models.engine.sweep import Means
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, operand_grid
+from arithscope.prompts import OPERATORS, Prompts, Stratum, stratum_from_json
 from arithscope.stats.effects import log_probability
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
@@ -26,14 +26,24 @@ Singles = NDArray[np.float32]
 
 @dataclass(frozen=True, repr=False)
 class MeanActivations(Result):
-    """Means over all prompts that the tokenizer can write, legal or not, so that operators have the same weight."""
+    """Means over all prompts that the tokenizer can write, legal or not; where numbers take several tokens, over the layout's
+    legal prompts. Operators have the same weight."""
 
     heads: Singles = schema.array("mean activation of each head", "float32", "layers, positions, heads, head dim")
     neurons: Singles = schema.array("mean activation of each neuron", "float32", "layers, positions, neurons")
     predicted: NDArray[np.int32] = schema.array("the model's answer; −1 if not a number", "int32", "prompts")
     p_answer: Singles = schema.array("probability of the right answer; NaN if not a single token", "float32", "prompts")
     operators: list[str] = schema.value("operators whose prompts were averaged: all that the tokenizer can write")
-    max_operand: int = schema.value("largest operand")
+    studied: dict[str, Any] = schema.value(schema.STUDIED)
+
+    @property
+    def stratum(self) -> Stratum:
+        return stratum_from_json(self.studied)
+
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts that were run, in the order of `predicted`."""
+        return self.stratum.run(self.operators)
 
     def summary(self) -> dict[str, Any]:
         return {}
@@ -45,16 +55,17 @@ class MeanActivations(Result):
 @stage(reads=("max_operand",), memory=sweep_memory, paper="2.1")
 def means(ctx: Context) -> MeanActivations:
     """Mean activation of every head and neuron, and the model's answer to every prompt, in one sweep over the operand grid."""
-    operators, max_operand = ctx.model.encoder.operators, ctx.settings.max_operand
-    prompts = operand_grid(operators, max_operand)
-    units = [(prompts[rows],) for rows in grid_units(len(operators), max_operand)]
+    operators, stratum = ctx.model.encoder.operators, ctx.stratum
+    prompts = stratum.run(operators)
+    units = [(prompts[rows],) for rows in prompt_units(prompts)]
     with ctx.progress.task("means", len(prompts)) as advance:
         parts = ctx.map(means_of, units, advance)
     heads, neurons, predicted, p_answer = zip(*parts, strict=True)
-    weights = [len(some) / len(prompts) for (some,) in units]
+    sizes = np.bincount(prompts.operator, minlength=len(OPERATORS))
+    weights = [len(some) / (len(operators) * sizes[some.operator[0]]) for (some,) in units]
     answers = np.concatenate(predicted), np.concatenate(p_answer)
     mean_heads, mean_neurons = (_weighted_mean(x, weights) for x in (heads, neurons))
-    return MeanActivations(mean_heads, mean_neurons, *answers, list(operators), max_operand)
+    return MeanActivations(mean_heads, mean_neurons, *answers, list(operators), stratum.as_json())
 
 
 def _weighted_mean(parts: Sequence[Singles], weights: Sequence[float]) -> Singles:
@@ -62,14 +73,15 @@ def _weighted_mean(parts: Sequence[Singles], weights: Sequence[float]) -> Single
     return np.asarray(total, dtype=np.float32)
 
 
-def grid_units(operators: int, max_operand: int) -> list[slice]:
-    """Split the rows of the operand grid into units of work; prompts with the same operator and op1 stay together."""
-    side = max_operand + 1
-    return [
-        slice((o * side + chunk.start) * side, (o * side + chunk.stop) * side)
-        for o in range(operators)
-        for chunk in split_evenly(side, OP1_IN_UNIT)
-    ]
+def prompt_units(prompts: Prompts) -> list[slice]:
+    """Split prompts, ordered by operator and op1, into units of work; those with the same operator and op1 stay together."""
+    units = []
+    for operator in np.unique(prompts.operator):
+        rows = np.flatnonzero(prompts.operator == operator)
+        _, first = np.unique(prompts.op1[rows], return_index=True)
+        edges = rows[0] + np.append(first, len(rows))
+        units += [slice(int(edges[c.start]), int(edges[c.stop])) for c in split_evenly(len(first), OP1_IN_UNIT)]
+    return units
 
 
 def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
@@ -86,8 +98,9 @@ class Answers:
     p_answer: NDArray[np.float32]  # probability of the right answer; NaN for prompts that are not legal
 
     def __init__(self, model: Model, prompts: Prompts):
-        self._legal = torch.from_numpy(prompts.legal(model.limit))
-        self._answer = model.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.answer, 0))]
+        self._legal = torch.from_numpy(model.encoder.legal(prompts))
+        some = int(model.encoder.answer_tokens.argmax())  # any number that has a token
+        self._answer = model.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.result, some))]
         self._numbers = model.token_numbers
         self.predicted = np.full(len(prompts), -1, dtype=np.int32)
         self.p_answer = np.full(len(prompts), np.nan, dtype=np.float32)

@@ -30,12 +30,11 @@ from arithscope.experiments.topk import TopK
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.prompts import OPERATORS, Prompts, Stratum, random_source
 from arithscope.stats.intervals import Floats, Mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
 
-POSITIONS = ("op1", "operator", "op2")
 ALL_POSITIONS = "mean"  # value of the column `position` for the average over positions
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons to keep
 NEURONS_IN_UNIT = 4096
@@ -50,7 +49,7 @@ class FirstMlp(Result):
     effects: pd.DataFrame = schema.table(
         "Effect of patching each neuron at each position, and the mean effect over positions.",
         schema.OPERATOR,
-        schema.text("position", "`op1`, `operator`, `op2`, or `mean`: averaged over the three", key=True),
+        schema.text("position", "`op1`, `operator`, `op2` and so on, or `mean`: averaged over them", key=True),
         schema.NEURON,
         schema.EFFECT_MEASURE,
         *schema.EFFECT_COLUMNS,
@@ -64,7 +63,9 @@ class FirstMlp(Result):
     table: pd.DataFrame = schema.table(
         "Measures at the smallest share that suffices, and with 1 % of the neurons; `reduced_…` with reduced later MLPs."
     )
-    tuning: Singles = schema.array("activation of each neuron at op1, for each number", "float32", "neurons, numbers")
+    tuning: Singles = schema.array(
+        "activation of each neuron at the last token of op1, for each number", "float32", "neurons, numbers"
+    )
     smallest_share: dict[str, float] = schema.value("smallest share within 0.02 of the best faithfulness, by operator")
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
@@ -106,7 +107,9 @@ def mlp0(ctx: Context) -> FirstMlp:
         return arguments(operator, sizes, draws, _top_neurons(ctx.results[TopK], operator))
 
     first = ctx.settings.sizes.first_mlp
-    patched = s.neurons * len(POSITIONS) * sum(min(len(split.discovery), first) for split in samples.values())
+    patched = (
+        s.neurons * len(_positions(ctx.model)) * sum(min(len(split.discovery), first) for split in samples.values())
+    )
     n_prompts, n_selected = (sum(map(len, prompts.values())) for prompts in (evaluation, selected))
     ablated = len(counts) * (n_selected + 2 * n_prompts * (1 + draws))
     with ctx.progress.task("mlp0", patched + ablated) as advance:
@@ -119,7 +122,7 @@ def mlp0(ctx: Context) -> FirstMlp:
                 ("reduced", evaluation, reduced, draws),
             )
         )
-        [tuning] = ctx.map(number_tuning, [(ctx.settings.max_operand,)], advance)
+        [tuning] = ctx.map(number_tuning, [(ctx.stratum,)], advance)
     measured: dict[str, dict[str, Mean]] = {}
     smallest = {}
     for operator in samples:
@@ -163,29 +166,34 @@ def first_mlp_scores(
     """
     first = ablation.nested_sets(orders, counts).numpy()
     kept = {0: first, **{layer: np.repeat(mask[None], len(first), axis=0) for layer, mask in later.items()}}
-    starts = {0: model.positions.op1, **dict.fromkeys(later, model.positions.last)}
+    starts = {0: model.positions.op1, **dict.fromkeys(later, model.positions.final)}
     return ablation.circuit_scores(model, means, heads, kept, starts, prompts, advance=advance)
 
 
 def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.DataFrame:
     """Effects of patching each neuron at each position, by operator."""
-    some, positions = slice(0, ctx.settings.sizes.first_mlp), [ctx.model.positions.named()[p] for p in POSITIONS]
+    some, positions = slice(0, ctx.settings.sizes.first_mlp), _positions(ctx.model)
     chosen = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in samples}
     chunks = {operator: split_evenly(len(neurons), NEURONS_IN_UNIT) for operator, neurons in chosen.items()}
     groups = [
         [(split.discovery[some], split.counterfactuals[some], [0], chosen[o][None, c], at) for c in chunks[o]]
         for o, split in samples.items()
-        for at in positions
+        for at in positions.values()
     ]
     parts = (np.concatenate(own, axis=1)[0] for own in ctx.map_groups(neuron_effects, groups, advance))
     tables: list[pd.DataFrame] = []
     for o, neurons in chosen.items():
         values = np.stack([next(parts) for _ in positions])
         values = np.concatenate([values, values.mean(0, keepdims=True)])  # mean over positions, after these
-        position = np.repeat([*POSITIONS, ALL_POSITIONS], len(neurons))
+        position = np.repeat([*positions, ALL_POSITIONS], len(neurons))
         columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
         tables += effect_tables(columns, values)
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
+
+
+def _positions(model: Model) -> dict[str, int]:
+    """The named positions before the last one, at which the first MLP reads operands and operator."""
+    return dict(model.positions.names[:-1])
 
 
 def _strongest(effects: pd.DataFrame, operator: str, measure: str) -> NDArray[np.int64]:
@@ -195,13 +203,13 @@ def _strongest(effects: pd.DataFrame, operator: str, measure: str) -> NDArray[np
 
 
 @torch.no_grad()
-def number_tuning(model: Model, max_operand: int, *, advance: Advance) -> Singles:
-    """Unit of work: activations of the first MLP at op1, [neurons, numbers]. They depend on the number alone."""
-    numbers = np.arange(max_operand + 1)
+def number_tuning(model: Model, stratum: Stratum, *, advance: Advance) -> Singles:
+    """Unit of work: activations of the first MLP at op1, at its last token, [neurons, numbers]. They depend on op1 alone."""
+    numbers = stratum.sides[0]
     operator = np.full_like(numbers, OPERATORS.index(model.encoder.operators[0]))
-    at, activations = model.positions.op1, []
-    for _, batch in batches(model, Prompts(numbers, operator, np.zeros_like(numbers)), 0):
+    at, activations = model.positions.op1 + len(stratum.tokens.op1) - 1, []
+    for _, batch in batches(model, Prompts(numbers, operator, np.full_like(numbers, stratum.op2[0])), 0):
         with capturing(model, neurons=[0], keep=lambda x: x[:, at].float().cpu()) as seen:
-            model.logits(model.encode(batch))
+            model.logits(model.encoder.encode_questions(batch).to(model.device))
         activations.append(seen.neurons[0])
     return torch.cat(activations).T.contiguous().numpy()

@@ -246,7 +246,7 @@ def _some_neurons(ctx: Context, task: _Task, which: slice) -> _Task:
 
 def _exact_effects(ctx: Context, tasks: Sequence[_Task], advance: Advance) -> list[Effects]:
     """Effects [layers, neurons, prompts, measures] of each task; a unit of work has one layer and some of the prompts."""
-    at = ctx.model.positions.last
+    at = ctx.model.positions.final
     groups = [task.units([layer], task.neurons[[i]], at) for task in tasks for i, layer in enumerate(task.layers)]
     by_layer = (np.concatenate(parts, axis=2) for parts in ctx.map_groups(neuron_effects, groups, advance))
     return [np.concatenate([next(by_layer) for _ in task.layers]) for task in tasks]

@@ -6,7 +6,9 @@
    with the value vector's logit of the answer.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,15 @@ from torch import Tensor
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result, of_neuron
 from arithscope.experiments.common.stage import Context, stage, sweep_memory
-from arithscope.experiments.means import Singles, grid_units
+from arithscope.experiments.means import Singles, prompt_units
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.kinds import Ints
 from arithscope.heuristics.overlaps import take_columns
 from arithscope.heuristics.variance import Spread
 from arithscope.models.model import Model
 from arithscope.models.offload import fetched
-from arithscope.prompts import Prompts, legal_prompts, operand_grid
-from arithscope.settings import Settings
+from arithscope.prompts import Prompts, Stratum, stratum_from_json
+from arithscope.settings import Settings, stratum_of
 from arithscope.stats.intervals import Floats
 from arithscope.utils.executor import Unit, split_evenly
 from arithscope.utils.out_of_memory import rows_within
@@ -58,13 +60,18 @@ class ActivationMaps(Result):
         schema.listing("tokens", "numbers with the largest logits, largest first"),
     )
     activations: Halves = schema.array(
-        "activation at the last position for every pair of operands, legal or not", "float16", "rows, op1, op2"
+        "activation at the last position for every pair of operands, legal or not; NaN where the layout is another",
+        "float16",
+        "rows, op1, op2",
     )
-    logits: Singles = schema.array("value vector's logit of each number (logit lens)", "float32", "rows, numbers")
+    logits: Singles = schema.array(
+        "value vector's logit of each number (logit lens); NaN where it has no token", "float32", "rows, numbers"
+    )
+    studied: dict[str, Any] = schema.value(schema.STUDIED)
 
-    @property
-    def max_operand(self) -> int:
-        return self.activations.shape[1] - 1
+    @cached_property
+    def stratum(self) -> Stratum:
+        return stratum_from_json(self.studied)
 
     @property
     def limit(self) -> int:
@@ -84,15 +91,15 @@ class ActivationMaps(Result):
 
     def direct_logit_attribution(self, operator: str, prompts: Prompts, numbers: NDArray[np.int64]) -> Floats:
         """Activation × value vector's logit of one number per prompt: [neurons of the operator, prompts]."""
-        rows = self.rows(operator)
-        return self.activations[rows, prompts.op1, prompts.op2].astype(np.float64) * self.logits[rows, numbers]
+        rows, (op1, op2) = self.rows(operator), self.stratum.indices(prompts)
+        return self.activations[rows, op1, op2].astype(np.float64) * self.logits[rows, numbers]
 
     def attribution_map(self, place: int) -> NDArray[np.float32]:
         """Activation × logit of the prompt's answer for every pair of operands: [op1, op2]; NaN if not legal."""
-        prompts = operand_grid(str(self.neurons.operator.iloc[place]), self.max_operand)
-        legal = prompts.legal(self.limit)
+        prompts = self.stratum.grid(str(self.neurons.operator.iloc[place]))
+        legal = self.stratum.legal(prompts)
         logit = np.full(len(prompts), np.nan, dtype=np.float32)
-        logit[legal] = self.logits[place][prompts.answer[legal]]
+        logit[legal] = self.logits[place][prompts.result[legal]]
         return self.activations[place].astype(np.float32) * logit.reshape(self.activations.shape[1:])
 
     def summary(self) -> dict[str, Any]:
@@ -103,15 +110,13 @@ class ActivationMaps(Result):
 def _memory(model: Model, settings: Settings) -> int:
     """A sweep, and the activation maps."""
     neurons = model.sizes.layers * settings.largest_k(model) * len(settings.operators)
-    return sweep_memory(model, settings) + neurons * 2 * (settings.max_operand + 1) ** 2
+    return sweep_memory(model, settings) + neurons * 2 * math.prod(stratum_of(model, settings).shape)
 
 
 @stage(needs=(TopK,), reads=("max_operand",), memory=_memory, paper="3.2")
 def patterns(ctx: Context) -> ActivationMaps:
     """Activation map of every top neuron over the operand grid, and the numbers its value vector promotes."""
-    model, max_operand = ctx.model, ctx.settings.max_operand
-    side = max_operand + 1
-    cells = ctx.sample(side**2, VERIFIED_PROMPTS, "patterns")
+    model, stratum = ctx.model, ctx.stratum
     every = ctx.results[TopK].top.rename(columns={"value": "effect"}).reset_index(drop=True)
     groups = {str(operator): own.index for operator, own in every.groupby("operator", sort=False)}
     rows = np.concatenate([own[ctx.sample(len(own), VERIFIED_NEURONS, "patterns", o)] for o, own in groups.items()])
@@ -119,18 +124,23 @@ def patterns(ctx: Context) -> ActivationMaps:
     layer, neuron = top.layer.to_numpy(), top.neuron.to_numpy()
     by_operator = {str(o): as_slice(own.index.to_numpy()) for o, own in top.groupby("operator", sort=False)}
     by_layer = {int(i): np.flatnonzero(layer == i) for i in np.unique(layer)}
-    activations: NDArray[np.float16] = np.empty((len(top), len(cells)), dtype=np.float16)
+    prompts = _prompts_to_run(ctx, list(by_operator))
+    cells = {operator: stratum.cells(own) for operator, own in prompts.items()}
+    columns = cells if ctx.complete else {operator: np.arange(len(own)) for operator, own in prompts.items()}
+    width = math.prod(stratum.shape) if ctx.complete else len(next(iter(cells.values())))
+    activations: NDArray[np.float16] = np.full((len(top), width), np.nan, dtype=np.float16)
     logits = np.empty((len(top), model.limit), dtype=np.float32)
-    with ctx.progress.task("patterns", len(by_operator) * len(cells)) as advance:
-        chunks = grid_units(1, max_operand) if ctx.complete else [slice(0, len(cells))]
-        parts = [(operator, chunk) for operator in by_operator for chunk in chunks]
-        grids = {operator: operand_grid(operator, max_operand)[cells] for operator in by_operator}
-        units: list[Unit] = [(grids[o][chunk], layer[by_operator[o]], neuron[by_operator[o]]) for o, chunk in parts]
+    with ctx.progress.task("patterns", sum(map(len, prompts.values()))) as advance:
+        parts = [(operator, chunk) for operator, own in prompts.items() for chunk in prompt_units(own)]
+        units: list[Unit] = [(prompts[o][chunk], layer[by_operator[o]], neuron[by_operator[o]]) for o, chunk in parts]
         for done in ctx.executor.stream(neuron_activations, model, units, advance):  # all results together are large
             operator, chunk = parts[done.index]
-            activations[by_operator[operator], chunk] = done.result
-        activations = ctx.confirmed("activations", activations, (rows[:, None], cells // side, cells % side))
-        activations = activations.reshape(-1, side, side)
+            activations[by_operator[operator], as_slice(columns[operator][chunk])] = done.result
+        if not ctx.complete:
+            measured = np.stack([cells[operator] for operator in top.operator])
+            where = (rows[:, None], *np.unravel_index(measured, stratum.shape))
+            activations = ctx.confirmed("activations", activations, where)
+        activations = activations.reshape(-1, *stratum.shape)
         units = [(i, neuron[own]) for i, own in by_layer.items()]
         for own, part in zip(by_layer.values(), ctx.map(number_logits, units, advance), strict=True):
             logits[own] = part
@@ -139,13 +149,24 @@ def patterns(ctx: Context) -> ActivationMaps:
         for operator, which in by_operator.items():
             for chunk in split_evenly(len(rows[which]), NEURONS_IN_UNIT):
                 at = as_slice(rows[which][chunk])
-                units.append((operator, max_operand, activations[at], logits[at]))
+                units.append((operator, stratum, activations[at], logits[at]))
         statistics = np.concatenate(ctx.map(map_statistics, units, advance), axis=1)
     op1, op2, result, alignment = statistics
-    tokens = np.argsort(-logits[as_slice(rows)], axis=1, kind="stable")[:, :TOP_TOKENS]
+    written = int((model.encoder.answer_tokens >= 0).sum())  # numbers that have a token; others come last
+    tokens = np.argsort(-logits[as_slice(rows)], axis=1, kind="stable")[:, : min(TOP_TOKENS, written)]
     direct = (result > np.maximum(op1, op2)) & (alignment > 0)
     table = top.assign(**dict(zip(_STATISTICS, statistics, strict=True)), direct=direct, tokens=list(tokens))
-    return ActivationMaps(ctx.confirmed("neurons", table[ActivationMaps.columns("neurons")]), activations, logits)
+    confirmed = ctx.confirmed("neurons", table[ActivationMaps.columns("neurons")])
+    return ActivationMaps(confirmed, activations, logits, stratum.as_json())
+
+
+def _prompts_to_run(ctx: Context, operators: list[str]) -> dict[str, Prompts]:
+    """By operator, the prompts of the activation maps; under `verify`, a sample, of all operators equally many."""
+    prompts = {operator: ctx.stratum.run(operator) for operator in operators}
+    if ctx.complete:
+        return prompts
+    some = ctx.sample(min(map(len, prompts.values())), VERIFIED_PROMPTS, "patterns")
+    return {operator: own[some] for operator, own in prompts.items()}
 
 
 def as_slice(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
@@ -171,12 +192,14 @@ def neuron_activations(model: Model, prompts: Prompts, layers: Ints, neurons: In
 
 
 def activation_map(
-    model: Model, operator: str, layer: int, neuron: int, max_operand: int, advance: Advance
+    model: Model, operator: str, layer: int, neuron: int, stratum: Stratum, advance: Advance
 ) -> NDArray[np.float16]:
     """Activation map of any neuron: [op1, op2]. `advance` is called after each batch; what it raises ends the work."""
-    grid = operand_grid(operator, max_operand)
-    activations = neuron_activations(model, grid, np.array([layer]), np.array([neuron]), advance=advance)
-    return activations.reshape(max_operand + 1, max_operand + 1)
+    prompts = stratum.run(operator)
+    activations = np.full(math.prod(stratum.shape), np.nan, dtype=np.float16)
+    [own] = neuron_activations(model, prompts, np.array([layer]), np.array([neuron]), advance=advance)
+    activations[stratum.cells(prompts)] = own
+    return activations.reshape(stratum.shape)
 
 
 @torch.no_grad()
@@ -187,22 +210,24 @@ def number_logits(model: Model, layer: int, neurons: NDArray[Any], *, advance: A
         for chunk in np.array_split(neurons, -(-len(neurons) // rows_within(ROWS, 1))):
             lens = model.logit_lens(vectors[torch.from_numpy(chunk).to(vectors.device, torch.long)])
             logits.append(lens[:, tokens.to(lens.device)].cpu().numpy())
-    return np.concatenate(logits)
+    found = np.concatenate(logits)
+    found[:, (tokens < 0).numpy()] = np.nan
+    return found
 
 
 def map_statistics(
-    model: Model, operator: str, max_operand: int, activations: NDArray[Any], logits: NDArray[Any], *, advance: Advance
+    model: Model, operator: str, stratum: Stratum, activations: NDArray[Any], logits: NDArray[Any], *, advance: Advance
 ) -> Floats:
     """Unit of work: variance explained by op1, op2 and the result, and alignment, of some neurons: [4, neurons]."""
-    prompts = legal_prompts(operator, max_operand, model.limit)
-    cells = torch.from_numpy(prompts.op1 * (max_operand + 1) + prompts.op2).to(model.device)
-    numbers = [torch.from_numpy(x).to(model.device) for x in (prompts.op1, prompts.op2, prompts.answer)]
+    prompts = stratum.prompts(operator)
+    cells = torch.from_numpy(stratum.cells(prompts)).to(model.device)
+    numbers = [torch.from_numpy(x).to(model.device) for x in (prompts.op1, prompts.op2, prompts.result)]
 
     def statistics(rows: NDArray[np.int64]) -> Tensor:
         maps, values = (torch.from_numpy(x[rows]).to(model.device) for x in (activations, logits))
         spread = Spread(take_columns(maps.flatten(1), cells))
         explained = (spread.variance_explained(x) for x in numbers)
-        return torch.stack([*explained, spread.correlation(numbers[2], values)]).cpu()
+        return torch.stack([*explained, spread.correlation(numbers[2], values.nan_to_num())]).cpu()
 
     chunks = np.array_split(np.arange(len(activations)), -(-len(activations) // rows_within(ROWS, 1)))
     with thread_pool() as pool:

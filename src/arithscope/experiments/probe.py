@@ -28,8 +28,8 @@ from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.models.hooks import capturing
 from arithscope.models.memory import storage
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source
-from arithscope.settings import Settings
+from arithscope.prompts import OPERATORS, Prompts, random_source
+from arithscope.settings import Settings, stratum_of
 from arithscope.stats.intervals import share_of
 from arithscope.utils.out_of_memory import rows_within
 from arithscope.utils.progress import Advance
@@ -60,9 +60,17 @@ class Probe(Result):
     best_layer: int = schema.value("layer with the highest accuracy at the last position")
     first_answer_layer: int = schema.value("first layer that reaches half of the best accuracy at the last position")
     training_prompts: int = schema.value("number of training prompts")
+    final: str = schema.value(
+        "last position, at which the model answers: `last`, or `answer.1` in the second answer step"
+    )
+
+    def at_final(self) -> pd.DataFrame:
+        """The rows of `table` at the last position."""
+        return self.table[self.table.position == self.final]
 
     def summary(self) -> dict[str, Any]:
-        rows = self.table[(self.table.position == "last") & (self.table.layer == self.best_layer)]
+        rows = self.at_final()
+        rows = rows[rows.layer == self.best_layer]
         out: dict[str, Any] = {}
         for row in rows.to_dict("records"):
             out[str(row["operator"])] = {"best_accuracy": mean_entry(row), "chance": self.chance[str(row["operator"])]}
@@ -73,7 +81,7 @@ class Probe(Result):
 def _memory(model: Model, settings: Settings) -> int:
     """A sweep, the residual stream of all prompts, and the probes' weights, gradients and moments."""
     s = model.sizes
-    prompts = min(len(legal_prompts(settings.operators, settings.max_operand, model.limit)), settings.sizes.probe)
+    prompts = min(len(stratum_of(model, settings).prompts(settings.operators)), settings.sizes.probe)
     states = s.layers * s.width * (prompts * model.hf_model.dtype.itemsize + 16 * model.limit)
     return sweep_memory(model, settings) + min(states, storage(model))
 
@@ -95,10 +103,11 @@ def probe(ctx: Context) -> Probe:
             mean = share_of(of_probe[own])
             rows.append({"operator": operator, "position": position, "layer": layer, **asdict(mean)})
     table = ctx.confirmed("table", pd.DataFrame(rows), trained=True)
-    last = table[(table.operator == ALL) & (table.position == "last")].sort_values("layer").value.to_numpy()
-    most_frequent = np.bincount(prompts[:training].answer).argmax()
-    chance = {o: float((tested.answer[own] == most_frequent).mean()) for o, own in by_operator.items()}
-    return Probe(table, chance, int(last.argmax()), int(np.argmax(last >= last.max() / 2)), training)
+    final = ctx.model.positions.final_name
+    last = table[(table.operator == ALL) & (table.position == final)].sort_values("layer").value.to_numpy()
+    most_frequent = np.bincount(prompts[:training].result).argmax()
+    chance = {o: float((tested.result[own] == most_frequent).mean()) for o, own in by_operator.items()}
+    return Probe(table, chance, int(last.argmax()), int(np.argmax(last >= last.max() / 2)), training, final)
 
 
 def tested_probes(
@@ -151,7 +160,7 @@ def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[
     """Residual stream at a named position after each of these layers."""
     at, tail = model.positions.named()[position], model.positions.op2
     prefix = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
-    key = np.stack(prefix.get(position, [np.arange(len(prompts))]))
+    key = np.stack(prefix.get(position.partition(".")[0], [np.arange(len(prompts))]))
     _, first, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
     distinct = prompts[first]
     states = torch.empty(len(layers), len(distinct), model.sizes.width, dtype=model.hf_model.dtype, device=model.device)
@@ -168,7 +177,7 @@ def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[
             with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at].clone()) as activations:
                 model.logits(model.encode(batch))
             store(activations.residual, rows)
-    indices = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.answer))
+    indices = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.result))
     return Examples(states, *indices)
 
 

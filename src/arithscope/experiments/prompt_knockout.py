@@ -141,7 +141,7 @@ def ablated_by_prompt(
 ) -> tuple[Floats, ...]:
     """Unit of work: the fields of `AblationScores` with each prompt's associated neurons ablated, or one draw of a control."""
     chosen = choose_neurons(bag, prompts, way, draw, seed)
-    nothing = edit(model, Site.NEURONS, model.sizes.layers - 1, [], positions=model.positions.last)
+    nothing = edit(model, Site.NEURONS, model.sizes.layers - 1, [], positions=model.positions.final)
     scores = ablated_scores(model, prompts, bag.zero_ablation(model, chosen) or [nothing])
     scores = np.broadcast_to(scores, (len(chosen), *scores.shape[1:]))
     advance(1)

@@ -127,7 +127,7 @@ def topk(ctx: Context) -> TopK:
             for layer, *orders in zip(layers, *ranked, strict=True)
         }
         heads = ctx.results[Circuit].keeps(operator, s.layers, s.heads)
-        return ctx.results[MeanActivations], heads, by_layer, sizes, ctx.model.positions.last
+        return ctx.results[MeanActivations], heads, by_layer, sizes, ctx.model.positions.final
 
     n_prompts, n_selected = (sum(map(len, prompts.values())) for prompts in (samples, selected))
     total = len(counts) * (n_selected * len(circuits) + n_prompts * (len(circuits) + draws))

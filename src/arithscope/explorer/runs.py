@@ -25,7 +25,6 @@ from arithscope.heuristics.kinds import kind_name
 from arithscope.models.model import Model
 from arithscope.pipeline.store import manifest_stamp
 from arithscope.pipeline.study import CHECKPOINTS
-from arithscope.prompts import operand_grid
 from arithscope.results.comparison import Comparison, compare
 from arithscope.results.run import Run, distinct_names
 from arithscope.utils.files import child
@@ -223,7 +222,7 @@ class ServedRun:
         self.require("accuracy")
         if operator not in self.run.accuracy.operators:
             raise NotFound(f"The run {self.name} has no prompts with {operator}.")
-        rows = self.run.accuracy.rows(operand_grid(operator, self.run.max_operand))
+        rows = self.run.accuracy.rows(self.run.stratum.grid(operator))
         return rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
 
     @cached_property

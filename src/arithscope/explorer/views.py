@@ -24,7 +24,7 @@ from arithscope.explorer.runs import (
     page,
 )
 from arithscope.heuristics.kinds import kind_name, parse
-from arithscope.prompts import OPERATORS, operand_grid
+from arithscope.prompts import OPERATORS, Stratum
 from arithscope.results.comparison import CURVES
 from arithscope.results.neuron import ActivationMap
 from arithscope.results.run import explanation_as_json
@@ -51,7 +51,8 @@ def run_info(served: ServedRun) -> dict[str, Any]:
         "name": served.name,
         **{name: run.manifest[name] for name in ("model", "version", "created")},
         "operators": run.accuracy.operators if "accuracy" in stages else [],
-        "max_operand": run.max_operand,
+        "stratum": _stratum_info(run.stratum),
+        "max_operand": run.stratum.op1[1],
         "limit": run.limit,
         **{name: run.configuration[name] for name in ("preset", "seed", "template")},
         "stages": stages,
@@ -60,6 +61,15 @@ def run_info(served: ServedRun) -> dict[str, Any]:
         "kinds": served.neurons.kinds if classified else [],
         "classified_operators": run.classify.operators if classified else [],
     }
+
+
+def _stratum_info(stratum: Stratum) -> dict[str, Any]:
+    """Operands on the two sides of the operand grid, legal answers, and which token of the answer is asked for."""
+    op1, op2 = (side.tolist() for side in stratum.sides)
+    info = {"op1": op1, "op2": op2, "answers": stratum.answers, "step": None}
+    if stratum.whole:
+        return info
+    return info | {"step": stratum.step, "steps": stratum.steps, "name": stratum.name, "place": stratum.step_name}
 
 
 def results(served: ServedRun) -> list[dict[str, Any]]:
@@ -117,8 +127,8 @@ def heuristic_prompts(served: ServedRun, operator: str, heuristic: str) -> NDArr
         rule = parse(heuristic)
     except UserError as error:
         raise NotFound(str(error)) from None
-    prompts = operand_grid(operator, served.run.max_operand)
-    return (prompts.legal(served.run.limit) & rule.holds(prompts)).astype(np.uint8)
+    prompts = served.run.stratum.grid(operator)
+    return (served.run.stratum.legal(prompts) & rule.holds(prompts)).astype(np.uint8)
 
 
 def circuit(served: ServedRun, operator: str, measure: str) -> dict[str, Any]:
@@ -202,13 +212,13 @@ def ablation(registry: RunRegistry, served: ServedRun, request: AblationRequest)
     with registry.model(run) as model:
         before = asdict(answer_without(model, prompt, ()))
         after = asdict(answer_without(model, prompt, sorted(neurons)))
-    return {"right": int(prompt.answer[0]), "neurons": len(neurons), "before": before, "after": after}
+    return {"right": int(prompt.result[0]), "neurons": len(neurons), "before": before, "after": after}
 
 
 def computed_map(registry: RunRegistry, served: ServedRun, wanted: MapName, advance: Advance) -> NDArray[np.float32]:
     """An activation map, computed now."""
     run = served.at(wanted.checkpoint)
     with registry.model(run) as model:
-        activations = activation_map(model, *wanted[:3], run.max_operand, advance).astype("<f4")
+        activations = activation_map(model, *wanted[:3], run.stratum, advance).astype("<f4")
     served.keep_map(wanted, activations)
     return activations

@@ -18,11 +18,11 @@ from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.figures.registry import figure
 from arithscope.figures.style import SIGNS, grid_shape, hide_unused, literal, new_figure, styled
-from arithscope.heuristics.catalogue import catalogue
-from arithscope.heuristics.kinds import Bools, Rule, parse
+from arithscope.heuristics.catalogue import stratum_catalogue
+from arithscope.heuristics.kinds import Bools, Ints, Rule, parse
 from arithscope.heuristics.neuron_matching import NeuronBatch
 from arithscope.heuristics.overlaps import top_prompts
-from arithscope.prompts import operand_grid
+from arithscope.prompts import Stratum
 
 SMALLEST = 30  # prompts of a heuristic worth showing
 LARGEST_SHARE = 0.3  # of all prompts; larger heuristics are shown only if there is no other
@@ -33,18 +33,19 @@ EXAMPLES, HEURISTICS = 6, 4  # neurons per operator, and heuristics named per ne
 ALIASES = 2  # of a name that are listed
 MOST_CHANGES = 30  # of membership along a line of a map, for an outline that can be seen
 Map = NDArray[np.float32]  # a value for each pair of operands, or for each number
+Sides = tuple[Ints, Ints]  # the operands on the two sides of a map
 _ORDER = [ANY, "range", "modulo", "pattern", "identical", "multi-result", "op1", "op2", "result", "op1, op2"]
 
 
 @styled
-def neuron_figure(operator: str, activations: Map, logits: Map, attribution: Map, title: str) -> Figure:
+def neuron_figure(operator: str, activations: Map, logits: Map, attribution: Map, sides: Sides, title: str) -> Figure:
     """One neuron: activation map, logits of its value vector, and direct logit attribution to the answer."""
     figure, [[left, middle, right]] = new_figure(11, 3.4, 1, 3)
-    draw_map(left, operator, activations, "activation", scale=activations[~np.isnan(attribution)])
+    draw_map(left, operator, activations, "activation", scale=activations[~np.isnan(attribution)], sides=sides)
     left.set_title("activation")
     middle.plot(np.arange(len(logits)), logits, linewidth=0.7)
     middle.set(title="logits of its value vector", xlabel="number")
-    draw_map(right, operator, attribution, "activation × logit of the answer")
+    draw_map(right, operator, attribution, "activation × logit of the answer", sides=sides)
     right.set_title("direct logit attribution to the answer")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
@@ -63,11 +64,11 @@ def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
     for panel, row in zip(axes.ravel(), names.to_dict("records"), strict=False):
         operator, rule = row["operator"], parse(row["heuristic"])
         _draw_neuron(panel, maps, maps.place(operator, row["layer"], row["neuron"]))
-        holds = rule_map(rule, operator, maps.max_operand)
+        holds, sides = rule_map(rule, operator, maps.stratum), maps.stratum.sides
         zoomed = not is_legible(holds) and operator in "+-"
         if zoomed:
-            _zoom_in(panel, maps.max_operand)
-        if is_legible(holds[_in_view(0, maps.max_operand), _in_view(1, maps.max_operand)] if zoomed else holds):
+            _zoom_in(panel, sides)
+        if is_legible(holds[_in_view(0, sides), _in_view(1, sides)] if zoomed else holds):
             draw_outline(panel, holds)
         neuron = f"{neuron_name(row['layer'], row['neuron'])}, {SIGNS[operator]}, R² {row['fit']:.2f}"
         title = f"{literal(rule.kind)}: {_fires(row)}{literal(row['heuristic'])}"
@@ -88,9 +89,9 @@ def _also(aliases: Iterable[str]) -> str:
     return f"also {'; '.join(map(literal, names[:ALIASES]))}{more}\n" if names else ""
 
 
-def rule_map(rule: Rule, operator: str, max_operand: int) -> Bools:
-    """Where a rule holds in the operand square, legal or not."""
-    return rule.holds(operand_grid(operator, max_operand)).reshape(max_operand + 1, -1)
+def rule_map(rule: Rule, operator: str, stratum: Stratum) -> Bools:
+    """Where a rule holds in the operand grid, legal or not."""
+    return rule.holds(stratum.grid(operator)).reshape(stratum.shape)
 
 
 def is_legible(holds: Bools) -> bool:
@@ -121,18 +122,18 @@ def outline(holds: Bools) -> list[list[tuple[float, float]]]:
     return lines
 
 
-def _in_view(axis: int, max_operand: int) -> slice:
-    """Numbers of an axis that are shown of a map in which single numbers are to be distinguished."""
-    first = int((0.6, 0.3)[axis] * max_operand)
+def _in_view(axis: int, sides: Sides) -> slice:
+    """Operands of an axis that are shown of a map in which single numbers are to be distinguished."""
+    first = int((0.6, 0.3)[axis] * (len(sides[axis]) - 1))
     return slice(first, first + ZOOM)
 
 
-def _zoom_in(axes: Axes, max_operand: int) -> None:
+def _zoom_in(axes: Axes, sides: Sides) -> None:
     for i, name in enumerate("xy"):
-        view = _in_view(i, max_operand)
-        ends = view.start, view.stop - 1
+        view = _in_view(i, sides)
+        ends = view.start, min(view.stop, len(sides[i])) - 1
         axes.set(**{f"{name}lim": (view.start - 0.5, view.stop - 0.5), f"{name}ticks": ends})
-        axes.set(**{f"{name}ticklabels": [str(n) for n in ends]})
+        axes.set(**{f"{name}ticklabels": [str(sides[i][n]) for n in ends]})
 
 
 def _best_of_each_kind(classify: Classification) -> pd.DataFrame:
@@ -159,33 +160,42 @@ def _matches_to_show(classify: Classification) -> pd.DataFrame:
 def _draw_neuron(axes: Axes, maps: ActivationMaps, place: int, *, labels: bool = True) -> None:
     """A neuron's activation map; prompts that are not legal, and not used for classification, are pale."""
     operator = str(maps.neurons.operator.iloc[place])
-    legal = operand_grid(operator, maps.max_operand).legal(maps.limit).reshape(maps.activations.shape[1:])
+    stratum = maps.stratum
+    legal = stratum.legal(stratum.grid(operator)).reshape(stratum.shape)
     values = np.asarray(maps.activations[place], dtype=np.float32)
-    draw_map(axes, operator, values, "activation", colour_bar=labels, scale=values[legal])
-    _draw_grid(axes, operator, np.where(legal, np.nan, 1.0), cmap="Greys_r", vmin=0, vmax=1, alpha=0.75)
+    draw_map(axes, operator, values, "activation", colour_bar=labels, scale=values[legal], sides=stratum.sides)
+    pale = np.where(legal, np.nan, 1.0)
+    _draw_grid(axes, operator, pale, stratum.sides, cmap="Greys_r", vmin=0, vmax=1, alpha=0.75)
     if not labels:
         axes.set(xticks=[], yticks=[], xlabel="", ylabel="")
 
 
 def draw_map(
-    axes: Axes, operator: str, values: Map, name: str, *, colour_bar: bool = True, scale: Map | None = None
+    axes: Axes,
+    operator: str,
+    values: Map,
+    name: str,
+    *,
+    sides: Sides,
+    colour_bar: bool = True,
+    scale: Map | None = None,
 ) -> None:
     """Draw values over all pairs of operands; colours run from the 2nd to the 98th percentile of `scale` (or `values`)."""
     low, high = np.nanquantile(values if scale is None else scale, [0.02, 0.98])
-    image = _draw_grid(axes, operator, values, cmap="viridis", vmin=low, vmax=high if high > low else low + 1e-6)
+    image = _draw_grid(axes, operator, values, sides, cmap="viridis", vmin=low, vmax=high if high > low else low + 1e-6)
     if colour_bar:
         bar = cast(Figure, axes.figure).colorbar(image, ax=axes, shrink=0.7, aspect=15, pad=0.02)
         bar.ax.tick_params(labelsize=6)
         bar.set_label(name, fontsize=7)
 
 
-def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], **options: Any) -> ScalarMappable:
-    """Draw values with op1 to the right and op2 upwards. Legal products lie along the axes, so `*` has logarithmic axes, which
-    need a mesh; the others are images, which are much faster to draw."""
-    largest = values.shape[0] - 1
+def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], sides: Sides, **options: Any) -> ScalarMappable:
+    """Draw values with op1 to the right and op2 upwards. From 0 on, legal products lie along the axes, so `*` has logarithmic
+    axes, which need a mesh; the others are images, which are much faster to draw."""
+    largest, is_log = values.shape[0] - 1, operator == "*" and sides[0][0] == 0 == sides[1][0]
     ticks = [0, largest]
     image: ScalarMappable
-    if operator == "*":
+    if is_log:
         edges = np.arange(largest + 2) - 0.5
         image = axes.pcolormesh(edges, edges, values.T, rasterized=True, **options)
         logarithmic = (lambda x: np.log1p(np.maximum(x + 0.5, 0)), lambda x: np.expm1(x) - 0.5)
@@ -195,8 +205,9 @@ def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], **options: Any) 
     else:
         image = axes.imshow(values.T, origin="lower", aspect="auto", interpolation="nearest", **options)
     axes.set_box_aspect(1)
-    axes.set_xticks(ticks, [str(n) for n in ticks])
-    axes.set_yticks(ticks, [str(n) for n in ticks])
+    for name, side, last in zip("xy", sides, values.shape, strict=True):
+        shown = ticks if is_log else [0, last - 1]
+        axes.set(**{f"{name}ticks": shown, f"{name}ticklabels": [str(side[n]) for n in shown]})
     axes.set_xlabel("op1", labelpad=-6 if len(ticks) == 2 else None)
     axes.set_ylabel("op2", labelpad=-10 if len(ticks) == 2 else None)
     return image
@@ -216,7 +227,8 @@ def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figu
         return figure
     operator, heuristic, k = str(row.operator), parse(str(row.heuristic)), int(row["size"])
     at = maps.place(operator, row.layer, row.neuron)
-    sets = catalogue(operator, maps.max_operand, maps.limit)
+    stratum = maps.stratum
+    sets = stratum_catalogue(operator, stratum)
     batch = NeuronBatch(maps.activations[at : at + 1], maps.logits[at : at + 1])
     activations, answer_logits = batch.on_prompts(range(1), sets)
     contribution = activations * answer_logits
@@ -225,17 +237,17 @@ def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figu
     members = torch.from_numpy(heuristic.holds(sets.prompts))
 
     def on_grid(values: torch.Tensor) -> Map:
-        grid = np.full((maps.max_operand + 1) ** 2, np.nan, dtype=np.float32)
+        grid = np.full(np.prod(stratum.shape), np.nan, dtype=np.float32)
         grid[sets.grid_index.numpy()] = values.numpy()
-        return grid.reshape(maps.max_operand + 1, -1)
+        return grid.reshape(stratum.shape)
 
     _draw_neuron(panels[0], maps, at)
     panels[1].plot(np.arange(maps.limit), maps.logits[at], linewidth=0.7)
     panels[1].set(xlabel="number", ylabel="logit")
-    draw_map(panels[2], operator, on_grid(answer_logits[0]), "logit of the answer")
-    draw_map(panels[3], operator, on_grid(contribution[0]), "product")
+    draw_map(panels[2], operator, on_grid(answer_logits[0]), "logit of the answer", sides=stratum.sides)
+    draw_map(panels[3], operator, on_grid(contribution[0]), "product", sides=stratum.sides)
     for panel, prompts in zip(panels[4:7], (top, members, top & members), strict=True):
-        _draw_grid(panel, operator, on_grid(prompts.float()), cmap="Greys", vmin=-0.1, vmax=1)
+        _draw_grid(panel, operator, on_grid(prompts.float()), stratum.sides, cmap="Greys", vmin=-0.1, vmax=1)
     titles = (
         f"(a) activation of {neuron_name(int(row.layer), int(row.neuron))}, {SIGNS[operator]}",
         "(b) logits of its value vector",
@@ -300,7 +312,7 @@ def _neuron_table(maps: ActivationMaps, classify: Classification, *, classified:
             row = examples.iloc[i]
             _draw_neuron(panel, maps, int(row.place), labels=False)
             if classified:
-                holds = rule_map(parse(str(row.heuristic)), operator, maps.max_operand)
+                holds = rule_map(parse(str(row.heuristic)), operator, maps.stratum)
                 if is_legible(holds):
                     draw_outline(panel, holds)
             text.text(0.0, 1.0, _description(classify, row), va="top", fontsize=7.5, transform=text.transAxes)

@@ -20,12 +20,13 @@ from arithscope.experiments.probe import ALL, Probe
 from arithscope.figures.registry import figure
 from arithscope.figures.style import (
     OPERATOR_COLOURS,
-    POSITION_COLOURS,
     SIGNS,
     line_with_band,
     log_limits,
     new_figure,
     outside_legend,
+    position_colour,
+    position_line,
     table_figure,
 )
 
@@ -62,16 +63,17 @@ def probe_accuracy(probe: Probe) -> Figure:
     intervals. (Paper: Figure 3.)"""
     figure, [[left, right]] = new_figure(8.5, 3.6, 1, 2, sharey=True)
     table = probe.table
-    for position, colour in POSITION_COLOURS.items():
+    for position in table.position.unique():
         rows = table[(table.operator == ALL) & (table.position == position)]
-        line_with_band(left, rows.layer, rows, color=colour, label=position, marker=".")
+        style = {"color": position_colour(position), "linestyle": position_line(position)}
+        line_with_band(left, rows.layer, rows, **style, label=position, marker=".")
     left.axhline(probe.chance[ALL], color="grey", linestyle=":", label="most frequent answer")
     left.set_title("all operators together")
     for operator, colour in OPERATOR_COLOURS.items():
-        rows = table[(table.operator == operator) & (table.position == "last")]
+        rows = table[(table.operator == operator) & (table.position == probe.final)]
         if len(rows):
             line_with_band(right, rows.layer, rows, color=colour, label=SIGNS[operator], marker=".")
-    right.set_title("position: last, by operator")
+    right.set_title(f"position: {probe.final}, by operator")
     left.set_ylabel("probe accuracy on test prompts")
     first = probe.first_answer_layer
     for axes in (left, right):
@@ -113,7 +115,7 @@ def localization(localize: Localization) -> Figure:
     rows = localize.effects[localize.effects.measure == "probability"]
     averaged = rows.groupby(["position", "layer", "head"], as_index=False)[["value", "median"]].mean()
     panels = {"mean effect": ("value", averaged), "median effect": ("median", averaged)}
-    return _heat_maps(panels, "effect of patching (Eq. 1), log scale")
+    return _heat_maps(panels, list(rows.position.unique()), "effect of patching (Eq. 1), log scale")
 
 
 @figure("localization-by-operator", Localization, section="circuit", order=30, title="Localization by operator")
@@ -121,18 +123,19 @@ def localization_by_operator(localize: Localization) -> Figure:
     """As in the localization figure: mean over the discovery prompts of each operator. (Paper: Figure 2a.)"""
     rows = localize.effects[localize.effects.measure == "probability"]
     panels = {SIGNS[str(o)]: ("value", rows[rows.operator == o]) for o in rows.operator.unique()}
-    return _heat_maps(panels, "mean effect of patching (Eq. 1), log scale")
+    return _heat_maps(panels, list(rows.position.unique()), "mean effect of patching (Eq. 1), log scale")
 
 
-def _heat_maps(panels: dict[str, tuple[str, pd.DataFrame]], label: str) -> Figure:
+def _heat_maps(panels: dict[str, tuple[str, pd.DataFrame]], positions: list[str], label: str) -> Figure:
     """A row of heat maps, one per position, for each named column of a table."""
     layers = int(next(iter(panels.values()))[1].layer.max()) + 1
     height = min(3.2, 0.9 + 0.16 * layers)
-    figure, axes = new_figure(9, 1.3 + height * len(panels), len(panels), len(POSITION_COLOURS), sharey=True)
+    width = max(9.0, 1.9 * len(positions))
+    figure, axes = new_figure(width, 1.3 + height * len(panels), len(panels), len(positions), sharey=True)
     norm = LogNorm(*log_limits(np.concatenate([table[column] for column, table in panels.values()])))
     for r, (name, (column, table)) in enumerate(panels.items()):
         axes[r, 0].set_ylabel(f"{name}\nlayer")
-        for c, position in enumerate(POSITION_COLOURS):
+        for c, position in enumerate(positions):
             mesh = _heat_map(axes[r, c], table[table.position == position], column, norm)
             if r == 0:
                 axes[r, c].set_title(f"position: {position}")

@@ -17,16 +17,15 @@ from arithscope.experiments.localize import MLP, Localization, component_name
 from arithscope.figures.registry import figure
 from arithscope.figures.style import (
     OTHER_COLOUR,
-    POSITION_COLOURS,
     SIGNS,
     errors,
     grid_shape,
     hide_unused,
     literal,
     new_figure,
+    position_colour,
 )
 
-COLUMNS = {"op1": 1.0, "operator": 2.2, "op2": 3.4, "last": 5.0}
 TOKENS = {"op1": "226", "operator": "−", "op2": "68", "last": "="}
 ELSEWHERE = 0.0  # column of all other tokens: BOS, a few-shot prefix, separators
 MOST_HEADS = 40  # heads drawn, counted once per operator
@@ -49,26 +48,35 @@ def circuit_diagram(localize: Localization, circuit: Circuit, heads: Heads) -> F
     floors = [0.0, *np.cumsum(heights).tolist()]
     top = floors[-1] + 0.4
     figure, [[axes]] = new_figure(8.5, min(16.0, 2.3 + 0.36 * floors[-1]))
-    for position, x in COLUMNS.items():
+    columns = _columns([str(position) for position in localize.effects.position.unique()])
+    whole, right = list(columns) == list(TOKENS), max(columns.values())
+    for position, x in columns.items():
         axes.plot([x, x], [-0.4, top], color="#DDDDDD", linewidth=6, zorder=0, solid_capstyle="butt")
-        label, colour = f"{position}\n{TOKENS[position]}", POSITION_COLOURS[position]
+        label, colour = f"{position}\n{TOKENS[position]}" if whole else position, position_colour(position)
         axes.text(x, -0.7, label, ha="center", va="top", color=colour, fontweight="bold")
-    axes.text(COLUMNS["last"], top + 0.15, "answer\n158", ha="center", va="bottom", fontweight="bold")
+    axes.text(right, top + 0.15, "answer\n158" if whole else "next\ntoken", ha="center", va="bottom", fontweight="bold")
     for _, mlp in mlps.iterrows():
-        _draw_mlp(axes, COLUMNS[mlp.position], floors[mlp.layer + 1] - 0.5, f"MLP{mlp.layer}", float(mlp.strength))
+        _draw_mlp(axes, columns[mlp.position], floors[mlp.layer + 1] - 0.5, f"MLP{mlp.layer}", float(mlp.strength))
     for layer in range(len(heights)):
         for i, (_, arrow) in enumerate(arrows[arrows.layer == layer].iterrows()):
-            _draw_arrow(axes, arrow, floors[layer] + ARROW_HEIGHT * (i + 0.5))
-    if not arrows.reads.isin(list(COLUMNS)).all():
+            _draw_arrow(axes, arrow, columns, floors[layer] + ARROW_HEIGHT * (i + 0.5))
+    if not arrows.reads.isin(list(columns)).all():
         axes.text(ELSEWHERE, -0.7, "other\ntokens", ha="center", va="top", color=OTHER_COLOUR)
     legend = f"thick, bold: heads shared by all operators ({len(circuit.shared())})\nMLPs: darker means larger effect"
-    axes.text(COLUMNS["last"] + 0.4, -0.7, legend, va="top", fontsize=7, color="#333333")
+    axes.text(right + 0.4, -0.7, legend, va="top", fontsize=7, color="#333333")
     axes.set_yticks([(a + b) / 2 for a, b in pairwise(floors)], range(len(heights)))
-    axes.set(ylabel="layer", xlim=(-0.5, 8.2), ylim=(-1.9, top + 1.3))
+    axes.set(ylabel="layer", xlim=(-0.5, right + 3.2), ylim=(-1.9, top + 1.3))
     axes.xaxis.set_visible(False)
     axes.spines[:].set_visible(False)
     axes.tick_params(left=False)
     return figure
+
+
+def _columns(positions: list[str]) -> dict[str, float]:
+    """Where each position is drawn, from left to right; the last one stands apart."""
+    *earlier, last = positions
+    columns = {position: 1.0 + 1.2 * i for i, position in enumerate(earlier)}
+    return {**columns, last: 1.4 + 1.2 * len(earlier)}
 
 
 def _mlps(localize: Localization) -> pd.DataFrame:
@@ -96,9 +104,9 @@ def _draw_mlp(axes: Axes, x: float, y: float, text: str, strength: float) -> Non
     axes.text(x, y, text, ha="center", va="center", fontsize=6.5)
 
 
-def _draw_arrow(axes: Axes, arrow: Any, y: float) -> None:
-    start, end = COLUMNS.get(arrow.reads, ELSEWHERE), COLUMNS[arrow.acts_at]
-    colour = POSITION_COLOURS.get(arrow.reads, OTHER_COLOUR)
+def _draw_arrow(axes: Axes, arrow: Any, columns: dict[str, float], y: float) -> None:
+    start, end = columns.get(arrow.reads, ELSEWHERE), columns[arrow.acts_at]
+    colour = position_colour(arrow.reads)
     if start == end:  # a head that reads the position it acts at
         axes.plot(end, y, "o", color=colour, markersize=4)
     else:
@@ -108,7 +116,7 @@ def _draw_arrow(axes: Axes, arrow: Any, y: float) -> None:
     name, read = component_name(arrow.layer, arrow["head"]), literal(arrow.reads)
     label = f"{name} reads {read} ({arrow.share:.0%}) · {arrow.operators}"
     weight = "bold" if arrow.shared else "normal"
-    axes.text(COLUMNS["last"] + 0.4, y, label, va="center", fontsize=7, color=colour, fontweight=weight)
+    axes.text(max(columns.values()) + 0.4, y, label, va="center", fontsize=7, color=colour, fontweight=weight)
 
 
 @figure("attention-patterns", Heads, section="circuit", order=70, title="Attention patterns of the circuit's heads")
@@ -120,7 +128,7 @@ def attention_patterns(heads: Heads) -> Figure:
     rows, columns = grid_shape(len(shown), 4)
     figure, axes = new_figure(2.6 * columns + 0.8, 2.5 * rows + 1.3, rows, columns)
     panels = axes.ravel()
-    first = heads.positions.index("op1")
+    first = _op1(heads)
     names = [PRECEDING, *heads.positions[first:]]
     for panel, (head, roles) in zip(panels, shown, strict=False):
         pattern = _merged(heads.attention[roles.index].mean(0)[first:], first)
@@ -145,7 +153,7 @@ def head_roles(heads: Heads) -> Figure:
     position is cut off from the prompt's earlier tokens in all layers below the head. {FAITHFULNESS} Heads in bold
     are shared by all operators; of very large circuits only the top heads are shown. (Paper: Appendix B.)"""
     roles = heads.top_rows(MOST_ROWS)
-    first = heads.positions.index("op1")
+    first = _op1(heads)
     names = [PRECEDING, *heads.positions[first:]]
     figure, [[left, right]] = new_figure(9, 1.9 + 0.23 * max(1, len(roles)), 1, 2, sharey=True)
     if len(roles) == 0:
@@ -164,6 +172,11 @@ def head_roles(heads: Heads) -> Figure:
     left.set(xlabel="attended position", title="mean attention from the last position")
     _isolation(right, heads.isolation, keys)
     return figure
+
+
+def _op1(heads: Heads) -> int:
+    """Where the prompt's own tokens begin."""
+    return next(i for i, label in enumerate(heads.positions) if label.partition(".")[0] == "op1")
 
 
 def _isolation(axes: Axes, isolation: pd.DataFrame, heads: Sequence[tuple[Any, ...]]) -> None:

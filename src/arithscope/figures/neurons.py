@@ -15,7 +15,7 @@ from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERI
 from arithscope.experiments.common.ablation import FOUND
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
 from arithscope.experiments.common.ranking import RECALLED
-from arithscope.experiments.mlp0 import ALL_POSITIONS, POSITIONS, FirstMlp
+from arithscope.experiments.mlp0 import ALL_POSITIONS, FirstMlp
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.overlap import Overlap
 from arithscope.experiments.topk import TopK
@@ -47,16 +47,18 @@ SMALLEST = 1e-3  # lower end of the effect axis
 
 @figure("first-mlp-effects", FirstMlp, section="circuit", order=90, title="Effects of single neurons of the first MLP")
 def first_mlp_effects(mlp0: FirstMlp) -> Figure:
-    """Each neuron of the first MLP is patched on its own at op1, operator or op2. {EFFECT} Neurons are sorted by
-    mean effect (solid) or median effect (dotted). (Paper: Appendix B, MLP0 neuron effects.)"""
-    figure, [panels] = new_figure(10, 3.6, 1, len(POSITIONS) + 1, sharey=True)
+    """Each neuron of the first MLP is patched on its own at op1, operator or op2 (where these are several tokens, at
+    each of them). {EFFECT} Neurons are sorted by mean effect (solid) or median effect (dotted). (Paper: Appendix B,
+    MLP0 neuron effects.)"""
     table = mlp0.effects[mlp0.effects.measure == "probability"]
+    positions = list(table.position.unique())
+    figure, [panels] = new_figure(2.5 * len(positions), 3.6, 1, len(positions), sharey=True)
     low, high = log_limits(table.value)
-    for axes, position in zip(panels, (*POSITIONS, ALL_POSITIONS), strict=True):
+    for axes, position in zip(panels, positions, strict=True):
         for operator, rows in table[table.position == position].groupby("operator", sort=False):
             percent = 100 * np.arange(1, len(rows) + 1) / max(1, len(rows))
             _plot_sorted_effects(axes, percent, rows, low, OPERATOR_COLOURS[str(operator)], SIGNS[str(operator)])
-        axes.set(title="mean over all three" if position == ALL_POSITIONS else f"position: {position}")
+        axes.set(title=f"mean over all {len(positions) - 1}" if position == ALL_POSITIONS else f"position: {position}")
         axes.set(ylim=(low, high * 1.5), xlabel="neurons, strongest first (%)")
     panels[0].set_ylabel("effect of patching (Eq. 1)")
     panels[-1].plot([], [], ":", color="grey", label="median")

@@ -17,7 +17,8 @@ from arithscope.utils.printing import printable
 
 # Colour-blind safe (Okabe and Ito); operators and positions have the same colours in every figure.
 OPERATOR_COLOURS = {"+": "#0072B2", "-": "#D55E00", "*": "#009E73", "/": "#CC79A7"}
-POSITION_COLOURS = {"op1": "#0072B2", "operator": "#E69F00", "op2": "#009E73", "last": "#D55E00"}
+POSITION_COLOURS = {"op1": "#0072B2", "operator": "#E69F00", "op2": "#009E73", "last": "#D55E00", "answer": "#CC79A7"}
+TOKEN_LINES = ("-", "--", ":", "-.")  # of a number's first token, its second, …
 OTHER_COLOUR = "#666666"
 SIGNS = {"+": "+", "-": "−", "*": "×", "/": "÷"}
 STYLE: dict[Any, Any] = {
@@ -126,3 +127,14 @@ def table_figure(header: Sequence[str], rows: Sequence[Sequence[str]], widths: S
                 axes.text(x, top + i + 0.7, line, va="baseline", fontweight=weight)
     axes.hlines([0, 1, total], 0, sum(widths), color="black", linewidth=0.8, clip_on=False)
     return figure
+
+
+def position_colour(position: str) -> str:
+    """Colour of a named position; all tokens of a number have the same. Other tokens are grey."""
+    return POSITION_COLOURS.get(position.partition(".")[0], OTHER_COLOUR)
+
+
+def position_line(position: str) -> str:
+    """Line style of a named position: tells the tokens of a number apart."""
+    index = position.partition(".")[2]
+    return TOKEN_LINES[(int(index) - 1) % len(TOKEN_LINES)] if index.isdecimal() else TOKEN_LINES[0]

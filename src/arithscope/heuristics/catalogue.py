@@ -21,7 +21,7 @@ from torch import Tensor
 
 from arithscope.heuristics.kinds import BOTH, Bools, Ints, Modulo, Range, Rule, all_heuristics, prompt_numbers
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
-from arithscope.prompts import Prompts, legal_prompts, random_source
+from arithscope.prompts import Prompts, Stratum, random_source, whole_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +78,12 @@ class HeuristicGroup:
 @dataclass(frozen=True, eq=False)
 class Catalogue:
     operator: str
+    stratum: Stratum
     prompts: Prompts  # legal, in the order that breaks ties
     grid_index: Int[Tensor, " prompts"]  # position in the flattened operand grid
-    results: Int[Tensor, " results"]  # distinct answers, ascending
-    result_index: Int[Tensor, " prompts"]  # of each prompt's answer in `results`
-    result_counts: Int[Tensor, " results"]  # number of prompts with each answer
+    results: Int[Tensor, " results"]  # distinct ones, ascending
+    result_index: Int[Tensor, " prompts"]  # of each prompt's result in `results`
+    result_counts: Int[Tensor, " results"]  # number of prompts with each result
     indirect: HeuristicGroup
     direct: HeuristicGroup
 
@@ -111,7 +112,7 @@ class Catalogue:
 def catalogue(
     operator: str, max_operand: int, limit: int, both_operands: bool = False, device: str | torch.device = "cpu"
 ) -> Catalogue:
-    """Build the catalogue of an operator.
+    """Build the catalogue of an operator where numbers are whole.
 
     Args:
         operator: The operator.
@@ -120,14 +121,21 @@ def catalogue(
         both_operands: Whether to add ranges and congruences that both operands satisfy.
         device: Where overlaps will be counted.
     """
-    prompts = legal_prompts(operator, max_operand, limit)
+    return stratum_catalogue(operator, whole_numbers(max_operand, limit), both_operands, device)
+
+
+def stratum_catalogue(
+    operator: str, stratum: Stratum, both_operands: bool = False, device: str | torch.device = "cpu"
+) -> Catalogue:
+    """Build the catalogue of an operator in a stratum."""
+    prompts = stratum.prompts(operator)
     prompts = prompts[random_source(0, "ties", operator).permutation(len(prompts))]
-    heuristics = all_heuristics(operator, max_operand, int(prompts.answer.max(initial=0)), both_operands)
+    largest = max(stratum.op1[1], stratum.op2[1])
+    heuristics = all_heuristics(operator, largest, int(prompts.result.max(initial=0)), both_operands)
     groups = [_group(prompts, [h for h in heuristics if h.direct is direct], device) for direct in (False, True)]
-    answers = np.unique(prompts.answer, return_inverse=True, return_counts=True)
-    arrays = (prompts.op1 * (max_operand + 1) + prompts.op2, *answers)
+    arrays = stratum.cells(prompts), *np.unique(prompts.result, return_inverse=True, return_counts=True)
     grid_index, results, result_index, result_counts = (torch.from_numpy(x).to(device) for x in arrays)
-    return Catalogue(operator, prompts, grid_index, results, result_index, result_counts, *groups)
+    return Catalogue(operator, stratum, prompts, grid_index, results, result_index, result_counts, *groups)
 
 
 def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.device) -> HeuristicGroup:

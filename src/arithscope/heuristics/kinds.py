@@ -199,7 +199,7 @@ def kind_name(kind: str, on: str) -> str:
 
 def prompt_numbers(prompts: Prompts, on: str) -> Ints:
     """op1, op2 or the result of every prompt."""
-    return prompts.answer if on == RESULT else getattr(prompts, on)
+    return prompts.result if on == RESULT else getattr(prompts, on)
 
 
 def all_heuristics(operator: str, max_operand: int, largest_result: int, both_operands: bool = False) -> list[Rule]:

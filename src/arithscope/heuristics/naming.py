@@ -42,7 +42,7 @@ from arithscope.heuristics.kinds import (
     prompt_numbers,
     ranges,
 )
-from arithscope.prompts import Prompts, operand_grid
+from arithscope.prompts import Prompts
 from arithscope.stats.intervals import Floats
 
 COINCIDENCE = 0.9  # smallest Jaccard index of rules that nearly coincide
@@ -157,9 +157,12 @@ def _count(bits: NDArray[np.uint8]) -> int:
 class Naming:
     """Names neurons of one operator."""
 
-    def __init__(self, catalogue: Catalogue, max_operand: int):
+    def __init__(self, catalogue: Catalogue):
+        stratum = catalogue.stratum
         self._places = catalogue.grid_index.cpu().numpy()
-        self._square = Domain(operand_grid(catalogue.operator, max_operand), ("op1", "op2"))
+        # With numbers of several tokens only legal prompts are run, so there is nothing beyond them.
+        self._square = Domain(stratum.grid(catalogue.operator), ("op1", "op2")) if stratum.whole else None
+        max_operand = max(stratum.op1[1], stratum.op2[1])
         self._legal = Domain(catalogue.prompts, VARIABLES)
         self._sets = {direct: RuleSets(catalogue, self._legal, max_operand, direct) for direct in (False, True)}
 
@@ -181,11 +184,11 @@ class Naming:
         on_legal = x[self._places] * (logits if direct else 1.0)
         fits = self._legal.fits(on_legal, rules)
         kept = [i for i in np.flatnonzero(_good(fits)) if fits[i] > 0 or i <= len(coinciding)]
-        if not direct:
+        if not direct and self._square is not None:
             kept = [kept[i] for i in np.flatnonzero(_good(self._square.fits(x, [rules[i] for i in kept])))]
         fitting = min((rules[i] for i in kept), key=simplicity)
         near = [fitting, *sets.coinciding(fitting, matches)]
-        if not direct:
+        if not direct and self._square is not None:
             near = [near[i] for i in np.flatnonzero(_good(self._square.fits(x, near)))]
         name = min((fitting, *near), key=simplicity)
         [fit] = self._legal.fits(on_legal, [name])

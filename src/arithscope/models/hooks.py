@@ -94,7 +94,7 @@ def edit(
         ValueError: If the values do not fit the components.
 
     Example:
-        >>> ablated = edit(model, Site.NEURONS, 12, [5, 7], positions=model.positions.last)
+        >>> ablated = edit(model, Site.NEURONS, 12, [5, 7], positions=model.positions.final)
         >>> with editing(model, [ablated], batch=len(ids)):
         ...     logits = model.logits(ids)
     """
@@ -117,7 +117,7 @@ def edit(
 
 def zero_ablation_edits(model: Model, neurons: Iterable[tuple[int, int]]) -> list[Edit]:
     """One edit per layer that sets the given neurons, (layer, index), to zero at the last position."""
-    s, last, by_layer = model.sizes, model.positions.last, defaultdict[int, list[int]](list)
+    s, last, by_layer = model.sizes, model.positions.final, defaultdict[int, list[int]](list)
     for layer, neuron in neurons:
         if not (0 <= layer < s.layers and 0 <= neuron < s.neurons):
             sizes = f"the model has layers 0 to {s.layers - 1} with neurons 0 to {s.neurons - 1} each."

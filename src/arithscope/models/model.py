@@ -18,7 +18,7 @@ from arithscope.models.engine.fast_ops import unrounded_linear, use_fast_modules
 from arithscope.models.families import FAMILIES, Architecture
 from arithscope.models.offload import offloaded, weight_of
 from arithscope.models.tokenization import Positions, PromptEncoder
-from arithscope.prompts import Prompts, Template
+from arithscope.prompts import Prompts, Stratum, Template
 
 if TYPE_CHECKING:
     from arithscope.models.engine.interface import Engine
@@ -114,6 +114,17 @@ class Model:
 
         return self._engine or REPLAY
 
+    def at(self, stratum: Stratum) -> Model:
+        """Return a shallow copy that asks for an answer step of a stratum; modules, weights and tokenizer are shared.
+
+        Raises:
+            UserError: If the tokenizer does not cut the stratum's numbers as its layout says.
+        """
+        other = copy.copy(self)
+        other.encoder = self.encoder.at(stratum)
+        other.__dict__.pop("token_numbers", None)
+        return other
+
     def with_engine(self, engine: Engine) -> Model:
         """Return a shallow copy with another engine; modules, weights and tokenizer are shared."""
         other = copy.copy(self)
@@ -164,7 +175,7 @@ class Model:
 
     @property
     def limit(self) -> int:
-        """The single-token limit s: the numbers 0…s−1 are one token each."""
+        """The single-token limit s: the numbers 0…s−1 are one token each. In a stratum, results lie below it."""
         return self.encoder.limit
 
     @property
@@ -195,7 +206,8 @@ class Model:
     def token_numbers(self) -> Int[Tensor, " vocabulary"]:
         """The number that each token denotes as an answer; −1 for all other tokens."""
         numbers = torch.full((self.sizes.vocabulary,), -1, dtype=torch.int32)
-        numbers[self.encoder.answer_tokens] = torch.arange(self.limit, dtype=torch.int32)
+        tokens, values = self.encoder.answer_tokens, torch.arange(self.limit, dtype=torch.int32)
+        numbers[tokens[tokens >= 0]] = values[tokens >= 0]
         return numbers
 
     def embed(self, ids: Ids) -> Float[Tensor, "batch length width"]:

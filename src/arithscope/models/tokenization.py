@@ -8,90 +8,166 @@ Nothing is assumed about a tokenizer:
 3. A sample of whole prompts is compared with the tables.
 4. Every token is decoded: a tokenizer that replaces digits or operators would otherwise pass, as it also does so in 3.
 
-Encoding the operand grid is then a table look-up.
+Encoding the operand grid is then a table look-up. Where numbers take several tokens, each token has a table of its own
+(`PromptEncoder.at`), read and checked in the same way.
 """
 
+import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import chain, count
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.errors import UserError
-from arithscope.prompts import OPERATORS, Prompts, Template, concatenate_prompts, legal_prompts, random_source, sample
+from arithscope.models.tokenizer_reader import NUMBERS, TokenizerReader, digits_of
+from arithscope.prompts import (
+    OPERATORS,
+    Ints,
+    Prompts,
+    Stratum,
+    Template,
+    concatenate_prompts,
+    legal_prompts,
+    random_source,
+    sample,
+)
+from arithscope.prompts.stratum import Places, place_of
 
-_REFERENCE = {"op1": "1", "operator": "+", "op2": "2", "answer": "3"}
-_BLOCK = 128  # numbers tried at a time while looking for the single-token limit
+_CHECKED = 2000  # prompts of a stratum whose tables are compared with whole texts
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Token positions of op1, operator, op2 and the last token in an encoded prompt (BOS and prefix included)."""
+    """Named token positions of an encoded prompt (BOS and prefix included), in their order: op1, operator, op2 and last.
 
-    op1: int
-    operator: int
-    op2: int
-    last: int
+    Where a number has several tokens, each has its own name: op1.1, op1.2. In later answer steps, the tokens of the answer so
+    far follow: answer.1.
+    """
+
+    names: tuple[tuple[str, int], ...]
 
     def named(self) -> dict[str, int]:
-        return asdict(self)
+        return dict(self.names)
+
+    @cached_property
+    def op1(self) -> int:
+        """Where op1 begins, and with it what differs between prompts."""
+        return self._first("op1")
+
+    @cached_property
+    def operator(self) -> int:
+        return self._first("operator")
+
+    @cached_property
+    def op2(self) -> int:
+        """Where op2 begins."""
+        return self._first("op2")
+
+    @property
+    def final(self) -> int:
+        """The last token, at which the next token of the answer is predicted."""
+        return self.names[-1][1]
+
+    @property
+    def final_name(self) -> str:
+        """`last` in the first step; `answer.1` in the second."""
+        return self.names[-1][0]
+
+    def _first(self, name: str) -> int:
+        return next(at for each, at in self.names if each.partition(".")[0] == name)
 
 
 class PromptEncoder:
     """Encodes prompts of one template with one tokenizer.
 
     Attributes:
-        limit: The single-token limit: every number 0…limit−1 is one token as op1, as op2 and as the answer.
+        stratum: The prompts of several tokens a number that it encodes, and the answer step; None where numbers are whole.
+        limit: The single-token limit: every number 0…limit−1 is one token as op1, as op2 and as the answer. In a stratum, the
+            number of values that the token asked for can have.
         length: Number of tokens in a prompt, the same for all prompts, so nothing is ever padded.
         positions: Positions of op1, the operator, op2 and the last token.
-        operators: The operators that are single tokens.
-        answer_tokens: The token of each number as an answer.
+        operators: The operators that are single tokens, and in a stratum have legal prompts.
     """
 
     def __init__(self, tokenizer: Any, template: Template):
         self.tokenizer, self.template = tokenizer, template
-        self.has_bos = tokenizer.bos_token_id is not None
-        text = self._text(_REFERENCE)
-        [reference] = self._encode_texts([text])
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in reference[int(self.has_bos) :]:
-            advice = "choose a --template and --prefix that it can read"
-            raise UserError(f"The tokenizer does not know every character of {text!r}; {advice}.")
-        where = {slot: self._locate(slot, reference) for slot in _REFERENCE}
-        self.length = len(reference) - 1
-        if where["answer"] != self.length or not where["op1"] < where["operator"] < where["op2"] < self.length - 1:
-            tokens = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(reference))
-            advice = "choose another --template in which op1, operator, op2, '=' and the answer are separate tokens"
-            raise UserError(f"The tokenizer joins parts of the prompt, reading {text!r} as {tokens}; {advice}.")
-        self.positions = Positions(where["op1"], where["operator"], where["op2"], self.length - 1)
-        self._frame = reference[:-1]
-        rows = self._encode_slot("operator", OPERATORS)
-        signs = [self._single_token(row, reference, where["operator"]) for row in rows]
-        self._operators = {o: token for o, token in zip(OPERATORS, signs, strict=True) if token is not None}
+        self.stratum: Stratum | None = None
+        reader = self._reader = TokenizerReader(tokenizer, template)
+        self.has_bos, self.length = reader.has_bos, len(reader.reference) - 1
+        self._operators = reader.operator_tokens()
         self.operators = tuple(self._operators)
-        numbers = {slot: self._number_tokens(slot, reference, where[slot]) for slot in ("op1", "op2", "answer")}
+        numbers = {slot: reader.whole_numbers(slot) for slot in NUMBERS}
         self.limit = min(len(tokens) for tokens in numbers.values())
         if self.limit < 2:
             advice = "try another --template (with or without spaces)"
             raise UserError(f"Not even 0 and 1 are single tokens in this template; {advice}.")
-        self._op1, self._op2 = (np.array(numbers[s][: self.limit], dtype=np.int64) for s in ("op1", "op2"))
-        self.answer_tokens: Int[Tensor, " limit"] = torch.tensor(numbers["answer"][: self.limit], dtype=torch.long)
-        self._check_sample()
+        # For each token of a number, the token of each of its values.
+        self._tables = {slot: [np.array(tokens[: self.limit], dtype=np.int64)] for slot, tokens in numbers.items()}
+        self.positions = self._positions()
+        self._check_sample(self._every_number())
         self._check_decoded()
+
+    def at(self, stratum: Stratum) -> "PromptEncoder":
+        """The encoder of a stratum at its answer step.
+
+        Raises:
+            UserError: If the tokenizer does not cut every number of the stratum as its layout says.
+        """
+        other = copy.copy(self)
+        other.stratum, layout = stratum, stratum.tokens
+        ranges = {"op1": stratum.op1, "op2": stratum.op2, "answer": stratum.answers}
+        other._tables = {slot: self._reader.token_tables(slot, ranges[slot], getattr(layout, slot)) for slot in NUMBERS}
+        other.limit = stratum.limit
+        other.length = len(self._reader.reference) - 1 + sum(layout.counts[:2]) - 2 + stratum.step - 1
+        other.positions = other._positions()
+        other.operators = tuple(o for o in self._operators if len(stratum.prompts(o)))
+        if not other.operators:
+            raise UserError(f"No prompt has operands {stratum.described()}; choose other operands.")
+        other._check_sample(other._some_prompts(_CHECKED))
+        other._check_decoded()
+        return other
+
+    @property
+    def answer_tokens(self) -> Int[Tensor, " limit"]:
+        """The token of each number as an answer; in a stratum, of each value of the token that is asked for."""
+        return torch.from_numpy(self._tables["answer"][self.step - 1])
+
+    @property
+    def step(self) -> int:
+        return 1 if self.stratum is None else self.stratum.step
+
+    def _places(self, slot: str) -> Places:
+        """Which digits the tokens of a number hold."""
+        return (0,) if self.stratum is None else getattr(self.stratum.tokens, slot)
+
+    def _positions(self) -> Positions:
+        names: list[tuple[str, int]] = []
+        longer = 0  # tokens more than in the reference, so far
+        for slot in ("op1", "operator", "op2"):
+            count = 1 if slot == "operator" else len(self._places(slot))
+            tokens = [slot] if count == 1 else [f"{slot}.{i + 1}" for i in range(count)]
+            names += [(token, self._reader.where[slot] + longer + i) for i, token in enumerate(tokens)]
+            longer += count - 1
+        last = len(self._reader.reference) - 2 + longer
+        return Positions((*names, *((f"answer.{i}" if i else "last", last + i) for i in range(self.step))))
 
     @property
     def is_plain(self) -> bool:
         """Whether a prompt is the paper's BOS + four tokens (without BOS if the tokenizer defines none)."""
         first = int(self.has_bos)
-        return self.length == first + 4 and self.positions == Positions(*range(first, first + 4))
+        return self.length == first + 4 and [at for _, at in self.positions.names] == list(range(first, first + 4))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Label of each position: its name if it has one, else its token, numbered if it occurs more than once."""
-        names, tokens = {i: name for name, i in self.positions.named().items()}, self.tokens(self._frame)
+        shown = self._reader.reference[:-1] if self.stratum is None else self.encode(self._some_prompts(1))[0]
+        names, tokens = {i: name for name, i in self.positions.named().items()}, self.tokens(shown)
         unnamed = [token for i, token in enumerate(tokens) if i not in names]
         numbered = (f"{token}:{i}" if unnamed.count(token) > 1 else token for i, token in enumerate(tokens))
         return tuple(names.get(i, label) for i, label in enumerate(numbered))
@@ -99,12 +175,14 @@ class PromptEncoder:
     @property
     def max_token(self) -> int:
         """The largest token id in prompts and answers."""
-        numbers = (int(tokens.max()) for tokens in (self._op1, self._op2, self.answer_tokens))
-        return max(*self._frame, *self._operators.values(), *numbers)
+        numbers = (int(tokens.max()) for tables in self._tables.values() for tokens in tables)
+        return max(*self._reader.reference, *self._operators.values(), *numbers)
 
     def examples(self) -> Prompts:
         """A few legal prompts of each usable operator, at least four in all if there are so many: for checks and display."""
         top, each = min(self.limit - 1, 300), -(-4 // max(1, len(self.operators)))
+        if self.stratum is not None:
+            return self._some_prompts(each)
         drawn = [
             sample(legal_prompts(o, top, self.limit), each, random_source(0, "examples", o)) for o in self.operators
         ]
@@ -112,109 +190,105 @@ class PromptEncoder:
 
     def check(self, operators: Sequence[str], max_operand: int) -> None:
         """Refuse operands and operators that are not single tokens."""
-        if max_operand >= self.limit:
+        if self.stratum is None and max_operand >= self.limit:
             problem = f"so operands up to {max_operand} cannot be studied; use --max-operand {self.limit - 1}"
             raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
         if missing := [o for o in operators if o not in self._operators]:
             advice = f"use --operators '{''.join(self.operators)}' or another --template"
             raise UserError(f"The operator {missing[0]!r} is not a single token in this template; {advice}.")
 
+    def legal(self, prompts: Prompts) -> NDArray[np.bool_]:
+        """Mask of the prompts whose operands and answer have the tokens of this encoder."""
+        return prompts.legal(self.limit) if self.stratum is None else self.stratum.legal(prompts)
+
     def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
-        """Token ids. Operands must lie below the limit; answers need not be legal."""
+        """Token ids, with the answer's tokens before the step. Operands must lie below the limit; answers need not be legal
+        where numbers are whole, and in a stratum's first step."""
+        given = self._tokens_of("answer", prompts.answer)[: self.step - 1]
+        return torch.from_numpy(np.column_stack([self.encode_questions(prompts), *given]))
+
+    def encode_questions(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
+        """Token ids of prompts without any token of the answer."""
         top = max(int(prompts.op1.max(initial=0)), int(prompts.op2.max(initial=0)))
         self.check([OPERATORS[i] for i in np.unique(prompts.operator)], top)
-        ids = np.tile(np.array(self._frame, dtype=np.int64), (len(prompts), 1))
-        ids[:, self.positions.op1] = self._op1[prompts.op1]
-        ids[:, self.positions.op2] = self._op2[prompts.op2]
-        table = np.array([self._operators.get(o, -1) for o in OPERATORS], dtype=np.int64)
-        ids[:, self.positions.operator] = table[prompts.operator]
-        return torch.from_numpy(ids)
+        signs = np.array([self._operators.get(o, -1) for o in OPERATORS], dtype=np.int64)
+        slots = {"operator": [signs[prompts.operator]]}
+        slots |= {slot: self._tokens_of(slot, getattr(prompts, slot)) for slot in ("op1", "op2")}
+        columns: list[Any] = []
+        for at, token in enumerate(self._reader.reference[:-1]):
+            slot = next((slot for slot in slots if self._reader.where[slot] == at), None)
+            columns += [np.full(len(prompts), token)] if slot is None else slots[slot]
+        return torch.from_numpy(np.column_stack(columns))
+
+    def _tokens_of(self, slot: str, numbers: Ints) -> list[Ints]:
+        """For each token of a slot, the tokens of some numbers."""
+        places, tables = self._places(slot), self._tables[slot]
+        return [table[place_of(places, i).of(numbers)] for i, table in enumerate(tables)]
 
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
-        """The answer's token for each (legal) prompt."""
-        return self.answer_tokens[torch.from_numpy(prompts.answer)]
+        """The token that is asked for, for each (legal) prompt."""
+        return self.answer_tokens[torch.from_numpy(prompts.result)]
 
     def tokens(self, ids: Sequence[int] | Tensor) -> list[str]:
         """Token strings, for display."""
         return list(self.tokenizer.convert_ids_to_tokens([int(i) for i in ids]))
 
     def first_mismatch(self, prompts: Prompts) -> str | None:
-        """The first prompt whose table look-up differs from tokenizing its whole text; None if there is none."""
-        answer = prompts.answer
-        shown = np.where((answer >= 0) & (answer < self.limit), answer, 3).tolist()
+        """The first prompt whose table look-up differs from tokenizing its whole text; None if there is none. In a stratum,
+        prompts must be legal and their answers are compared, too."""
+        shown = np.where(self.legal(prompts), prompts.answer, 3)
         texts = prompts.text(self.template)
-        whole = self._encode_texts([f"{text}{n}" for text, n in zip(texts, shown, strict=True)])
-        rows = zip(texts, whole, self.encode(prompts).tolist(), strict=True)
-        return next((text for text, tokens, ids in rows if tokens[:-1] != ids), None)  # without the answer's token
+        whole = self._reader.encode_texts([f"{text}{n}" for text, n in zip(texts, shown.tolist(), strict=True)])
+        looked_up = self.encode_questions(prompts).numpy()
+        if self.stratum is None:
+            whole = [tokens[:-1] for tokens in whole]  # without the answer's token
+        else:
+            looked_up = np.column_stack([looked_up, *self._tokens_of("answer", shown)])
+        rows = zip(texts, whole, looked_up.tolist(), strict=True)
+        return next((text for text, tokens, ids in rows if tokens != ids), None)
 
-    def _check_sample(self) -> None:
-        """Compare the tables with whole texts: every number beside every operator, with random partners."""
+    def _every_number(self) -> Prompts:
+        """Every number beside every operator, with random partners."""
         random = random_source(0, "encoding check")
         usable = [OPERATORS.index(o) for o in self.operators]
         op1 = np.tile(np.arange(self.limit), len(usable))
         op2 = np.concatenate([random.permutation(self.limit) for _ in usable] or [op1])
-        if (wrong := self.first_mismatch(Prompts(op1, np.repeat(usable, self.limit), op2))) is not None:
+        return Prompts(op1, np.repeat(usable, self.limit), op2)
+
+    def _some_prompts(self, each: int) -> Prompts:
+        """Legal prompts of the stratum, at most `each` of each operator."""
+        assert self.stratum is not None
+        return concatenate_prompts(
+            [sample(self.stratum.prompts(o), each, random_source(0, "examples", o)) for o in self.operators]
+        )
+
+    def _check_sample(self, prompts: Prompts) -> None:
+        """Compare the tables with whole texts."""
+        if (wrong := self.first_mismatch(prompts)) is not None:
             problem = "depends on the neighbouring numbers, so positions are not fixed"
             advice = "choose another --template, for example one with spaces"
             raise UserError(f"The tokenizer splits {wrong!r} in a way that {problem}; {advice}.")
 
     def _check_decoded(self) -> None:
         """Refuse a tokenizer that reads a number or an operator as another one."""
-        tables = self._op1.tolist(), self._op2.tolist(), self.answer_tokens.tolist()
-        for slot, tokens in zip(("op1", "op2", "answer"), tables, strict=True):
-            for number, text in enumerate(self._decode([[token] for token in tokens])):
-                digits = "".join(letter for letter in text if letter.isdecimal())
-                if not digits or int(digits) != number:
-                    raise _misread(f"the number {number} as {slot}", text)
-        for operator, text in zip(self.operators, self._decode([[t] for t in self._operators.values()]), strict=True):
+        for slot, tables in self._tables.items():
+            for index, table in enumerate(tables):
+                known = np.flatnonzero(table >= 0)
+                for value, text in zip(known.tolist(), self._reader.decode([[t] for t in table[known]]), strict=True):
+                    digits = digits_of(text)
+                    if not digits or int(digits) != value:
+                        raise _misread(f"the number {value} as {slot}" if not index else f"{value} in {slot}", text)
+        for operator, text in zip(
+            self._operators, self._reader.decode([[t] for t in self._operators.values()]), strict=True
+        ):
             if operator not in text:
                 raise _misread(f"the operator {operator}", text)
         examples = self.examples()
         texts = examples.text(replace(self.template, prefix=""))
-        rows = torch.cat([self.encode(examples), self.answers(examples)[:, None]], dim=1).tolist()
-        for text, answer, whole in zip(texts, examples.answer, self._decode(rows), strict=True):
+        rows = np.column_stack([self.encode_questions(examples), *self._tokens_of("answer", examples.answer)]).tolist()
+        for text, answer, whole in zip(texts, examples.answer, self._reader.decode(rows), strict=True):
             if not _symbols(whole).endswith(_symbols(f"{text}{answer}")):
                 raise _misread(f"{text}{answer}", whole)
-
-    def _decode(self, rows: list[list[int]]) -> list[str]:
-        return list(self.tokenizer.batch_decode(rows, skip_special_tokens=False))
-
-    def _text(self, slots: dict[str, str]) -> str:
-        return self.template.render(slots["op1"], slots["operator"], slots["op2"]) + slots["answer"]
-
-    def _encode_slot(self, slot: str, values: Sequence[str]) -> list[list[int]]:
-        """Tokens of the reference prompt with other values in one slot."""
-        return self._encode_texts([self._text({**_REFERENCE, slot: value}) for value in values])
-
-    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
-        options = dict(add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)
-        bos = [self.tokenizer.bos_token_id] if self.has_bos else []
-        return [bos + list(row) for row in self.tokenizer(texts, **options)["input_ids"]]
-
-    def _locate(self, slot: str, reference: list[int]) -> int:
-        """Position of the one token that changes when only this slot does."""
-        for row in self._encode_slot(slot, {"op1": "456", "op2": "567", "answer": "678", "operator": "-*/"}[slot]):
-            differs = [i for i, (a, b) in enumerate(zip(reference, row, strict=False)) if a != b]
-            if len(row) == len(reference) and len(differs) == 1:
-                return differs[0]
-        problem = f"No single token of {self._text(_REFERENCE)!r} stands for its {slot}; this tokenizer and template"
-        raise UserError(f"{problem} cannot be used together, so try another --template (with or without spaces).")
-
-    def _single_token(self, row: list[int], reference: list[int], at: int) -> int | None:
-        """The token at `at` if it is known and the row is otherwise equal to the reference."""
-        same = len(row) == len(reference) and row[:at] == reference[:at] and row[at + 1 :] == reference[at + 1 :]
-        return row[at] if same and row[at] != self.tokenizer.unk_token_id else None
-
-    def _number_tokens(self, slot: str, reference: list[int], at: int) -> list[int]:
-        """Tokens of 0, 1, 2… in this slot, up to the first number that is not a distinct single token."""
-        tokens: dict[int, None] = {}  # an ordered set
-        blocks = ([str(n) for n in range(start, start + _BLOCK)] for start in count(0, _BLOCK))
-        for row in chain.from_iterable(self._encode_slot(slot, block) for block in blocks):
-            token = self._single_token(row, reference, at)
-            if token is None or token in tokens:
-                break
-            tokens[token] = None
-        return list(tokens)
 
 
 def _symbols(text: str) -> str:

@@ -20,14 +20,14 @@ from arithscope.models.model import Model
 from arithscope.pipeline import unit_cache
 from arithscope.pipeline.registry import all_stages, chosen_stages
 from arithscope.pipeline.store import RunWriter, SchemaMismatch, check_writable, open_for_writing, stage_key
-from arithscope.prompts import legal_prompts
-from arithscope.settings import Settings
+from arithscope.prompts import Stratum
+from arithscope.settings import Settings, stratum_of
 from arithscope.utils.executor import LOCAL, Executor
 from arithscope.utils.out_of_memory import explain_out_of_memory
 from arithscope.utils.progress import Progress
 
-# Operators and largest operand for which each loaded model has passed its self-check.
-_passed: WeakKeyDictionary[Model, set[tuple[tuple[str, ...], int]]] = WeakKeyDictionary()
+# Operators and strata for which each loaded model has passed its self-check.
+_passed: WeakKeyDictionary[Model, set[tuple[tuple[str, ...], Stratum]]] = WeakKeyDictionary()
 
 AfterStage = Callable[[RunWriter], None]
 
@@ -92,7 +92,7 @@ def run_stages(
     settings.check(model)
     location = {"source": model.identity.source, "limit": model.limit, "device": executor.where or device_name(model)}
     description = {**describe_model(model), **location}
-    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_template(model)}
+    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_encoding(model)}
     kept = [stage for stage in known if stage in todo or not stage.on_request or (out / stage.name).exists()]
     about = description, configuration, keys_of(model, settings, kept, given), overwrite
     check_writable(out, *about)  # before anything is computed
@@ -125,11 +125,12 @@ def run_stages(
 def check_model(model: Model, settings: Settings, progress: Progress, executor: Executor) -> None:
     """Raise UserError if a self-check of the model fails. Each check is run once per model and process."""
     passed = _passed.setdefault(model, set())
-    if (wanted := (settings.operators, settings.max_operand)) in passed:
+    stratum = stratum_of(model, settings)
+    if (wanted := (settings.operators, stratum)) in passed:
         return
     with progress.task("self-check", 1) as advance:
         failed = executor.map(self_check, model, [()], advance)[0] if not passed else []
-        tokenised = tokenization_check(model, legal_prompts(settings.operators, settings.max_operand, model.limit))
+        tokenised = tokenization_check(model, stratum.prompts(settings.operators))
         failed += [(tokenised.name, tokenised.problem)] if tokenised.problem else []
         advance(1)
     if failed:
@@ -171,15 +172,18 @@ def device_name(model: Model) -> str:
     return f"{model.device} ({platform.machine()})"
 
 
-def _template(model: Model) -> dict[str, str]:
-    return {"template": model.encoder.template.text, "prefix": model.encoder.template.prefix}
+def _encoding(model: Model) -> dict[str, Any]:
+    """How prompts are written, and the stratum unless numbers are whole."""
+    encoder = model.encoder
+    stratum = {} if encoder.stratum is None else {"stratum": encoder.stratum.as_json()}
+    return {"template": encoder.template.text, "prefix": encoder.template.prefix, **stratum}
 
 
 def keys_of(model: Model, settings: Settings, stages: Sequence[Stage], given: Sequence[Given]) -> dict[str, str]:
     """Key of each stage: a hash of the model, the version, the settings it reads, and the keys of the results it reads."""
     keys: dict[str, str] = {}
     by_result = {type(each.result): each.key for each in given}
-    about = dict(version=__version__, model=describe_model(model), template=_template(model))
+    about = dict(version=__version__, model=describe_model(model), template=_encoding(model))
     for stage in stages:
         earlier = {kind.__name__: by_result[kind] for kind in (*stage.needs, *stage.given) if by_result.get(kind)}
         read = {name: getattr(settings, name) for name in stage.reads}

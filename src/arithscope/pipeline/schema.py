@@ -15,7 +15,7 @@ import pandas as pd
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.schema import Array, Table
-from arithscope.prompts import OPERATORS, Template
+from arithscope.prompts import OPERATORS, Template, stratum_from_json
 
 SIZES = ("layers", "heads", "neurons", "parameters", "width", "vocabulary")
 _DTYPES = {"text": "OUT", "integer": "iu", "number": "iuf", "boolean": "b", "list": "O"}  # numpy's kinds of dtypes
@@ -44,6 +44,7 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
         "limit": _is_int(model.get("limit"), 1),
         "operators": isinstance(operators, list) and operators and all(str(o) in OPERATORS for o in operators),
         "max_operand": _is_int(configuration.get("max_operand"), 1),
+        "stratum": "stratum" not in configuration or _is_stratum(configuration["stratum"]),
         "seed": _is_int(configuration.get("seed"), 0),
     }
     wrong = _mistyped(model, **dict.fromkeys(texts, str))
@@ -56,6 +57,19 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
         Template(configuration["template"], configuration["prefix"])
     except UserError:
         _refuse(["template"], path)
+
+
+def _is_stratum(record: Any) -> bool:
+    try:
+        stratum = stratum_from_json(record)
+    except (KeyError, TypeError, ValueError):
+        return False
+    ranges, layout = (stratum.op1, stratum.op2, stratum.answers), stratum.layout
+    counted = layout is not None and all(
+        places and places[-1] == 0 and max(places) < 18 and list(places) == sorted(set(places), reverse=True)
+        for places in vars(layout).values()
+    )
+    return counted and 1 <= stratum.step <= stratum.steps and all(0 <= a <= b < 2**62 for a, b in ranges)
 
 
 def _refuse(wrong: list[str], path: Path) -> None:

@@ -71,7 +71,7 @@ def _faithfulness(curve: pd.DataFrame, total: int) -> pd.DataFrame:
 
 
 def _probed(table: pd.DataFrame, layers: int) -> pd.DataFrame:
-    rows = table[(table.position == "last") & (table.operator != ALL)]
+    rows = table[table.operator != ALL]
     return rows.assign(x=(rows.layer + 1) / layers)
 
 
@@ -94,7 +94,7 @@ def _present(present: pd.DataFrame, checkpoints: list[str]) -> pd.DataFrame:
 # For each curve its stage, and what selects its rows from the stage's result, given the model's number of layers.
 CURVES: dict[str, tuple[str, Callable[[Any, int], pd.DataFrame]]] = {
     "faithfulness by share of heads": ("circuit", lambda r, layers: _faithfulness(r.curve, r.curve["size"].max())),
-    "probe accuracy by depth": ("probe", lambda r, layers: _probed(r.table, layers)),
+    "probe accuracy by depth": ("probe", lambda r, layers: _probed(r.at_final(), layers)),
     "faithfulness by share of neurons": ("topk", lambda r, layers: _faithfulness(r.curve, r.mlp_size)),
     "share classified by depth": ("classify", lambda r, layers: _classified(r.shares, layers)),
     "accuracy without associated neurons": ("prompt_knockout", lambda r, layers: _ablated(r.curve, OWN)),

@@ -56,7 +56,7 @@ def ask(
             "prompt": prompts.text(replace(model.encoder.template, prefix="")),
             "answer": prompts.answer,
             "predicted": answers.predicted,
-            "correct": answers.predicted == prompts.answer,
+            "correct": answers.predicted == prompts.result,
             "p_answer": answers.p_answer,
         }
     )

@@ -32,6 +32,7 @@ class ActivationMap:
     alignment: float  # correlation of the activation with the logit of the answer
     direct: bool  # whether it is explained by the result and promotes the answers it fires for
     tokens: list[int]  # the numbers it promotes most
+    sides: tuple[NDArray[np.int64], NDArray[np.int64]]  # first and second operands of the map's rows and columns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +76,7 @@ class Neuron:
             raise UserError(f"{missing}; only top neurons have one, computed by the stage patterns.")
         title = f"{self.name}, operator {self.operator}" + (f": {self._calibrated[0]}" if self._calibrated else "")
         m = self.activation_map
-        return neuron_figure(self.operator, m.activations, m.logits, m.attribution, title)
+        return neuron_figure(self.operator, m.activations, m.logits, m.attribution, m.sides, title)
 
     @property
     def _calibrated(self) -> list[str]:
@@ -165,4 +166,5 @@ class NeuronFinder:
             float(found.alignment),
             bool(found.direct),
             [int(n) for n in found.tokens],
+            maps.stratum.sides,
         )

@@ -24,10 +24,10 @@ from arithscope.pipeline.runner import compute_stage
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder, plain
 from arithscope.pipeline.study import study
-from arithscope.prompts import OPERATORS, Prompts, Template, parse_prompt
+from arithscope.prompts import OPERATORS, Prompts, Stratum, Template, parse_in_stratum, stratum_from_json, whole_numbers
 from arithscope.results.explanation import Explanation, explain_prompt
 from arithscope.results.neuron import Neuron, NeuronFinder
-from arithscope.settings import SampleSizes, Settings
+from arithscope.settings import SampleSizes, Settings, stratum_of
 from arithscope.utils.executor import LocalExecutor
 from arithscope.utils.files import user_path
 from arithscope.utils.out_of_memory import explain_out_of_memory
@@ -89,7 +89,7 @@ class StudyResults(ABC):
     """Results by class, `run[Circuit]`, or by stage, `run.circuit`; also single neurons and explanations of prompts."""
 
     operators: Sequence[str]
-    max_operand: int  # operands range from 0 to this
+    stratum: Stratum  # operands and legal answers; the layout and answer step where numbers take several tokens
     limit: int  # single-token limit: the numbers 0…limit−1 are one token each
     seed: int  # of every random choice
 
@@ -141,7 +141,7 @@ class StudyResults(ABC):
         Raises:
             UserError: If it is not a prompt of this study.
         """
-        return parse_prompt(text, self.operators, self.max_operand, self.limit)
+        return parse_in_stratum(text, self.operators, self.stratum)
 
     def explain(self, prompt: str, criterion: str = CALIBRATED) -> Explanation:
         """Explain the answer to one prompt with the heuristics that were found.
@@ -184,8 +184,8 @@ class Run(StudyResults):
         self.folder = RunFolder(self.path)
         check_description(self.manifest, self.path)
         self.operators = list(self.configuration["operators"])
-        self.max_operand = int(self.configuration["max_operand"])
         self.limit = int(self.manifest["model"]["limit"])
+        self.stratum = stratum_of_configuration(self.configuration, self.limit)
         self.seed = int(self.configuration["seed"])
 
     @property
@@ -265,7 +265,7 @@ class Run(StudyResults):
                 f"{source} is not the model of the run in {self.path}: its weights or its tokenizer differ; name the right one "
                 "with --model (in Python, with `elsewhere`)."
             )
-        return model
+        return model if self.stratum.whole else model.at(self.stratum)
 
     def release(self) -> None:
         """Drop the loaded model to free its memory."""
@@ -287,10 +287,12 @@ class Run(StudyResults):
     @property
     def _studied(self) -> tuple[Any, ...]:
         """What the loaded model depends on."""
-        return self.manifest["model"], self.configuration["template"], self.configuration["prefix"]
+        return self.manifest["model"], *(self.configuration.get(name) for name in ("template", "prefix", "stratum"))
 
     def __repr__(self) -> str:
-        studied = f"{''.join(self.operators)}, operands 0…{self.max_operand}, {self.configuration['preset']} preset"
+        studied = (
+            f"{''.join(self.operators)}, operands {self.stratum.described()}, {self.configuration['preset']} preset"
+        )
         return f"Run({self.name}, {studied}, {len(self.stages)} stages, in {self.path})"
 
     def _repr_html_(self) -> str:
@@ -333,12 +335,13 @@ class Lab(StudyResults):
         extent = {} if prompts is None else _extent(prompts)
         self.settings = Settings(**extent | settings, custom_sizes=sizes)
         self.settings.check(model)
-        self.operators, self.max_operand = self.settings.operators, self.settings.max_operand
+        self.operators, self.stratum = self.settings.operators, stratum_of(model, self.settings)
         self.limit, self.seed = model.limit, self.settings.seed
         if prompts is not None:
-            if extent["max_operand"] > self.max_operand or set(extent["operators"]) - set(self.operators):
+            most = self.settings.max_operand
+            if extent["max_operand"] > most or set(extent["operators"]) - set(self.operators):
                 raise UserError(
-                    f"The prompts go beyond operators {' '.join(self.operators)} and operands up to {self.max_operand}; leave "
+                    f"The prompts go beyond operators {' '.join(self.operators)} and operands up to {most}; leave "
                     "these settings out, or choose other prompts."
                 )
             if Accuracy in self._results:
@@ -365,6 +368,12 @@ class Lab(StudyResults):
     def __repr__(self) -> str:
         done = ", ".join(name for name, stage in self._stages.items() if stage.result in self._results) or "nothing yet"
         return f"Lab({self.model!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
+
+
+def stratum_of_configuration(configuration: Mapping[str, Any], limit: int) -> Stratum:
+    """What a run's manifest says was studied."""
+    record = configuration.get("stratum")
+    return whole_numbers(int(configuration["max_operand"]), limit) if record is None else stratum_from_json(record)
 
 
 def _extent(prompts: Prompts) -> dict[str, Any]:

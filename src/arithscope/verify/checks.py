@@ -31,7 +31,7 @@ from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import stage_of
-from arithscope.prompts import Prompts, operand_grid, random_source
+from arithscope.prompts import Prompts, random_source
 from arithscope.stats.intervals import score_interval, t_quantile
 from arithscope.verify.compare import Noise, Tally, counted
 
@@ -236,9 +236,9 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     """Compare answers on a sample, and means over all prompts if those are few. If not, only means at op1 and operator, where
     few distinct prefixes end, are compared exactly; at later positions a sample's mean must be within its standard errors."""
     model, noise, tally = ctx.model, ctx.tally.noise, ctx.tally
-    prompts = operand_grid(stored.operators, stored.max_operand)
+    prompts = stored.prompts
     tally.same("operators", stored.operators, list(model.encoder.operators))
-    tally.same("max_operand", stored.max_operand, ctx.settings.max_operand)
+    tally.same("studied", stored.studied, ctx.stratum.as_json())
     rows = ctx.sample(len(prompts), PROMPTS, "means")
     answers, sure = Answers(model, prompts[rows]), np.empty(len(rows), dtype=np.bool_)
     for some, batch in batches(model, prompts[rows], 0):

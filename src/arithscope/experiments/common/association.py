@@ -90,7 +90,7 @@ class Association:
 
         Sizes of 1 broadcast. Layers without a chosen neuron have no edit.
         """
-        masks, last = self.masks(chosen, model.sizes.neurons), model.positions.last
+        masks, last = self.masks(chosen, model.sizes.neurons), model.positions.final
         return [edit(model, Site.NEURONS, layer, mask, positions=last) for layer, mask in masks.items() if mask.any()]
 
 

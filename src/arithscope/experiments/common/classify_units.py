@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.heuristics import calibration
-from arithscope.heuristics.catalogue import Catalogue, catalogue
+from arithscope.heuristics.catalogue import Catalogue, stratum_catalogue
 from arithscope.heuristics.kinds import BOTH, RESULT, parse
 from arithscope.heuristics.naming import Naming
 from arithscope.heuristics.neuron_matching import NeuronBatch, match_neurons, tries
 from arithscope.heuristics.variance import Coverage
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS
+from arithscope.prompts import OPERATORS, Stratum
 from arithscope.stats.intervals import Floats
 from arithscope.utils.progress import Advance
 from arithscope.utils.threads import thread_pool
@@ -24,7 +24,7 @@ from arithscope.utils.threads import thread_pool
 ONE_OPERAND = ["op1_only", "op2_only", "two_operands"]
 EXAMINED = ["row", "heuristic", "on", "direct", "sign", "size", "overlap", "neg_log10_p", "calibrated"]  # of matches
 
-Vocabulary = tuple[str, int, int, bool]  # arguments of `catalogue`: operator, max_operand, limit, both_operands
+Vocabulary = tuple[str, Stratum, bool]  # arguments of `stratum_catalogue`: operator, stratum, both_operands
 Columns = dict[str, Any]  # of a table: arrays, or lists of texts
 
 
@@ -39,13 +39,13 @@ class _Examiner(NamedTuple):
 @lru_cache(maxsize=len(OPERATORS))
 def _catalogue(vocabulary: Vocabulary, device: torch.device) -> Catalogue:
     """Cached, because several units of an operator need it."""
-    return catalogue(*vocabulary, device)
+    return stratum_catalogue(*vocabulary, device)
 
 
 @lru_cache(maxsize=len(OPERATORS))
 def _examiner(vocabulary: Vocabulary, seed: int, device: torch.device) -> _Examiner:
     sets = _catalogue(vocabulary, device)
-    return _Examiner(Coverage(sets), calibration.one_operand_permutations(sets, seed), Naming(sets, vocabulary[1]))
+    return _Examiner(Coverage(sets), calibration.one_operand_permutations(sets, seed), Naming(sets))
 
 
 def match_unit(

@@ -61,7 +61,7 @@ class Explanation(Described):
     operator: str
     op1: int
     op2: int
-    right: int  # the right answer
+    right: int  # the right answer, or value of the token that is asked for
     criterion: str  # `raw` or `calibrated` matches
     answer: Answer  # the model's
     logit: float  # of the right answer, before soft-capping: the sum of `parts`
@@ -101,7 +101,7 @@ def explain(model: Model, bag: Association, prompt: Prompts, criterion: str, see
         operator=bag.operator,
         op1=int(prompt.op1[0]),
         op2=int(prompt.op2[0]),
-        right=int(prompt.answer[0]),
+        right=int(prompt.result[0]),
         criterion=criterion,
         answer=answer_without(model, prompt, ()),
         logit=float(parts.logit),

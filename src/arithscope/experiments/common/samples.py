@@ -67,7 +67,7 @@ def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str
     """
     samples, pool = {}, accuracy.correct()
     # An untrained model that always gives the same number is sometimes right by accident.
-    if len(np.unique(pool.answer)) < 2:
+    if len(np.unique(pool.result)) < 2:
         raise TooFewCorrect
     drawn = sizes.discovery, sizes.evaluation, sizes.selection
     for operator in accuracy.operators:

@@ -74,11 +74,16 @@ def value(doc: str) -> Any:
     return field(metadata={"schema": Value(doc)})
 
 
+STUDIED = "operands, legal answers, and where numbers take several tokens the layout and the answer step"
 OPERATOR = text("operator", "one of `+ - * /`", key=True)
 LAYER = integer("layer", "layer, from 0", key=True)
 HEAD = integer("head", "attention head, from 0", key=True)
 NEURON = integer("neuron", "neuron of the layer's MLP, from 0", key=True)
-POSITION = text("position", "token position: `op1`, `operator`, `op2` or `last`", key=True)
+POSITION = text(
+    "position",
+    "token position: `op1`, `operator`, `op2` or `last`; with several tokens a number, `op1.1`, `answer.1`",
+    key=True,
+)
 HEAD_KEY, NEURON_KEY = (OPERATOR, LAYER, HEAD), (OPERATOR, LAYER, NEURON)
 PROMPT_KEY = (OPERATOR, integer("op1", "first operand", key=True), integer("op2", "second operand", key=True))
 MEASURE = text("measure", "what is averaged", key=True)

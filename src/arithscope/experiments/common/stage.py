@@ -24,8 +24,8 @@ from arithscope.experiments.common.result import Result
 from arithscope.models.engine.sweep import num_parallel_passes
 from arithscope.models.memory import budget, cache_bytes, component_bytes, row_bytes
 from arithscope.models.model import Model, Site
-from arithscope.prompts import legal_prompts
-from arithscope.settings import Settings
+from arithscope.prompts import Stratum
+from arithscope.settings import Settings, stratum_of
 from arithscope.utils.executor import LOCAL, Executor, Function, Unit
 from arithscope.utils.progress import Advance, Progress, Silent
 
@@ -65,6 +65,11 @@ class Context:
     results: Results
     progress: Progress = field(default_factory=Silent)
     executor: Executor = LOCAL
+
+    @property
+    def stratum(self) -> Stratum:
+        """The prompts to study; read by stages that declare `max_operand`."""
+        return stratum_of(self.model, self.settings)
 
     @property
     def complete(self) -> bool:
@@ -136,7 +141,7 @@ class Stage:
 
 def sweep_memory(model: Model, settings: Settings) -> int:
     """Bytes of a sweep over the legal prompts, besides the weights."""
-    prompts = len(legal_prompts(settings.operators, settings.max_operand, model.limit))
+    prompts = len(stratum_of(model, settings).prompts(settings.operators))
     length, passes = model.encoder.length, num_parallel_passes(model)
     row = row_bytes(model, length, length) + 2 * cache_bytes(model, length)
     return min(passes * budget(model, row, passes), row * prompts) + 64 * prompts

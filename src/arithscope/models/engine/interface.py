@@ -11,8 +11,8 @@ class Engine:
     documented in `replay` and `sweep`. `FullPass` has the same methods and takes no shortcut.
 
     Example:
-        >>> tape = model.engine.record(model, model.encode(prompts), model.positions.last)
-        >>> ablated = edit(model, Site.NEURONS, 12, [5], positions=model.positions.last)
+        >>> tape = model.engine.record(model, model.encode(prompts), model.positions.final)
+        >>> ablated = edit(model, Site.NEURONS, 12, [5], positions=model.positions.final)
         >>> logits = model.engine.replay(tape, [ablated], lambda unedited, edited: edited)
     """
 

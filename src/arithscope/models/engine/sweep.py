@@ -226,7 +226,7 @@ def _distinct_prefixes(
 ) -> Iterator[tuple[Tensor, Rows, Rows]]:
     """Blocks of distinct prefixes that fit in memory, each with the prompts that start with them and each prompt's prefix."""
     first = model.positions.op2
-    key = prompts.operator * model.limit + prompts.op1
+    key = prompts.operator * (prompts.op1.max(initial=0) + 1) + prompts.op1
     _, examples, group = np.unique(key, return_index=True, return_inverse=True)
     order = np.argsort(group, kind="stable")
     edges = np.searchsorted(group[order], np.arange(len(examples) + 1))

@@ -155,8 +155,8 @@ def answer_layers(result: AnswerLayers, probe: Probe) -> Finding:
 @finding("probe-accuracy", Probe)
 def probe_accuracy(result: Probe) -> Finding:
     rows: Any = result.table[result.table.operator == ALL].set_index(["position", "layer"])
-    first, best = (as_mean(rows.loc[("last", layer)]) for layer in (result.first_answer_layer, result.best_layer))
-    positions = [str(p) for p in result.table.position.unique() if p != "last"]
+    first, best = (as_mean(rows.loc[(result.final, layer)]) for layer in (result.first_answer_layer, result.best_layer))
+    positions = [str(p) for p in result.table.position.unique() if p != result.final]
     others = {p: as_mean(rows.loc[p].iloc[int(rows.loc[p].value.argmax())]) for p in positions}
     chance = result.chance[ALL]
     above = {p: Mean(m.value - chance, m.low - chance, m.high - chance, m.n) for p, m in others.items()}
