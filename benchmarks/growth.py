@@ -115,7 +115,7 @@ class PatchingTask:
 
     def effects(self) -> None:
         everything = np.tile(np.arange(self.model.sizes.neurons), (len(self.upper), 1))
-        last = self.model.positions.last
+        last = self.model.positions.final
         neuron_effects(
             self.model,
             self.prompts,

@@ -156,7 +156,7 @@ def populations() -> tuple[Populations, Populations]:
             values[f"P(answer), {kept} heads, {sign}"] = found[:, 2]
         everything = np.ones((3, s.layers, s.heads), dtype=np.bool_)
         for kept in NEURONS:
-            found = scores(prompts, everything, random_neurons(kept, 3), model.positions.last)
+            found = scores(prompts, everything, random_neurons(kept, 3), model.positions.final)
             first, second, _ = faithfulness_by_prompt(found[..., 0], empty, whole)
             values[f"faithfulness, {kept} neurons, {sign}"] = first
             values[f"faithfulness, {kept} other neurons, {sign}"] = second
@@ -168,7 +168,7 @@ def populations() -> tuple[Populations, Populations]:
             prompts[few],
             np.ones((200, s.layers, s.heads), dtype=np.bool_),
             random_neurons(200, 200),
-            model.positions.last,
+            model.positions.final,
         )
         for kind, found in (("16 heads", by_heads), ("200 neurons", by_neurons)):
             faithful = faithfulness_by_prompt(found[..., 0], empty[few], whole[few])

@@ -52,7 +52,7 @@ def main() -> None:
         layers = range(exact.sizes.layers // 2, exact.sizes.layers)
         everything = np.tile(np.arange(exact.sizes.neurons), (len(layers), 1))
         for operator, (prompts, others) in samples(exact, arguments.prompts).items():
-            last = exact.positions.last
+            last = exact.positions.final
             found = [
                 neuron_effects(s, prompts, others, layers, everything, last, advance=lambda n: None)
                 for s in (exact, half)

@@ -67,7 +67,7 @@ def measure(model: Model) -> Iterator[tuple[str, list[list[Any]], list[list[Any]
         *samples, evaluated = disjoint_samples(ctx.results[Accuracy].correct(operator), sizes, random)
         pool = ctx.results[Accuracy].correct()
         every = np.tile(np.arange(model.sizes.neurons), (len(layers), 1))
-        exact_effects = partial(neuron_effects, layers=layers, chosen=every, at=model.positions.last, advance=silent)
+        exact_effects = partial(neuron_effects, layers=layers, chosen=every, at=model.positions.final, advance=silent)
         atp_effects = partial(attributed_effects, layers=layers, method="atp", advance=silent)
         exact, atp = (
             [effects(model, s, counterfactuals(s, pool, random))[..., 0] for s in some]
@@ -101,7 +101,7 @@ def _topk(
     orders = [best_first(statistic).astype(np.int32) for statistic in statistics.values()]
     by_layer = {layer: np.stack([order[i] for order in orders]) for i, layer in enumerate(layers)}
     heads = np.ones((1, s.layers, s.heads), dtype=np.bool_)
-    arguments = ctx.results[MeanActivations], heads, by_layer, counts, ctx.model.positions.last
+    arguments = ctx.results[MeanActivations], heads, by_layer, counts, ctx.model.positions.final
     [scores] = scores_of_tasks(ctx, nested_circuit_scores, [(arguments, prompts)])
     ends = baselines(ctx, {operator: prompts})[operator]
     for name, own in zip(statistics, scores.reshape(len(statistics), len(counts), *scores.shape[1:]), strict=True):

@@ -62,7 +62,7 @@ def test_a_new_family(capsys: pytest.CaptureFixture[str]) -> None:
     with patch.dict(FAMILIES):
         model = run_example("new_family.py")["model"]
         assert "Model('small starcoder2'" in capsys.readouterr().out
-        ids, last = model.encode(model.encoder.examples()), model.positions.last
+        ids, last = model.encode(model.encoder.examples()), model.positions.final
         tape = model.engine.record(model, ids, last, neurons=[1])
         zero = torch.zeros(1, len(ids))
         [got] = model.engine.replay_neurons(tape, 1, torch.tensor([5]), zero, lambda before, after: after)

@@ -136,7 +136,7 @@ def test_neurons_of_the_first_mlp(family: str, attention: str) -> None:
     reduced = found.reduced[(found.reduced.circuit == "found") & (found.reduced.measure == "faithfulness")]
     for row in reduced.iloc[[0, 4, 7]].itertuples():
         kept = {0: set(strongest[: row.size].tolist()), **later}
-        starts = {0: None, **{layer: [model.positions.last] for layer in later}}
+        starts = {0: None, **{layer: [model.positions.final] for layer in later}}
         want = plain.measures(model, split.evaluation, slow, set(results[Circuit].chosen("+")), kept, starts)
         assert row.value == pytest.approx(want["faithfulness"], rel=1e-3, abs=1e-4)
     assert not np.allclose(reduced.value, curve.value, atol=1e-3)

@@ -36,7 +36,7 @@ def test_accuracy_without_the_last_mlps_equals_plain_mean_ablation(family: str, 
         for sample, prompts in (("selection", split.selection), ("evaluation", split.evaluation)):
             for first in range(s.layers + 1):
                 ablated: dict[int, set[int]] = {layer: set() for layer in range(first, s.layers)}
-                want = plain.measures(model, prompts, slow, heads, ablated, [model.positions.last])
+                want = plain.measures(model, prompts, slow, heads, ablated, [model.positions.final])
                 row = curve.loc[(operator, sample, first)]
                 assert row.value == pytest.approx(want["accuracy"])
                 assert row.n == len(prompts)

@@ -188,7 +188,7 @@ def test_what_is_stored_equals_plain_passes(family: str, operator: str) -> None:
     assert e.total[e.answer] == pytest.approx(e.parts.contribution[0], abs=1e-4)
     assert e.probabilities == pytest.approx(logits.softmax(-1)[numbers].numpy(), abs=1e-5)
     for name, gone in ((NONE, []), (OWN, neurons)):
-        z = plain.logits(model, prompt, plain.ablated(model, gone, [model.positions.last]))
+        z = plain.logits(model, prompt, plain.ablated(model, gone, [model.positions.final]))
         row = e.answers.set_index("ablated").loc[name]
         assert row.p_answer == pytest.approx(float(z.softmax(-1)[model.answers(prompt)[0]]), abs=1e-5)
         assert row.probability == pytest.approx(float(z.softmax(-1).max()), abs=1e-5)

@@ -37,7 +37,7 @@ def knocked_out(known: Accuracy, classification: Classification, model: Model | 
 
 def still_right(model: Model, prompt: Prompts, neurons: list[tuple[int, int]]) -> bool:
     """One prompt through the whole model."""
-    z = plain.logits(model, prompt, plain.ablated(model, neurons, [model.positions.last]))
+    z = plain.logits(model, prompt, plain.ablated(model, neurons, [model.positions.final]))
     return int(z.argmax()) == int(model.answers(prompt))
 
 

@@ -64,7 +64,7 @@ def test_exact_effects_equal_plain_patching(family: str, attention: str, prefix:
     for operator, split in split_prompts(accuracy, SIZES, 0).items():
         for layer in range(FIRST, s.layers):
             for neuron in range(layer, s.neurons, 7):
-                module, last = plain.mlp_module(model, layer), model.positions.last
+                module, last = plain.mlp_module(model, layer), model.positions.final
                 entries = slice(neuron, neuron + 1)
                 effects, ratios = plain.patched_effects(
                     model, split.discovery, split.counterfactuals, module, last, entries
@@ -168,7 +168,7 @@ def test_split_half_reliability_against_python(method: str) -> None:
     everything = np.tile(np.arange(model.sizes.neurons), (len(layers), 1))
     for operator, split in split_prompts(plain.all_correct(model, "+-", 9), SIZES, 0).items():
         arguments = model, split.discovery, split.counterfactuals, layers
-        exact = neuron_effects(*arguments, everything, model.positions.last, advance=lambda n: None)
+        exact = neuron_effects(*arguments, everything, model.positions.final, advance=lambda n: None)
         guessed = attributed_effects(
             *arguments, BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else "relp", advance=lambda n: None
         )

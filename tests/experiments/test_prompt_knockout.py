@@ -81,7 +81,7 @@ def test_each_row_of_a_batch_equals_its_own_pass(name: str, monkeypatch: pytest.
         for size in (3, 8, 12):
             for i in range(len(prompts)):
                 neurons = [top[row] for row in np.flatnonzero(chosen[size, i])]
-                z = plain.logits(model, prompts[[i]], plain.ablated(model, neurons, [model.positions.last]))
+                z = plain.logits(model, prompts[[i]], plain.ablated(model, neurons, [model.positions.final]))
                 answer = int(model.answers(prompts[[i]]))
                 assert bool(way.correct[size, i]) == (int(z.argmax()) == answer)
                 assert way.p_answer[size, i] == pytest.approx(float(z.softmax(-1)[answer]), abs=2e-5)

@@ -51,7 +51,7 @@ def test_faithfulness_equals_plain_mean_ablation(family: str, attention: str, pr
     curve = found.curve[found.curve.circuit == "found"].set_index(["size", "measure"]).value
     for measure in ("faithfulness", "accuracy", "p_answer"):
         assert found.summary()["+"][f"floor_{measure}"]["value"] == curve[0, measure]
-    at = [model.positions.last]
+    at = [model.positions.final]
     for k in (0, 5, 25, s.neurons):
         kept = {i: set(ranking[ranking.layer == i].neuron[:k].tolist()) for i in range(FIRST, s.layers)}
         for measure, want in plain.measures(model, prompts, slow, set(heads.chosen("+")), kept, at).items():
@@ -72,7 +72,7 @@ def test_k_is_chosen_on_selection_prompts_and_reported_on_others(rank: str) -> N
     assert set(found.rankings.ranking) == {rank, other}
     split = split_prompts(plain.all_correct(model, "+", 5), SIZES, 0)["+"]
     assert set(found.selection.n) == {len(split.selection)} != set(found.curve[found.curve.circuit == "found"].n)
-    slow, ranking, at = plain.means(model, operand_grid("+-*/", 2)), rankings["+"], [model.positions.last]
+    slow, ranking, at = plain.means(model, operand_grid("+-*/", 2)), rankings["+"], [model.positions.final]
     curves = {
         name: table[(table.circuit == "found") & (table.measure == "faithfulness")]
         for name, table in (("selection", found.selection), ("curve", found.curve))

@@ -73,7 +73,7 @@ def by_layer(seen: Activations) -> dict[str, Tensor]:
 @torch.no_grad()
 def passes(model: Model) -> dict[str, Tensor]:
     """Logits and activations: plain, edited in several layers, and with attention blocked."""
-    ids, layers, last = some_ids(model), range(model.sizes.layers), model.positions.last
+    ids, layers, last = some_ids(model), range(model.sizes.layers), model.positions.final
     with capturing(model, heads=layers, neurons=layers, residual=layers, attention=layers) as seen:
         found = {"eager logits": model.logits(ids)}
     found |= by_layer(seen) | {"logits": model.logits(ids), "embeddings": model.embed(ids)}
@@ -96,7 +96,7 @@ def replays(model: Model) -> dict[str, Tensor]:
         model.logits(ids.roll(1, 0))
     found: dict[str, Tensor] = {}
     one_head = torch.eye(model.sizes.heads, dtype=torch.bool)
-    for first in (positions.op1, positions.last):
+    for first in (positions.op1, positions.final):
         fixed = [edit(model, Site.HEADS, i, [1], positions=first, values=0.0) for i in (0, len(layers) - 1)]
         tape = record(model, ids, first, neurons=layers, edits=fixed)
         found |= {f"tape {first} {i}": x for i, x in enumerate((tape.logits, *tape.inputs))}
@@ -104,7 +104,7 @@ def replays(model: Model) -> dict[str, Tensor]:
             at = other.heads[i][:, first : first + 1]
             edits = [
                 edit(model, Site.HEADS, i, one_head, positions=first, values=at),
-                edit(model, Site.NEURONS, len(layers) - 1, [3, 4], positions=positions.last, values=0.5),
+                edit(model, Site.NEURONS, len(layers) - 1, [3, 4], positions=positions.final, values=0.5),
             ]
             found[f"heads {first} {i}"] = replay(tape, edits, _edited)
             which = torch.tensor([0, 5, 17])

@@ -31,7 +31,7 @@ def test_flops_of_a_pass(family: str) -> None:
 def test_flops_of_a_replay(family: str) -> None:
     """Two prompts × (four neurons and the unedited variant) from the first replayed layer on."""
     model = small(family)
-    tape = record(model, model.encode(legal_prompts("+", 5, NUMBERS)[:2]), model.positions.last, neurons=[1])
+    tape = record(model, model.encode(legal_prompts("+", 5, NUMBERS)[:2]), model.positions.final, neurons=[1])
     neurons = torch.arange(4)
     with FlopCounterMode(display=False) as counter:
         replay_neurons(tape, 1, neurons, torch.ones(4, 2), lambda before, after: after, chunk=4)

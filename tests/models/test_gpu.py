@@ -33,7 +33,7 @@ def test_replay(name: str) -> None:
         prompts = sample(legal_prompts("+*", 300, 1000), 20, random_source(0, "gpu"))
         with capturing(model, neurons=[3], keep=lambda x: x[:, -1]) as seen:
             model.logits(model.encode(prompts).roll(1, 0))
-        tape = record(model, model.encode(prompts), model.positions.last, neurons=[3])
+        tape = record(model, model.encode(prompts), model.positions.final, neurons=[3])
         neurons = torch.arange(model.sizes.neurons)
         logits.append(replay_neurons(tape, 3, neurons, seen.neurons[3].T, lambda base, edited: edited).cpu())
     assert torch.allclose(*logits, atol=2e-3)

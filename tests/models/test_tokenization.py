@@ -28,11 +28,15 @@ def one(a: int, operator: int, b: int) -> Prompts:
     return Prompts(np.array([a]), np.array([operator]), np.array([b]))
 
 
+def four_positions(op1: int, operator: int, op2: int, last: int) -> Positions:
+    return Positions((("op1", op1), ("operator", operator), ("op2", op2), ("last", last)))
+
+
 def test_whole_numbers() -> None:
     encoder = PromptEncoder(number_tokenizer(1000), Template())
     assert encoder.limit == 1000
     assert encoder.is_plain
-    assert encoder.positions == Positions(1, 2, 3, 4)
+    assert encoder.positions == four_positions(1, 2, 3, 4)
     assert encoder.tokens(encoder.encode(one(226, 1, 68))[0]) == ["<bos>", "226", "-", "68", "="]
     assert encoder.tokens(encoder.answers(one(226, 1, 68))) == ["158"]
 
@@ -48,18 +52,18 @@ def test_spaces_and_prefix() -> None:
     """The digit splitter makes the last space a token; the other one joins it to the answer."""
     apart = PromptEncoder(made.digit_splitting(), SPACED)
     assert apart.tokens(apart.encode(one(4, 0, 5))[0])[-6:] == ["4", " +", " ", "5", " =", " "]
-    assert apart.positions == Positions(9, 10, 12, 14)
+    assert apart.positions == four_positions(9, 10, 12, 14)
     assert not apart.is_plain
     joined = PromptEncoder(made.with_leading_spaces(30, 20), SPACED)
     assert joined.tokens(joined.encode(one(4, 0, 5))[0])[-4:] == ["4", " +", " 5", " ="]
     assert joined.tokens(joined.answers(one(4, 0, 5))) == [" 9"]
     assert joined.limit == 20  # op1 could go to 29, op2 and the answer to 19
-    assert joined.positions.last == joined.length - 1
+    assert joined.positions.final == joined.length - 1
 
 
 def test_a_tokenizer_without_bos() -> None:
     encoder = PromptEncoder(made.with_leading_spaces(30, 30, bos=None), Template())
-    assert encoder.positions == Positions(0, 1, 2, 3)
+    assert encoder.positions == four_positions(0, 1, 2, 3)
     assert encoder.is_plain
 
 

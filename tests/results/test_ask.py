@@ -25,7 +25,7 @@ def test_answers_equal_plain_passes(without: list[tuple[int, int]]) -> None:
     assert found.answer.tolist() == [158, 42, 56, 10]
     for row, text in zip(found.itertuples(), texts, strict=True):
         prompt = parse_prompt(text, "+-*/", 999, 1000)
-        z = plain.logits(model, prompt, plain.ablated(model, without, [model.positions.last]))
+        z = plain.logits(model, prompt, plain.ablated(model, without, [model.positions.final]))
         assert row.predicted == int(z.argmax())  # tokens of numbers are the numbers here
         assert row.correct == (row.predicted == row.answer)
         assert row.p_answer == pytest.approx(float(z.softmax(-1)[row.answer]), abs=1e-5)

@@ -76,7 +76,7 @@ def test_answers_equal_full_passes(name: str) -> None:
         check_sums(e)
         neurons = list(zip(e.neurons.layer.tolist(), e.neurons.neuron.tolist(), strict=True))
         for answer, gone in ((e.answer, []), (e.ablated.answer, neurons)):
-            z = plain.logits(model, prompt, plain.ablated(model, gone, [model.positions.last]))
+            z = plain.logits(model, prompt, plain.ablated(model, gone, [model.positions.final]))
             p = z.softmax(-1)
             assert answer.number == int(z.argmax())  # tokens of numbers are the numbers here
             assert answer.probability == pytest.approx(float(p.max()), abs=1e-5)

@@ -137,7 +137,7 @@ def test_mean_ablation_of_neurons_at_all_positions_or_the_last_ones(family: str)
     keep = torch.ones(1, s.layers, s.heads, dtype=torch.bool)
     some = nested_sets([np.arange(s.neurons)], [0, 9])
     found = []
-    for first, at in ((None, None), (model.positions.op2, [model.positions.op2, model.positions.last])):
+    for first, at in ((None, None), (model.positions.op2, [model.positions.op2, model.positions.final])):
         edits = mean_ablation(model, means, keep, {0: some, 2: some}, first)
         scores = ablated_scores(model, prompts, edits)
         for i, n in enumerate((0, 9)):

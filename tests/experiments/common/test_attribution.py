@@ -55,7 +55,7 @@ def test_atp_uses_the_slope_at_the_prompt(family: str, attention: str) -> None:
     """Finite differences of the landmarks, by plain passes, in double precision."""
     model = small(family, attention, torch.float64)
     split, module = pairs(model), plain.mlp_module(model, LAYER)
-    found, last = estimates(model, split, "atp"), model.positions.last
+    found, last = estimates(model, split, "atp"), model.positions.final
     for i in range(len(split.discovery)):
         prompt, other = split.discovery[[i]], split.counterfactuals[[i]]
         answers = int(model.answers(prompt)), int(model.answers(other))

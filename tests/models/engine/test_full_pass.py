@@ -41,7 +41,7 @@ def by_hand(model: Model, ids: Tensor, change: Callable[[Tensor], Any], module: 
 def test_edits_equal_hand_written_hooks() -> None:
     model, engine = small("llama", "sdpa"), FullPass()
     ids = some_ids(model, 3)
-    s, last, op2 = model.sizes, model.positions.last, model.positions.op2
+    s, last, op2 = model.sizes, model.positions.final, model.positions.op2
     tape = engine.record(model, ids, op2)
     assert torch.allclose(tape.logits, by_hand(model, ids, lambda x: None, "mlp.down_proj"), atol=1e-5)
 
@@ -68,7 +68,7 @@ def test_batch_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = small("llama", "sdpa"), FullPass()
     ids = some_ids(model, 5)
     change = [
-        edit(model, Site.NEURONS, LAYER, torch.rand(2, 5, model.sizes.neurons) < 0.5, positions=model.positions.last)
+        edit(model, Site.NEURONS, LAYER, torch.rand(2, 5, model.sizes.neurons) < 0.5, positions=model.positions.final)
     ]
     common = [edit(model, Site.HEADS, LAYER, torch.rand(1, 5, model.sizes.heads) < 0.5, positions=model.positions.op1)]
     whole = engine.replay(engine.record(model, ids, 0, edits=common), change, edited_logits)
@@ -79,7 +79,7 @@ def test_batch_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_variant_is_reduced_with_the_unedited_logits() -> None:
     model, engine = small("llama", "sdpa"), FullPass()
-    tape = engine.record(model, some_ids(model, 3), model.positions.last)
+    tape = engine.record(model, some_ids(model, 3), model.positions.final)
     calls = []
 
     def reduce(unedited: Tensor, edited: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def test_close_calls_are_the_largest_share_of_any_variant(monkeypatch: pytest.Mo
     logits = torch.zeros(4, 1000)
     logits[:, 0] = 10.0
     logits[:, 1] = torch.tensor([9.9, 9.9, 9.5, 9.5])
-    one = edit(model, Site.NEURONS, 0, [3], positions=model.positions.last)
+    one = edit(model, Site.NEURONS, 0, [3], positions=model.positions.final)
     ids = some_ids(model, 4)
     monkeypatch.setattr("arithscope.models.engine.full_pass.edited_logits", lambda *_: logits)
     for tie, share in ((0.0, 0.0), (0.005, 0.0), (0.02, 0.5), (0.1, 1.0)):
@@ -114,7 +114,7 @@ def test_close_calls_are_the_largest_share_of_any_variant(monkeypatch: pytest.Mo
 
 def test_both_engines_refuse_the_same_inputs() -> None:
     model = small("llama", "sdpa")
-    ids, op1, last = some_ids(model, 2), model.positions.op1, model.positions.last
+    ids, op1, last = some_ids(model, 2), model.positions.op1, model.positions.final
     for engine in (REPLAY, FullPass()):
         for first in (-1, ids.shape[1]):
             with pytest.raises(ValueError, match="outside the prompt"):

@@ -58,7 +58,7 @@ def test_single_neurons_at_every_position(family: str, attention: str, batch: in
             entries = torch.nn.functional.one_hot(neurons, model.sizes.neurons).bool()[:, None, :]
             change = Edit(Site.NEURONS, layer, (position,), entries, values[:, :, None, None, None])
             assert worst(got, full(model, ids, [change])) < TOLERANCE
-            if position == model.positions.last:
+            if position == model.positions.final:
                 wrong_neuron = replay_neurons(tape, layer, neurons.roll(1), values, edited_logits, position)
                 assert worst(got, wrong_neuron) > 100 * TOLERANCE
 
@@ -83,7 +83,7 @@ def test_heads_and_whole_mlps_at_every_position(family: str, attention: str, bat
             got = replay(tape, [patch_mlp], edited_logits)
             assert worst(got, full(model, ids, [patch_mlp])) < TOLERANCE
             # The first layer may read the same in both prompts; from the second on all earlier tokens mix in.
-            if layer >= 1 and position == model.positions.last:
+            if layer >= 1 and position == model.positions.final:
                 assert worst(got[0], unedited) > 100 * TOLERANCE
 
 
@@ -113,7 +113,7 @@ def test_many_edits_in_several_layers_and_positions_at_once(family: str, attenti
 def test_edits_of_the_tape_apply_to_every_replay(family: str, attention: str) -> None:
     """Edits before and inside the tail, below and above the replayed layers, against a full pass with all edits."""
     model = small(family, attention)
-    ids, s, last = some_ids(model), model.sizes, model.positions.last
+    ids, s, last = some_ids(model), model.sizes, model.positions.final
     where = tuple(model.positions.named().values())
     random = torch.Generator().manual_seed(4)
 
@@ -144,7 +144,7 @@ def test_edits_of_the_tape_apply_to_every_replay(family: str, attention: str) ->
 
 def test_edits_of_the_tape_before_or_after_its_first_position() -> None:
     model = small("llama", "sdpa")
-    ids, op2, last = some_ids(model), model.positions.op2, model.positions.last
+    ids, op2, last = some_ids(model), model.positions.op2, model.positions.final
     for position in (model.positions.op1, last):
         common = [edit(model, Site.HEADS, 1, [0, 3], positions=position)]
         tape = record(model, ids, op2, edits=common)
@@ -157,13 +157,13 @@ def test_single_neurons_are_edited_at_the_last_position_by_default() -> None:
     ids = some_ids(model)
     tape = record(model, ids, model.positions.op1, neurons=[1])
     got = replay_neurons(tape, 1, torch.tensor([3]), torch.full((1, 1), 2.0), edited_logits)
-    change = edit(model, Site.NEURONS, 1, [3], positions=model.positions.last, values=2.0)
+    change = edit(model, Site.NEURONS, 1, [3], positions=model.positions.final, values=2.0)
     assert worst(got, full(model, ids, [change])) < TOLERANCE
 
 
 def test_values_are_rounded_like_the_models_own() -> None:
     model = small("llama", "sdpa", torch.bfloat16)
-    tape = record(model, some_ids(model), model.positions.last, neurons=[1])
+    tape = record(model, some_ids(model), model.positions.final, neurons=[1])
     value = torch.full((1, 1), 2.0)
     exact, close = (
         replay_neurons(tape, 1, torch.tensor([3]), x, edited_logits) for x in (value.bfloat16(), value + 2**-9)
@@ -173,7 +173,7 @@ def test_values_are_rounded_like_the_models_own() -> None:
 
 def test_layers_that_are_called_with_keywords_only() -> None:
     model = small("llama", "sdpa")
-    ids, last = some_ids(model), model.positions.last
+    ids, last = some_ids(model), model.positions.final
 
     def named(module: object, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
         return (), {"hidden_states": args[0], **kwargs} if args else kwargs
@@ -194,7 +194,7 @@ def test_another_position_gives_another_result(family: str, attention: str) -> N
     model = small(family, attention)
     ids = some_ids(model)
     tape = record(model, ids, model.positions.op1)
-    at = [edit(model, Site.NEURONS, 1, positions=p, values=2.0) for p in (model.positions.op2, model.positions.last)]
+    at = [edit(model, Site.NEURONS, 1, positions=p, values=2.0) for p in (model.positions.op2, model.positions.final)]
     a, b = (replay(tape, [e], edited_logits) for e in at)
     assert worst(a, b) > 100 * TOLERANCE
 
@@ -203,7 +203,7 @@ def test_another_position_gives_another_result(family: str, attention: str) -> N
 def test_unedited_variant_in_every_chunk_equals_the_model(family: str, attention: str) -> None:
     model = small(family, attention)
     ids = some_ids(model)
-    tape = record(model, ids, model.positions.last, neurons=[0])
+    tape = record(model, ids, model.positions.final, neurons=[0])
     bases: list[Tensor] = []
 
     def reduce(base: Tensor, edited: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ def test_with_a_few_shot_prefix(family: str) -> None:
 def test_chunk_size_does_not_change_the_result() -> None:
     model = small("llama", "sdpa")
     ids = some_ids(model)
-    tape = record(model, ids, model.positions.last, neurons=[1])
+    tape = record(model, ids, model.positions.final, neurons=[1])
     neurons = torch.arange(model.sizes.neurons)
     results = [
         replay_neurons(tape, 1, neurons, torch.zeros(len(neurons), 1), edited_logits, chunk=chunk)
@@ -253,14 +253,14 @@ def test_edits_outside_the_tape_or_of_unequal_variants_are_refused() -> None:
     early = edit(model, Site.NEURONS, 0, positions=model.positions.op1)
     with pytest.raises(ValueError, match="before position"):
         replay(tape, [early], edited_logits)
-    late = edit(model, Site.NEURONS, 0, positions=model.positions.last)
+    late = edit(model, Site.NEURONS, 0, positions=model.positions.final)
     with pytest.raises(ValueError, match="before position"):
         replay(tape, [late, early], edited_logits)
-    partly = edit(model, Site.NEURONS, 0, positions=(model.positions.op1, model.positions.last))
+    partly = edit(model, Site.NEURONS, 0, positions=(model.positions.op1, model.positions.final))
     with pytest.raises(ValueError, match="before position"):
         replay(tape, [partly], edited_logits)
-    two = edit(model, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:2], positions=model.positions.last)
-    three = edit(model, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:3], positions=model.positions.last)
+    two = edit(model, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:2], positions=model.positions.final)
+    three = edit(model, Site.HEADS, 0, torch.eye(4, dtype=torch.bool)[:3], positions=model.positions.final)
     with pytest.raises(ValueError, match="number of variants"):
         replay(tape, [two, three], edited_logits)
 
@@ -280,7 +280,7 @@ def test_a_position_outside_the_prompt_is_refused() -> None:
 
 def test_there_must_be_something_to_replay() -> None:
     model = small("llama", "sdpa")
-    tape = record(model, some_ids(model), model.positions.last, neurons=[0])
+    tape = record(model, some_ids(model), model.positions.final, neurons=[0])
     with pytest.raises(ValueError, match="number of variants"):
         replay(tape, [], edited_logits)
     with pytest.raises(ValueError, match="nothing to replay"):
@@ -289,7 +289,7 @@ def test_there_must_be_something_to_replay() -> None:
 
 def test_there_must_be_a_value_for_each_neuron() -> None:
     model = small("llama", "sdpa")
-    tape = record(model, some_ids(model), model.positions.last, neurons=[0])
+    tape = record(model, some_ids(model), model.positions.final, neurons=[0])
     with pytest.raises(RuntimeError, match="must match"):
         replay_neurons(tape, 0, torch.arange(3), torch.zeros(5, 1), edited_logits)
 
@@ -346,10 +346,10 @@ def test_the_prefix_cache_prepends_its_prefix() -> None:
 def test_recording_and_replaying_leave_no_hooks_behind() -> None:
     model = small("llama", "sdpa")
     ids = some_ids(model)
-    tape = record(model, ids, model.positions.last)
+    tape = record(model, ids, model.positions.final)
     with pytest.raises(RuntimeError):
-        record(model, torch.full_like(ids, -1).float(), model.positions.last)
-    replay(tape, [edit(model, Site.HEADS, 0, [0], positions=model.positions.last)], edited_logits)
+        record(model, torch.full_like(ids, -1).float(), model.positions.final)
+    replay(tape, [edit(model, Site.HEADS, 0, [0], positions=model.positions.final)], edited_logits)
     for module in model.hf_model.modules():
         assert not module._forward_pre_hooks
         assert not module._forward_hooks

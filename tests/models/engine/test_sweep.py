@@ -170,7 +170,7 @@ def test_edits_apply_to_every_parallel_pass(threads: int) -> None:
     """And only inside the context manager."""
     model, prompts = small("llama", "sdpa"), operand_grid("+-", 6)
     unedited, _ = plain(model, prompts)
-    ablated = edit(model, Site.NEURONS, 1, positions=model.positions.last)
+    ablated = edit(model, Site.NEURONS, 1, positions=model.positions.final)
     for change in ([], [ablated], []):
         with editing(model, change, 1, model.positions.op2):
             blocks = list(sweep(model, prompts, rows=9))
