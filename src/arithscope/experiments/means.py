@@ -87,7 +87,9 @@ def prompt_units(prompts: Prompts) -> list[slice]:
 def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
     """Unit of work: mean activations of heads and neurons, predicted numbers, and probabilities of the right answer."""
     answers = Answers(model, prompts)
-    means = model.engine.mean_activations(model, prompts, advance, observe=answers.observe)
+    means = model.engine.mean_activations(
+        model, prompts, advance, observe=lambda rows, x: answers.observe(rows, x[:, 0])
+    )
     return means.heads.cpu().numpy(), means.neurons.cpu().numpy(), answers.predicted, answers.p_answer
 
 

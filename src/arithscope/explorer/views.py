@@ -69,7 +69,12 @@ def _stratum_info(stratum: Stratum) -> dict[str, Any]:
     info = {"op1": op1, "op2": op2, "answers": stratum.answers, "step": None}
     if stratum.whole:
         return info
-    return info | {"step": stratum.step, "steps": stratum.steps, "name": stratum.name, "place": stratum.step_name}
+    return info | {
+        "step": stratum.step,
+        "steps": stratum.steps,
+        "name": stratum.layout_name,
+        "place": stratum.step_name,
+    }
 
 
 def results(served: ServedRun) -> list[dict[str, Any]]:

@@ -141,7 +141,7 @@ def _padding(sample: _Sample) -> Check:
     positions = torch.arange(-pad, length, device=ids.device).expand(batch, -1)
     mask, positions = (positions >= 0).long(), positions.clamp(min=0)
     inputs = dict(input_ids=ids, attention_mask=mask, position_ids=positions)
-    distance = sample.distance(model.last_logits(model.hf_model(**inputs, use_cache=False, logits_to_keep=1)))
+    distance = sample.distance(model.kept_logits(model.hf_model(**inputs, use_cache=False, logits_to_keep=1))[:, 0])
     problem = "masked tokens in front of a prompt change its logits"
     return sample.compared("padding", "masked tokens in front change nothing (to {})", distance, problem)
 

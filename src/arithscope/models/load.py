@@ -31,7 +31,7 @@ from arithscope.models.model import Identity, Model, architecture_of
 from arithscope.models.offload import DISK, DeviceMap, check_device_map, read_device_map, weight_of
 from arithscope.models.sources import ModelSource, embedded_names, find_model
 from arithscope.models.untrained import check_config, empty_model
-from arithscope.prompts import Template
+from arithscope.prompts import Stratum, Template
 from arithscope.utils.files import checksum, user_path
 from arithscope.utils.out_of_memory import explain_out_of_memory, is_out_of_memory
 
@@ -265,10 +265,11 @@ class ModelSpec:
     dtype: torch.dtype
     attention: str
     quantized: bool
+    stratum: Stratum | None = None  # that it is asked for, if its numbers take several tokens
 
     def empty(self) -> Model:
         """A model without weights: it has sizes, tokenizer and identity, but cannot be run."""
-        return Model(self._empty_hf_model(), self.tokenizer, self.identity, self.template)
+        return self._asked(Model(self._empty_hf_model(), self.tokenizer, self.identity, self.template))
 
     def filled(self, weights: Weights, device: torch.device) -> Model:
         """The model with these weights; on the CPU it shares their memory."""
@@ -281,7 +282,10 @@ class ModelSpec:
             path, _, leaf = name.rpartition(".")
             owner = hf_model.get_submodule(path)
             setattr(owner, leaf, parameters[index] if leaf in owner._parameters else tensors[index])
-        return checked_model(hf_model, self.tokenizer, self.identity, self.template)
+        return self._asked(checked_model(hf_model, self.tokenizer, self.identity, self.template))
+
+    def _asked(self, model: Model) -> Model:
+        return model if self.stratum is None else model.at(self.stratum)
 
     def _empty_hf_model(self) -> Any:
         config = copy.deepcopy(self.config)
@@ -295,9 +299,9 @@ class ModelSpec:
 
 def model_spec(model: Model) -> ModelSpec:
     """The spec from which another process can rebuild a model."""
-    hf_model, template = model.hf_model, model.encoder.template
-    attention, quantized = model.attention_implementation, bool(model.quantization)
-    return ModelSpec(hf_model.config, model.tokenizer, model.identity, template, hf_model.dtype, attention, quantized)
+    hf_model, template, stratum = model.hf_model, model.encoder.template, model.encoder.stratum
+    options = hf_model.dtype, model.attention_implementation, bool(model.quantization)
+    return ModelSpec(hf_model.config, model.tokenizer, model.identity, template, *options, stratum)
 
 
 def weights_of(model: Model) -> Weights:

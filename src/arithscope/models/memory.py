@@ -32,8 +32,12 @@ def first_replayed_layer(model: Model, layer: int) -> int:
 
 def row_bytes(model: Model, tail: int, length: int) -> int:
     """Peak bytes of one row while `tail` of its `length` positions pass through a layer and the unembedding."""
-    vocabulary = model.sizes.vocabulary * (model.hf_model.dtype.itemsize + 12)  # as computed, and twice in float32
-    return _layer_bytes(model, tail, length) + vocabulary
+    return _layer_bytes(model, tail, length) + logit_bytes(model)
+
+
+def logit_bytes(model: Model) -> int:
+    """Bytes of the logits at one position of a row: as computed, and as float32 and its log-softmax."""
+    return model.sizes.vocabulary * (model.hf_model.dtype.itemsize + 12)
 
 
 def graph_bytes(model: Model, measures: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Ids = Int[Tensor, "batch length"]  # tokens of prompts, which all have the same length
 Logits = Float[Tensor, "batch vocabulary"]  # at the last position
+
+_at_strata: WeakKeyDictionary[Model, dict[Stratum, Model]] = WeakKeyDictionary()  # what `Model.at` has returned
 
 
 class Site(StrEnum):
@@ -115,15 +118,24 @@ class Model:
         return self._engine or REPLAY
 
     def at(self, stratum: Stratum) -> Model:
-        """Return a shallow copy that asks for an answer step of a stratum; modules, weights and tokenizer are shared.
+        """Return a shallow copy that asks for an answer step of a stratum, always the same one; modules, weights and tokenizer
+        are shared.
 
         Raises:
             UserError: If the tokenizer does not cut the stratum's numbers as its layout says.
         """
-        other = copy.copy(self)
-        other.encoder = self.encoder.at(stratum)
-        other.__dict__.pop("token_numbers", None)
-        return other
+        known = _at_strata.setdefault(self, {})
+        if stratum not in known:
+            other = copy.copy(self)
+            other.encoder = self.encoder.at(stratum)
+            other.__dict__.pop("token_numbers", None)
+            known[stratum] = other
+        return known[stratum]
+
+    def at_step(self, step: int) -> Model:
+        """The model asked for another answer step of its stratum."""
+        assert self.encoder.stratum is not None
+        return self.at(self.encoder.stratum.at_step(step))
 
     def with_engine(self, engine: Engine) -> Model:
         """Return a shallow copy with another engine; modules, weights and tokenizer are shared."""
@@ -216,12 +228,16 @@ class Model:
 
     def logits(self, ids: Ids) -> Logits:
         """The model's own logits after the last token, in float32 or better; active edits apply."""
-        return self.last_logits(self.hf_model(input_ids=ids, use_cache=False, logits_to_keep=1))
+        return self.logits_at_last(ids, 1)[:, 0]
+
+    def logits_at_last(self, ids: Ids, last: int) -> Float[Tensor, "batch last vocabulary"]:
+        """The same at the last positions: after each token of the answer, if that is what they hold."""
+        return self.kept_logits(self.hf_model(input_ids=ids, use_cache=False, logits_to_keep=last))
 
     @staticmethod
-    def last_logits(output: Any) -> Logits:
-        """Logits at the last position of a Hugging Face model's output, in float32 or better."""
-        return _at_least_float32(output.logits[:, -1])
+    def kept_logits(output: Any) -> Float[Tensor, "batch kept vocabulary"]:
+        """Logits of a Hugging Face model's output, in float32 or better."""
+        return _at_least_float32(output.logits)
 
     def unembed(self, residual: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocabulary"]:
         """Map the last layer's output to logits as the model does, but without rounding them to half precision, which would

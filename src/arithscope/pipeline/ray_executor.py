@@ -29,7 +29,7 @@ from arithscope.errors import UserError
 from arithscope.models.load import LoadOptions, ModelSpec, load, model_spec, weights_of
 from arithscope.models.model import Model
 from arithscope.models.offload import read_device_map
-from arithscope.prompts import Template
+from arithscope.prompts import Stratum, Template
 from arithscope.utils.executor import Executor, FinishedUnit, Function, LocalExecutor, Unit, run_unit
 from arithscope.utils.progress import Advance, Progress
 
@@ -176,7 +176,7 @@ class RayExecutor(Executor):
         self, function: Function, model: Model, units: Sequence[Unit], advance: Advance
     ) -> Iterator[FinishedUnit]:
         if model is not self._model:
-            self._give(self._loaders.get(model) or model_spec(model), model)
+            self._give(self._source_of(model), model)
         self._grow()
         sent = self._sent(units)
         waiting, deaths = deque(range(len(units))), Counter[int]()
@@ -214,6 +214,11 @@ class RayExecutor(Executor):
         finally:
             for slot, _ in running.values():  # their results are no longer needed
                 self._start(slot)
+
+    def _source_of(self, model: Model) -> Source:
+        """What workers build a model from; one asked for an answer step shares the weights of the model that was loaded."""
+        loader = next((load for known, load in self._loaders.items() if known.hf_model is model.hf_model), None)
+        return model_spec(model) if loader is None else partial(_loaded_at, loader, model.encoder.stratum)
 
     def _news(self, running: Sequence[Any]) -> Any | None:
         """Wait for an event. Returns the reference of a unit that finished or was lost; None after any other event."""
@@ -310,6 +315,10 @@ class RayExecutor(Executor):
         uses = Counter(id(x) for unit in units for x in unit)
         put = {key: self._ray.put(x) for key, x in arguments.items() if uses[key] > 1}
         return [tuple(put.get(id(x), x) for x in unit) for unit in units]
+
+
+def _loaded_at(loader: Callable[[], Model], stratum: Stratum | None) -> Model:
+    return loader() if stratum is None else loader().at(stratum)
 
 
 def _connected(address: str) -> tuple[Any, bool]:

@@ -1,5 +1,9 @@
 """Arithmetic prompts: operators, exact answers, legality, samples and counterfactuals. Independent of model and tokenizer."""
 
+from arithscope.prompts.operands import Operands as Operands
+from arithscope.prompts.operands import checked_operands as checked_operands
+from arithscope.prompts.operands import operands_of_digits as operands_of_digits
+from arithscope.prompts.operands import parse_operands as parse_operands
 from arithscope.prompts.parse import parse_in_stratum as parse_in_stratum
 from arithscope.prompts.parse import parse_prompt as parse_prompt
 from arithscope.prompts.samples import counterfactuals as counterfactuals

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from arithscope.prompts.samples import random_source
 from arithscope.prompts.table import Ints, Place, Prompts, operator_indices
 
-MOST_OPERANDS = (
-    301  # on each side of the operand grid, as in the paper; a random sample of a larger range, always the same
-)
+# On each side of the operand grid, as in the paper; of a larger range, a random sample that is always the same.
+MOST_OPERANDS = 301
 _NAMES = ("units", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands", "millions")
 
 Range = tuple[int, int]  # both ends included
@@ -120,9 +119,9 @@ class Stratum:
         return self.answers[1] // 10**low + 1 if high is None else 10 ** (high - low)
 
     @property
-    def name(self) -> str:
-        """Number of tokens of op1, op2 and the answer, and the step: `2-2-3.1`."""
-        return f"{'-'.join(map(str, self.tokens.counts))}.{self.step}"
+    def layout_name(self) -> str:
+        """Number of tokens of op1, op2 and the answer: `2-2-3`."""
+        return "-".join(map(str, self.tokens.counts))
 
     @property
     def step_name(self) -> str:

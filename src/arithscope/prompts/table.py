@@ -86,6 +86,10 @@ class Prompts:
         """Value of the answer's token that is asked for: the answer itself, where it is one token."""
         return self.asked.of(self.answer)
 
+    def asking(self, asked: Place) -> "Prompts":
+        """The same prompts, asked for another token of the answer."""
+        return Prompts(self.op1, self.operator, self.op2, asked)
+
     def legal(self, limit: int) -> NDArray[np.bool_]:
         """Mask of the rows whose operands and answer all lie in 0…limit−1."""
         smallest = np.minimum(np.minimum(self.op1, self.op2), self.answer)

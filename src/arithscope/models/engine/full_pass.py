@@ -117,12 +117,13 @@ class FullPass(Engine):
         progress: Advance = lambda n: None,
         rows: int | None = None,
         observe: Observer = lambda rows, logits: None,
+        steps: int = 1,
     ) -> Means:
         layers = range(model.sizes.layers)
         totals = dict.fromkeys(Site, torch.zeros((), dtype=torch.float64))
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.cpu().double().sum(0)) as sums:
-                observe(batch, model.logits(model.encode(prompts[batch])))
+                observe(batch, model.logits_at_last(model.encode(prompts[batch]), steps))
             totals = {site: totals[site] + torch.stack([getattr(sums, site)[i] for i in layers]) for site in Site}
             progress(len(batch))
         return Means(*((total / len(prompts)).float().to(model.device) for total in totals.values()))

@@ -104,7 +104,7 @@ def record(model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequ
         editing(model, late, len(ids), first),
         capturing(model, neurons=neurons, residual=layers) as activations,
     ):
-        logits = tail_logits(model, prefix, ids[:, first:])
+        logits = tail_logits(model, prefix, ids[:, first:])[:, 0]
     inputs = [layer_input(*full_calls[0]), *(activations.residual[i] for i in layers)]
     return Tape(model, ids, first, logits, late, prefix, calls, inputs, activations.neurons)
 
@@ -120,20 +120,24 @@ def prefix_keys_values(model: Model, ids: Int[Tensor, "rows prefix"]) -> KeysVal
 
 
 def tail_logits(
-    model: Model, prefix: KeysValues, ids: Int[Tensor, "rows tail"], owner: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "rows vocabulary"]:
-    """Logits at the last position of the model's own pass over the tail. `owner` is the prefix of each row; by default each
+    model: Model,
+    prefix: KeysValues,
+    ids: Int[Tensor, "rows tail"],
+    owner: Int[Tensor, " rows"] | None = None,
+    last: int = 1,
+) -> Float[Tensor, "rows last vocabulary"]:
+    """Logits at the last positions of the model's own pass over the tail. `owner` is the prefix of each row; by default each
     row has its own."""
     # A list: a slice would not be contiguous and so be unembedded row by row; a tensor would move to the first layer's device.
-    last = [ids.shape[1] - 1]
+    kept = list(range(ids.shape[1] - last, ids.shape[1]))
     with nullcontext(False) if owner is None else prefix_attention(model, prefix, owner) as separate:
         cache = PrefixCache(prefix, separate) if separate else DynamicCache()
         for i, keys_values in enumerate([] if separate else prefix):
             # index_select is ten times as fast as indexing on a CPU.
             keys, values = (x if owner is None else x.index_select(0, owner.to(x.device)) for x in keys_values)
             cache.update(keys, values, i)
-        output = model.hf_model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=last)
-    return model.last_logits(output)
+        output = model.hf_model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=kept)
+    return model.kept_logits(output)
 
 
 @contextmanager

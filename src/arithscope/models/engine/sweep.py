@@ -23,14 +23,14 @@ from torch import Tensor
 from arithscope.models.engine.prefix_attention import KeysValues
 from arithscope.models.engine.replay import prefix_keys_values, tail_logits
 from arithscope.models.hooks import Activations, Layers, capturing
-from arithscope.models.memory import cache_bytes, component_bytes, rows_that_fit
+from arithscope.models.memory import cache_bytes, component_bytes, logit_bytes, rows_that_fit
 from arithscope.models.model import Logits, Model, Site
 from arithscope.prompts import Prompts
 from arithscope.utils.progress import Advance
 from arithscope.utils.threads import map_in_order, thread_pool
 
 Rows = NDArray[np.int64]  # row numbers of prompts
-Observer = Callable[[Rows, Logits], None]
+Observer = Callable[[Rows, Float[Tensor, "rows steps vocabulary"]], None]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -83,7 +83,7 @@ def sweep(
 
     def run(model: Model, tail: _Tail) -> Block:
         with capturing(model, heads=heads, neurons=neurons, residual=residual, keep=keep) as activations:
-            logits = tail.logits(model)
+            logits = tail.logits(model)[:, 0]
         return Block(tail.rows, logits, activations)
 
     kept = len(heads) * component_bytes(model, Site.HEADS) + len(neurons) * component_bytes(model, Site.NEURONS)
@@ -130,9 +130,16 @@ def mean_activations(
     progress: Advance = lambda n: None,
     rows: int | None = None,
     observe: Observer = lambda rows, logits: None,
+    steps: int = 1,
 ) -> Means:
-    """Mean over prompts of all heads and neurons at every position: the values of mean ablation. `observe` is called with the
-    rows and logits of each block, in any thread."""
+    """Mean over prompts of all heads and neurons at every position: the values of mean ablation.
+
+    Args:
+        progress: Called with the number of prompts in each finished block.
+        rows: Number of prompts in one pass; by default as many as fit in memory.
+        observe: Called with the rows and logits of each block, in any thread.
+        steps: Number of last positions whose logits are observed: one for each answer step.
+    """
     layers, length, first = range(model.sizes.layers), model.encoder.length, model.positions.op2
     totals: dict[Site, dict[int, Tensor]] = {site: {} for site in Site}
 
@@ -148,10 +155,11 @@ def mean_activations(
 
     def run(model: Model, tail: _Tail) -> tuple[int, Activations]:
         with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.float().sum(0)) as sums:
-            observe(tail.rows, tail.logits(model))
+            observe(tail.rows, tail.logits(model, steps))
         return len(tail.rows), sums
 
     kept = len(layers) * (length - first) * sum(component_bytes(model, site) for site in Site)
+    kept += (steps - 1) * logit_bytes(model)
     for n, sums in _run_tails(model, prompts, rows, kept, run, lambda sums: add(sums, 0)):
         add(sums, first)
         progress(n)
@@ -168,8 +176,8 @@ class _Tail:
     prefixes: KeysValues
     owner: Int[Tensor, " rows"]  # the prefix of each prompt
 
-    def logits(self, model: Model) -> Tensor:
-        return tail_logits(model, self.prefixes, self.ids, self.owner)
+    def logits(self, model: Model, last: int = 1) -> Float[Tensor, "rows last vocabulary"]:
+        return tail_logits(model, self.prefixes, self.ids, self.owner, last)
 
 
 def _run_tails(
