@@ -106,20 +106,11 @@ def _answer_runs(encoder: PromptEncoder, between: Range) -> Iterator[_Run]:
 def _runs(encoder: PromptEncoder, slot: str, between: Range) -> Iterator[_Run]:
     """Numbers of a range, as runs that are cut alike. In a range that is only sampled, a cut counts from the first to the last
     number that was seen with it."""
-    low, high = between
-    numbers = _some_numbers(low, high)
-    known = encoder.places(slot, numbers)
+    numbers = _some_numbers(*between)
     start = 0
-    for places, alike in groupby(known):
+    for places, alike in groupby(encoder.places(slot, numbers)):
         end = start + len(list(alike))
-        last = (
-            high
-            if end == len(numbers)
-            else int(numbers[end]) - 1
-            if len(numbers) == high - low + 1
-            else int(numbers[end - 1])
-        )
-        yield _Run((int(numbers[start]), last), places)
+        yield _Run((int(numbers[start]), int(numbers[end - 1])), places)
         start = end
 
 
