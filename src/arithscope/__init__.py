@@ -7,6 +7,7 @@
     arithscope.ask(model, "226-68=")              # its answer, with or without some neurons
     lab = arithscope.Lab(model, operators="+")    # experiments in memory: lab.circuit, lab.classify
     arithscope.run(model, "runs/mine")            # all experiments, into a run folder
+    arithscope.run_layouts(model, "runs/two", "10-99")  # numbers of several tokens, each token of the answer by itself
 
 Names are imported when they are first used, so that `import arithscope` costs next to nothing.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from arithscope.results.run import Run as Run
     from arithscope.results.run import open as open
     from arithscope.results.run import run as run
+    from arithscope.results.run import run_layouts as run_layouts
     from arithscope.settings import SampleSizes as SampleSizes
     from arithscope.settings import Settings as Settings
 
@@ -45,7 +47,7 @@ _NAMES = {
     "results.comparison": ["compare"],
     "results.explanation": ["ask"],
     "results.neuron": ["Neuron"],
-    "results.run": ["Lab", "Run", "open", "run"],
+    "results.run": ["Lab", "Run", "open", "run", "run_layouts"],
     "settings": ["SampleSizes", "Settings"],
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}

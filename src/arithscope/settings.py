@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from arithscope.errors import UserError
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Stratum, operator_indices, whole_numbers
+from arithscope.prompts import OPERATORS, Operands, Stratum, checked_operands, operator_indices, whole_numbers
 from arithscope.stats.effects import EFFECTS
 
 EXACT, ATTRIBUTION_THEN_EXACT = "exact", "atp+exact"
@@ -67,7 +67,9 @@ class Settings:
 
     Attributes:
         operators: Operators to study; sorted in the order of `OPERATORS`.
-        max_operand: Largest operand; the smallest is 0.
+        max_operand: Largest operand where numbers are single tokens; the smallest is 0.
+        operands: Ranges of op1 and op2, ((10, 99), (10, 99)), which may take several tokens; they take the place of
+            `max_operand`. Each layout of tokens, and each token of the answer, is then studied by itself.
         preset: Sample sizes: `quick` or `paper`. The latter also ranks neurons, finds answer layers and chooses how many
             heads and neurons suffice as the paper does.
         seed: Seed of every random choice.
@@ -91,6 +93,7 @@ class Settings:
 
     operators: tuple[str, ...] = OPERATORS
     max_operand: int = 300
+    operands: Operands | None = None
     preset: str = QUICK
     seed: int = 0
     effect: str = "probability"
@@ -111,6 +114,9 @@ class Settings:
             if (value := getattr(self, name)) not in known and (value is not None or name not in _PRESET_CHOICES):
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"There is no {option} {value!r}; choose from {', '.join(known)}.")
+        if self.operands is not None:
+            op1, op2 = (tuple(map(int, between)) for between in self.operands)
+            object.__setattr__(self, "operands", checked_operands(((op1[0], op1[1]), (op2[0], op2[1]))))
         if self.max_operand < 1:
             raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
         if self.seed < 0:

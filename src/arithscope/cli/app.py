@@ -7,7 +7,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,22 +75,22 @@ def run(
 ) -> None:
     """Study a model: run all stages, or some, and write a run folder. An interrupted run resumes where it stopped."""
     from arithscope.cli.default_folder import default_folder
+    from arithscope.pipeline.layouts import steps_of
     from arithscope.pipeline.study import study as run_study
-    from arithscope.report.figure_files import drawing
+    from arithscope.report.figure_files import FigureDrawing
     from arithscope.report.terminal import summary_tables
     from arithscope.report.warnings import result_warnings
-    from arithscope.settings import Settings
 
-    progress, (template, load_options) = _progress(), options.load_arguments()
-    with ExitStack() as figures:
+    progress, (template, load_options), chosen = _progress(), options.load_arguments(), settings.settings()
+    with FigureDrawing(progress) as figures:
 
         def write_early_report(folder: RunFolder) -> None:
-            figures.close()  # waits until all figures are drawn
+            figures.finish()
             write_report_of(folder, progress)  # repetitions take longest; the report is there even if they are stopped
 
-        folder = run_study(
+        folders = run_study(
             model,
-            Settings(**vars(settings)),
+            chosen,
             out or default_folder(model, settings, options),
             stages=None if stages is None else [name.strip() for name in stages.split(",") if name.strip()],
             checkpoints=checkpoints,
@@ -101,20 +100,29 @@ def run(
             overwrite=overwrite,
             progress=progress,
             on_load=lambda m, executor: say(m if executor.where is None else f"{m}, studied by {executor.where}"),
-            after_stage=figures.enter_context(drawing(progress)),
+            after_stage=figures,
             before_repeats=write_early_report,
+            digits_by_default=True,
         )
-    _print_all(summary_tables(folder.summary))
-    for warning in result_warnings(folder):
-        say(f"Warning, explained in the report: {warning.name}")
-    say(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
+    for folder in folders:
+        _print_all(summary_tables(folder.summary))
+        for warning in result_warnings(folder):
+            say(f"Warning, explained in the report: {warning.name}")
+        for step in steps_of(folder):
+            say(f"Answer step {step.path.name}: {write_report_of(step, progress)}")
+        say(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
 
 
 def report(run: opt.RunPath) -> None:
     """Write a run's report.html, with all its results; figures that are missing or outdated are drawn first."""
+    from arithscope.pipeline.layouts import steps_of
     from arithscope.pipeline.store import RunFolder
+    from arithscope.results.run import runs_in
 
-    say(f"The report is {write_report_of(RunFolder(run), _progress())}")
+    for folder in map(RunFolder, runs_in(run)):
+        for step in steps_of(folder):
+            say(f"The report of answer step {step.path.name} is {write_report_of(step, _progress())}")
+        say(f"The report is {write_report_of(folder, _progress())}")
 
 
 def neuron(
@@ -122,12 +130,13 @@ def neuron(
     layer: Annotated[int, opt.argument("LAYER", "The neuron's layer.")],
     index: Annotated[int, opt.argument("NEURON", "The neuron's index in its MLP.")],
     operator: Annotated[str, opt.option("--operator OPERATOR", "One of + - * /.")] = "+",
+    step: Annotated[int | None, opt.option("--step N", "Answer step, where numbers take several tokens.")] = None,
 ) -> None:
     """Show one neuron of a run: its effect and rank, its activation map, the numbers it promotes and its heuristics."""
     from arithscope.report.terminal import neuron_report
-    from arithscope.results.run import Run
+    from arithscope.results.run import Run, run_of_step
 
-    _print_all(neuron_report(Run(run), layer, index, operator))
+    _print_all(neuron_report(run_of_step(Run(run), step), layer, index, operator))
 
 
 @opt.expand_options
@@ -141,14 +150,23 @@ def explain(
 ) -> None:
     """Explain one prompt: answer, heuristics that hold, their neurons' logit attribution, and the answer without them."""
     from arithscope.experiments.classify import CALIBRATED, RAW
-    from arithscope.report.terminal import explanation_report
+    from arithscope.report.terminal import explanation_report, steps_report
     from arithscope.results.run import explanation_as_json
 
-    explanation = options.open(run).explain(prompt, RAW if raw else CALIBRATED)
+    opened, criterion = options.open_for(run, prompt), RAW if raw else CALIBRATED
+    if not opened.steps:
+        explanation = opened.explain(prompt, criterion)
+        if as_json:
+            say(json.dumps(explanation_as_json(explanation), indent=2, ensure_ascii=False))
+        else:
+            _print_all(explanation_report(explanation))
+        return
+    by_step = opened.explain_steps(prompt, criterion)
     if as_json:
-        say(json.dumps(explanation_as_json(explanation), indent=2, ensure_ascii=False))
+        said = {str(step): explanation_as_json(each) for step, each in by_step.items()}
+        say(json.dumps(said, indent=2, ensure_ascii=False))
     else:
-        _print_all(explanation_report(explanation))
+        _print_all(steps_report(opened.stratum, by_step))
 
 
 def compare(
@@ -175,11 +193,14 @@ def explore(
     """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and comparisons of runs."""
     if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
-    if options.model is not None and len(runs) > 1:
+    from arithscope.results.run import runs_with_steps
+
+    all_runs = [each for path in runs for each in runs_with_steps(path)]
+    if options.model is not None and len(all_runs) > 1:
         raise UserError("--model is for a single run; name only one run.")
     from arithscope.explorer.server import serve
 
-    serve([options.open(path) for path in runs], host, port, not no_browser)
+    serve([options.open(path) for path in all_runs], host, port, not no_browser)
 
 
 def models() -> None:

@@ -9,7 +9,10 @@ from arithscope.cli.options import ModelOptions, SettingsOptions
 from arithscope.utils.files import user_path
 
 OPERATOR_WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
-SETTING_WORDS = {"max_operand": "max", "seed": "seed", "topk": "top", "both_operands": "both-operands"}  # before values
+SETTING_WORDS = {
+    name: name.replace("_", "-") for name in ("seed", "both_operands", "digits", "operands")
+}  # before values
+SETTING_WORDS |= {"max_operand": "max", "topk": "top"}
 
 
 def default_folder(model: str, settings: SettingsOptions, options: ModelOptions) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from arithscope.errors import UserError
 from arithscope.utils.files import user_path
 
 if TYPE_CHECKING:
     from arithscope.models.load import LoadOptions
+    from arithscope.prompts import Operands as Ranges
     from arithscope.prompts import Template
     from arithscope.results.run import Run
+    from arithscope.settings import Settings
 
 
 def option(declared: str, text: str, *, panel: str | None = None, parser: Callable[[str], Any] | None = None) -> Any:
@@ -64,6 +68,10 @@ NEURONS = (
     "How neuron effects are computed: exact; atp, ig or relp (attribution methods); or atp+exact: attribution patching for "
     "all neurons and exact patching for its top 10 %."
 )
+OPERANDS = "Operands of any number of tokens: 10-99, or 10-99,1-9 for op1 and op2. Each token of the answer is studied."
+DIGITS = "The same, by number of digits: 2, or 2,1 for op1 and op2."
+Operands = Annotated[str | None, study("--operands RANGE", OPERANDS)]
+Digits = Annotated[str | None, study("--digits N", DIGITS)]
 RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]
 SampleSeed = Annotated[int, option("--seed N", "Seed of the sample that is recomputed.")]
 
@@ -100,6 +108,17 @@ class RunOptions:
     device: Device = "auto"
     device_map: DeviceMap = None
 
+    def open_for(self, folder: Path, prompt: str) -> Run:
+        """Open the run of a prompt, of the layouts that the folder holds; with one run, that."""
+        from arithscope.results.run import runs_in
+
+        runs = [self.open(path) for path in runs_in(folder)]
+        for run in runs[:-1]:
+            with suppress(UserError):
+                run.prompt(prompt)
+                return run
+        return runs[-1]
+
     def open(self, folder: Path) -> Run:
         """Open a run. Its model is loaded when it is first needed."""
         from arithscope.models.load import LoadOptions
@@ -114,7 +133,9 @@ class SettingsOptions:
     """The fields of `Settings` that are options."""
 
     operators: Operators = "+-*/"
-    max_operand: Annotated[int, study("--max-operand N", "Operands range from 0 to N.")] = 300
+    max_operand: Annotated[int, study("--max-operand N", "Operands that are single tokens range from 0 to N.")] = 300
+    digits: Digits = None
+    operands: Operands = None
     preset: Annotated[str, samples("--preset NAME", PRESET)] = "quick"
     seed: Annotated[int, samples("--seed N", "Seed of all random choices.")] = 0
     effect: Annotated[str, measures("--effect NAME", EFFECT)] = "probability"
@@ -124,6 +145,24 @@ class SettingsOptions:
     plateau: Annotated[str | None, measures("--plateau NAME", PLATEAU)] = None
     topk: Annotated[int | None, measures("--topk K", TOPK)] = None
     both_operands: Annotated[bool, measures("--both-operands", BOTH_OPERANDS)] = False
+
+    def settings(self) -> Settings:
+        from arithscope.settings import Settings
+
+        values = vars(self).copy()
+        values["operands"] = operands_named(values.pop("digits"), self.operands)
+        return Settings(**values)
+
+
+def operands_named(digits: str | None, operands: str | None) -> Ranges | None:
+    """The operands named by --digits or --operands; None if neither is given."""
+    from arithscope.prompts import operands_of_digits, parse_operands
+
+    if digits is not None and operands is not None:
+        raise UserError("--digits and --operands exclude each other; give one of them.")
+    if digits is not None:
+        return operands_of_digits(digits)
+    return None if operands is None else parse_operands(operands)
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -17,7 +17,7 @@ from arithscope.models.engine.sweep import Means
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, Stratum, stratum_from_json
 from arithscope.stats.effects import log_probability
-from arithscope.utils.executor import split_evenly
+from arithscope.utils.executor import Unit, split_evenly
 from arithscope.utils.progress import Advance
 
 OP1_IN_UNIT = 100
@@ -61,15 +61,16 @@ def means(ctx: Context) -> MeanActivations:
     with ctx.progress.task("means", len(prompts)) as advance:
         parts = ctx.map(means_of, units, advance)
     heads, neurons, predicted, p_answer = zip(*parts, strict=True)
-    sizes = np.bincount(prompts.operator, minlength=len(OPERATORS))
-    weights = [len(some) / (len(operators) * sizes[some.operator[0]]) for (some,) in units]
     answers = np.concatenate(predicted), np.concatenate(p_answer)
-    mean_heads, mean_neurons = (_weighted_mean(x, weights) for x in (heads, neurons))
+    mean_heads, mean_neurons = (mean_of_operators(x, prompts, units) for x in (heads, neurons))
     return MeanActivations(mean_heads, mean_neurons, *answers, list(operators), stratum.as_json())
 
 
-def _weighted_mean(parts: Sequence[Singles], weights: Sequence[float]) -> Singles:
-    total = sum(weight * part.astype(np.float64) for part, weight in zip(parts, weights, strict=True))
+def mean_of_operators(parts: Sequence[Singles], prompts: Prompts, units: Sequence[Unit]) -> Singles:
+    """The mean in which operators weigh the same, from the means of units, each with some prompts of one operator."""
+    sizes = np.bincount(prompts.operator, minlength=len(OPERATORS))
+    shares = [len(some) / (np.count_nonzero(sizes) * sizes[some.operator[0]]) for (some,) in units]
+    total = sum(share * part.astype(np.float64) for part, share in zip(parts, shares, strict=True))
     return np.asarray(total, dtype=np.float32)
 
 
@@ -98,6 +99,7 @@ class Answers:
 
     predicted: NDArray[np.int32]  # number with the most probable token; −1 if that token is not a number
     p_answer: NDArray[np.float32]  # probability of the right answer; NaN for prompts that are not legal
+    log_p: NDArray[np.float32]  # its logarithm
 
     def __init__(self, model: Model, prompts: Prompts):
         self._legal = torch.from_numpy(model.encoder.legal(prompts))
@@ -105,9 +107,10 @@ class Answers:
         self._answer = model.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.result, some))]
         self._numbers = model.token_numbers
         self.predicted = np.full(len(prompts), -1, dtype=np.int32)
-        self.p_answer = np.full(len(prompts), np.nan, dtype=np.float32)
+        self.p_answer, self.log_p = (np.full(len(prompts), np.nan, dtype=np.float32) for _ in range(2))
 
     def observe(self, rows: NDArray[np.int64], logits: Float[Tensor, "rows vocabulary"]) -> None:
         self.predicted[rows] = self._numbers[logits.argmax(-1).cpu()].numpy()
-        p = log_probability(logits, self._answer[rows].to(logits.device)).exp().float().cpu()
-        self.p_answer[rows] = torch.where(self._legal[rows], p, torch.nan).numpy()
+        log_p = log_probability(logits, self._answer[rows].to(logits.device))
+        for kept, x in ((self.p_answer, log_p.exp()), (self.log_p, log_p)):
+            kept[rows] = torch.where(self._legal[rows], x.float().cpu(), torch.nan).numpy()

@@ -132,10 +132,10 @@ class Model:
             known[stratum] = other
         return known[stratum]
 
-    def at_step(self, step: int) -> Model:
-        """The model asked for another answer step of its stratum."""
+    def every_step(self) -> list[Model]:
+        """The model at each answer step of its stratum."""
         assert self.encoder.stratum is not None
-        return self.at(self.encoder.stratum.at_step(step))
+        return [self.at(stratum) for stratum in self.encoder.stratum.every_step()]
 
     def with_engine(self, engine: Engine) -> Model:
         """Return a shallow copy with another engine; modules, weights and tokenizer are shared."""

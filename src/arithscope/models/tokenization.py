@@ -29,6 +29,7 @@ from arithscope.models.tokenizer_reader import NUMBERS, TokenizerReader, digits_
 from arithscope.prompts import (
     OPERATORS,
     Ints,
+    Place,
     Prompts,
     Stratum,
     Template,
@@ -146,6 +147,11 @@ class PromptEncoder:
     def step(self) -> int:
         return 1 if self.stratum is None else self.stratum.step
 
+    @property
+    def asked(self) -> Place:
+        """What the token that is asked for says."""
+        return Place() if self.stratum is None else self.stratum.asked
+
     def _places(self, slot: str) -> Places:
         """Which digits the tokens of a number hold."""
         return (0,) if self.stratum is None else getattr(self.stratum.tokens, slot)
@@ -211,6 +217,12 @@ class PromptEncoder:
         given = self._tokens_of("answer", prompts.answer, self.step - 1)
         return torch.from_numpy(np.column_stack([self.encode_questions(prompts), *given]))
 
+    def encode_answered(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
+        """Token ids of (legal) prompts with their whole answers."""
+        return torch.from_numpy(
+            np.column_stack([self.encode_questions(prompts), *self._tokens_of("answer", prompts.answer)])
+        )
+
     def encode_questions(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
         """Token ids of prompts without any token of the answer."""
         top = max(int(prompts.op1.max(initial=0)), int(prompts.op2.max(initial=0)))
@@ -228,6 +240,14 @@ class PromptEncoder:
         """For each token of a slot, or its first `count` tokens, the tokens of some numbers."""
         places, tables = self._places(slot), self._tables[slot][:count]
         return [table[place_of(places, i).of(numbers)] for i, table in enumerate(tables)]
+
+    def shown(self, prompts: Prompts) -> list[str]:
+        """The prompts as a reader sees them: without the prefix, and with the answer so far in later steps, `45+78=1`."""
+        texts = prompts.text(replace(self.template, prefix=""))
+        if self.step == 1:
+            return texts
+        written = prompts.answer // 10 ** self._places("answer")[self.step - 2]
+        return [f"{text}{so_far}" for text, so_far in zip(texts, written.tolist(), strict=True)]
 
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
         """The token that is asked for, for each (legal) prompt."""

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,6 +65,7 @@ def run_stages(
     given: Sequence[Given] = (),
     executor: Executor = LOCAL,
     overwrite: bool = False,
+    shared: Mapping[str, Callable[[], Result]] | None = None,
 ) -> RunWriter:
     """Run stages into a folder. A stage whose inputs have not changed since it was stored is not run again.
 
@@ -79,6 +80,7 @@ def run_stages(
         given: Results from other runs that stages need.
         executor: Runs the stages' units of work. Finished units of an interrupted stage are not run again.
         overwrite: Whether results of other settings in the folder may be replaced.
+        shared: Stages whose results were computed together with those of other runs, with a function that gives each.
 
     Returns:
         The run folder.
@@ -93,6 +95,8 @@ def run_stages(
     location = {"source": model.identity.source, "limit": model.limit, "device": executor.where or device_name(model)}
     description = {**describe_model(model), **location}
     configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_encoding(model)}
+    if settings.operands is None:
+        del configuration["operands"]
     kept = [stage for stage in known if stage in todo or not stage.on_request or (out / stage.name).exists()]
     about = description, configuration, keys_of(model, settings, kept, given), overwrite
     check_writable(out, *about)  # before anything is computed
@@ -109,8 +113,11 @@ def run_stages(
                 folder.start(stage.name)
                 started = time.monotonic()
                 try:
-                    caching = unit_cache.caching_executor(executor, out, stage.name, folder.keys[stage.name])
-                    result = compute_stage(stage, model, settings, results, progress, caching)
+                    if shared and stage.name in shared:
+                        result = shared[stage.name]()
+                    else:
+                        caching = unit_cache.caching_executor(executor, out, stage.name, folder.keys[stage.name])
+                        result = compute_stage(stage, model, settings, results, progress, caching)
                     folder.write(stage.name, result, time.monotonic() - started)
                 except BaseException as error:
                     with suppress(OSError):  # the first error is the one to report

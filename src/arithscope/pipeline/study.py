@@ -2,7 +2,7 @@
 
 Every checkpoint and every repetition is a separate run inside the study's run folder: an interrupted one resumes, and
 unchanged stages are not computed again. Whether results of other settings may be replaced is decided for the study, and holds
-for the runs inside it.
+for the runs inside it. Where numbers take several tokens, each token of the answer has such a study (layouts.py).
 
 1. An earlier checkpoint gets a smaller study that reuses choices of the final model; the stage `training` compares them. One
    with the weights of the final model is not an earlier one, and is left out.
@@ -31,11 +31,18 @@ from arithscope.experiments.topk import TopK
 from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
 from arithscope.models.sources import select_checkpoints
+from arithscope.pipeline.layouts import (
+    Shared,
+    joined_stages,
+    operands_of,
+    refuse_joined_stages,
+    study_layouts,
+)
 from arithscope.pipeline.ray_executor import open_executor
 from arithscope.pipeline.registry import all_stages, chosen_stages, stage_named, stage_of
 from arithscope.pipeline.runner import AfterStage, Given, keys_of, run_stages
 from arithscope.pipeline.store import RunFolder, RunWriter, stage_key
-from arithscope.prompts import Template
+from arithscope.prompts import Stratum, Template
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL, Executor
 from arithscope.utils.files import child, explain_write_errors
@@ -63,8 +70,9 @@ def study(
     on_load: Callable[[Model, Executor], None] = lambda model, executor: None,
     after_stage: AfterStage = lambda folder: None,
     before_repeats: AfterStage = lambda folder: None,
-) -> RunWriter:
-    """Study a model into a run folder.
+    digits_by_default: bool = False,
+) -> list[RunWriter]:
+    """Study a model into a run folder, or where numbers take several tokens, into one for each layout of tokens inside `out`.
 
     Args:
         model: A loaded model, or a name to load.
@@ -80,9 +88,10 @@ def study(
         on_load: Called with the loaded model and the executor before anything is computed.
         after_stage: Called whenever a stage is complete.
         before_repeats: Called once the study itself is complete, if it will be repeated.
+        digits_by_default: Whether operands of two digits are studied where the tokenizer cuts all numbers into digits.
 
     Returns:
-        The run folder.
+        The run folder, or that of each layout.
 
     Raises:
         UserError: If the model cannot be loaded, fails a check or does not fit the settings, the folder cannot be written, or
@@ -100,21 +109,44 @@ def study(
     if followed and names is not None:
         names.append(TRAINING)
     repeated = wants_repeats(settings, names)
-    names = [stage.name for stage in chosen_stages(names) if not stage.on_request]
+    chosen_stages(names)  # raises for unknown names before anything is loaded
     with open_executor(cluster, template or Template(), options or LoadOptions(), progress) as (executor, load):
         loaded = load(model) if isinstance(model, str) else model
         on_load(loaded, executor)
-        folder = run_stages(loaded, settings, out, names, progress, after_stage, executor=executor, overwrite=overwrite)
-        if followed:
-            if not overwrite:
-                _keep_checkpoints(folder, followed)
-            folder = follow_training(
-                loaded, followed, lambda at: load(f"{model}@{at}"), settings, folder, progress, after_stage, executor
+
+        def study_one(asked: Model, settings: Settings, out: Path, shared: Shared) -> RunWriter:
+            stages = None if names is None else [name for name in names if not stage_named(name).joins_steps]
+            own = [stage.name for stage in chosen_stages(stages) if not stage.on_request]
+            folder = run_stages(
+                asked, settings, out, own, progress, after_stage, executor=executor, overwrite=overwrite, shared=shared
             )
-        if repeated:
-            before_repeats(folder)
-            folder = repeat_study(loaded, settings, folder, progress, executor)
-    return folder
+            if followed:
+                if not overwrite:
+                    _keep_checkpoints(folder, followed)
+                at = partial(_load_checkpoint, load, str(model), asked.encoder.stratum)
+                folder = follow_training(asked, followed, at, settings, folder, progress, after_stage, executor)
+            if repeated:
+                before_repeats(folder)
+                folder = repeat_study(asked, settings, folder, progress, executor)
+            return folder
+
+        def run_joined(
+            asked: Model, settings: Settings, out: Path, stages: Sequence[str], given: Sequence[Given]
+        ) -> RunWriter:
+            known = joined_stages()
+            return run_stages(asked, settings, out, stages, progress, after_stage, known, given, executor, overwrite)
+
+        operands = operands_of(loaded, settings, progress) if digits_by_default else settings.operands
+        if operands is None:
+            refuse_joined_stages(names)
+            return [study_one(loaded, settings, out, {})]
+        return study_layouts(loaded, settings, operands, out, names, study_one, run_joined, progress)
+
+
+def _load_checkpoint(load: Callable[[str], Model], model: str, stratum: Stratum | None, name: str) -> Model:
+    """A checkpoint of a model, asked for the same answer step."""
+    loaded = load(f"{model}@{name}")
+    return loaded if stratum is None else loaded.at(stratum)
 
 
 def _keep_checkpoints(run: RunWriter, followed: Sequence[str]) -> None:

@@ -107,6 +107,10 @@ class Stratum:
     def at_step(self, step: int) -> "Stratum":
         return replace(self, step=step)
 
+    def every_step(self) -> list["Stratum"]:
+        """The stratum at each of its answer steps."""
+        return [self.at_step(step) for step in range(1, self.steps + 1)]
+
     @property
     def asked(self) -> Place:
         """What the token that is asked for says."""

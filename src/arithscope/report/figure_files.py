@@ -18,7 +18,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -155,6 +155,31 @@ def drawing(progress: Progress) -> Iterator[Draw]:
     with closing(_FigurePool(min(cores - 1, MOST_WORKERS))) as pool:
         yield pool.submit
         pool.finish(progress)
+
+
+class FigureDrawing:
+    """`drawing` for runs that come one after the other: the figures of one are finished when the next one begins."""
+
+    def __init__(self, progress: Progress):
+        self._progress, self._contexts = progress, ExitStack()
+        self._path: Path | None = None
+
+    def __call__(self, run: RunFolder) -> None:
+        if run.path != self._path:
+            self.finish()
+            self._path, self._draw = run.path, self._contexts.enter_context(drawing(self._progress))
+        self._draw(run)
+
+    def finish(self) -> None:
+        """Wait until all figures are drawn."""
+        self._path = None
+        self._contexts.close()
+
+    def __enter__(self) -> "FigureDrawing":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._contexts.__exit__(*error)
 
 
 class _FigurePool:

@@ -13,6 +13,7 @@ from rich.table import Table
 from arithscope.experiments.common.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.experiments.neurons import neuron_name
 from arithscope.heuristics.kinds import kind_name
+from arithscope.prompts import Stratum
 from arithscope.report.formatting import NOTHING, short_number
 from arithscope.results.neuron import Neuron
 from arithscope.results.run import Run
@@ -112,6 +113,17 @@ def explanation_report(e: Explanation) -> Iterator[str | Table]:
         yield "There is no control: some layers have too few other top neurons."
     else:
         yield f"With as many other top neurons of each layer ablated: {_ablated(e, e.ablated.control)}"
+
+
+def steps_report(stratum: Stratum, by_step: Mapping[int, Explanation]) -> Iterator[str | Table]:
+    """The explanation of each answer step of a prompt."""
+    written = [each.answer.token.strip() for each in by_step.values()]
+    first = next(iter(by_step.values()))
+    yield f"{first.prompt} {'·'.join(written)}: {', '.join(stratum.at_step(step).step_name for step in by_step)}"
+    for step, each in by_step.items():
+        yield ""
+        yield f"Answer step {step} of {stratum.steps}, {stratum.at_step(step).step_name}"
+        yield from explanation_report(each)
 
 
 def _prediction(answer: Answer) -> str:

@@ -1,7 +1,6 @@
 """A model's answers to prompts (`ask`), and the explanation of one by the heuristics of a run."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -53,7 +52,7 @@ def ask(
             answers.observe(rows, model.logits(model.encode(batch)))
     return pd.DataFrame(
         {
-            "prompt": prompts.text(replace(model.encoder.template, prefix="")),
+            "prompt": model.encoder.shown(prompts),
             "answer": prompts.answer,
             "predicted": answers.predicted,
             "correct": answers.predicted == prompts.result,

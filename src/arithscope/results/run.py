@@ -19,12 +19,23 @@ from arithscope.experiments.common.stage import Results
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
 from arithscope.models.sources import ModelNotFound
+from arithscope.pipeline.layouts import steps_of
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
 from arithscope.pipeline.runner import compute_stage
 from arithscope.pipeline.schema import check_description
-from arithscope.pipeline.store import RunFolder, plain
+from arithscope.pipeline.store import MANIFEST, RunFolder, plain
 from arithscope.pipeline.study import study
-from arithscope.prompts import OPERATORS, Prompts, Stratum, Template, parse_in_stratum, stratum_from_json, whole_numbers
+from arithscope.prompts import (
+    OPERATORS,
+    Operands,
+    Prompts,
+    Stratum,
+    Template,
+    parse_in_stratum,
+    parse_operands,
+    stratum_from_json,
+    whole_numbers,
+)
 from arithscope.results.explanation import Explanation, explain_prompt
 from arithscope.results.neuron import Neuron, NeuronFinder
 from arithscope.settings import SampleSizes, Settings, stratum_of
@@ -81,8 +92,44 @@ def run(
             results of other settings.
     """
     chosen, path = Settings(**settings), user_path(out)
-    folder = study(model, chosen, path, stages, cluster=cluster, overwrite=overwrite, progress=progress)
+    if chosen.operands is not None:
+        raise UserError("Operands of several tokens give a run for each layout; use `run_layouts`.")
+    [folder] = study(model, chosen, path, stages, cluster=cluster, overwrite=overwrite, progress=progress)
     return Run(folder.path)
+
+
+def run_layouts(
+    model: Model | str,
+    out: str | Path,
+    operands: str | Operands,
+    stages: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    cluster: str | None = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> "dict[str, Run]":
+    """Study numbers of several tokens: a run for each layout of tokens, with a run for each token of the answer in `steps`.
+
+    Args:
+        model: A loaded model, or the name of one to load.
+        out: The folder for the layouts' run folders.
+        operands: Which operands: "10-99", "10-99,1-9", or ((10, 99), (1, 9)).
+        stages: Names of stages to run, with those they need; by default all.
+        progress: Where progress is shown.
+        cluster: Address of a Ray cluster to run on, or `local`.
+        overwrite: Whether results of other settings in the folder may be replaced.
+        **settings: Other fields of `Settings`.
+
+    Returns:
+        The runs by layout: tokens of op1, op2 and the answer, as in `runs["2-2-3"].steps[2].neuron(3, 17, "+")`.
+
+    Raises:
+        UserError: As for `run`; or if no layout can be studied.
+    """
+    chosen = Settings(operands=parse_operands(operands) if isinstance(operands, str) else operands, **settings)
+    options: dict[str, Any] = dict(cluster=cluster, overwrite=overwrite, progress=progress)
+    folders = study(model, chosen, user_path(out), stages, **options)
+    return {folder.path.name: Run(folder.path) for folder in folders}
 
 
 class StudyResults(ABC):
@@ -179,6 +226,7 @@ class Run(StudyResults):
         self.options = options or LoadOptions()
         check_options(self.options)  # report mistakes now, not when the model is first needed
         self._results = Results()
+        self._whole: Run | None = None  # the run of the layout, for the run of an answer step
 
     def _read_folder(self) -> None:
         self.folder = RunFolder(self.path)
@@ -221,6 +269,35 @@ class Run(StudyResults):
             self._results.add(self.folder.read(kind))
         return self._results[kind]
 
+    @cached_property
+    def steps(self) -> "dict[int, Run]":
+        """The runs of the answer steps, from 1, that a layout's run holds; empty where numbers are whole."""
+        found = {int(step.path.name): Run(step.path, self.elsewhere, self.options) for step in steps_of(self.folder)}
+        for run in found.values():
+            run._whole = self
+        return found
+
+    def explain_steps(self, prompt: str, criterion: str = CALIBRATED) -> "dict[int, Explanation]":
+        """Explain every answer step of a prompt, each given the right answer's tokens before it.
+
+        Args:
+            prompt: A prompt such as `45+38=`.
+            criterion: Which matches to use: `raw` or `calibrated`.
+
+        Returns:
+            The explanations by step; a step that was left out of the study has none.
+
+        Raises:
+            UserError: As for `explain`.
+        """
+        operator = OPERATORS[int(self.prompt(prompt).operator[0])]
+        studied = [
+            s for s, run in self.steps.items() if "classify" in run.stages and operator in run.classify.operators
+        ]
+        if not studied:
+            raise UserError(f"The run in {self.path} found no neurons for {operator} at any answer step.")
+        return {step: self.steps[step].explain(prompt, criterion) for step in studied}
+
     @property
     def summary(self) -> pd.DataFrame:
         """Every number of summary.json: experiment, operator, measure, value, low, high, n."""
@@ -243,6 +320,8 @@ class Run(StudyResults):
         Raises:
             UserError: If it cannot be found or loaded, or is not the same model.
         """
+        if self._whole is not None:
+            return self._whole.model.at(self.stratum)
         known = self.manifest["model"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
         source = known["source"] if self.elsewhere is None else self.elsewhere
@@ -368,6 +447,33 @@ class Lab(StudyResults):
     def __repr__(self) -> str:
         done = ", ".join(name for name, stage in self._stages.items() if stage.result in self._results) or "nothing yet"
         return f"Lab({self.model!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
+
+
+def runs_in(path: str | Path) -> list[Path]:
+    """The run folders that a path stands for: itself, or where it holds the runs of several layouts, these."""
+    folder = user_path(path)
+    inside = [] if (folder / MANIFEST).exists() or not folder.is_dir() else sorted(folder.glob(f"*/{MANIFEST}"))
+    return [manifest.parent for manifest in inside] or [folder]
+
+
+def runs_with_steps(path: str | Path) -> list[Path]:
+    """The same, each run of a layout followed by those of its answer steps."""
+    return [each for run in runs_in(path) for each in (run, *(step.path for step in steps_of(RunFolder(run))))]
+
+
+def run_of_step(run: Run, step: int | None) -> Run:
+    """The run of an answer step of a layout; without a step, the run itself.
+
+    Raises:
+        UserError: If there is no such step, or a layout's run is named without one.
+    """
+    if step is None and not run.steps:
+        return run
+    if step not in run.steps:
+        known = ", ".join(map(str, run.steps)) or "none"
+        problem = "has several answer steps" if step is None else f"has no answer step {step}"
+        raise UserError(f"The run in {run.path} {problem}; choose one with --step (studied: {known}).")
+    return run.steps[step]
 
 
 def stratum_of_configuration(configuration: Mapping[str, Any], limit: int) -> Stratum:

@@ -3,7 +3,7 @@ these neurons ablated."""
 
 import html
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -97,7 +97,7 @@ def explain(model: Model, bag: Association, prompt: Prompts, criterion: str, see
     contribution = columns["contribution"]
     neurons = _associated_neurons(bag, prompt, score, columns)
     return Explanation(
-        prompt=prompt.text(replace(model.encoder.template, prefix=""))[0],
+        prompt=model.encoder.shown(prompt)[0],
         operator=bag.operator,
         op1=int(prompt.op1[0]),
         op2=int(prompt.op2[0]),

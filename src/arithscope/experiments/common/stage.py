@@ -120,6 +120,7 @@ class Stage:
         compute: The experiment.
         memory: Estimate of the bytes it needs besides the weights.
         on_request: Whether it runs only when named.
+        joins_steps: Whether it is about whole answers of several tokens, and so runs once for all answer steps.
         paper: Section of the paper it follows, if any.
     """
 
@@ -131,6 +132,7 @@ class Stage:
     compute: Callable[[Context], Result]
     memory: Memory
     on_request: bool
+    joins_steps: bool
     paper: str
 
     @property
@@ -165,6 +167,7 @@ def stage(
     memory: Memory = lambda model, settings: 0,
     given: tuple[type, ...] = (),
     on_request: bool = False,
+    joins_steps: bool = False,
     paper: str = "",
 ) -> Callable[[Callable[[Context], R]], Callable[[Context], R]]:
     """Register a function as a stage; see `Stage` for the arguments. The function itself is returned unchanged."""
@@ -172,7 +175,10 @@ def stage(
     def register(compute: Callable[[Context], R]) -> Callable[[Context], R]:
         name = compute.__name__
         result = get_type_hints(compute, vars(sys.modules[compute.__module__]))["return"]
-        _registered[name] = Stage(name, result, needs, given, reads, compute, memory, on_request, paper)  # type: ignore[arg-type]
+        # mypy takes `result` for any type, and `compute` for a function with any result.
+        when = on_request or joins_steps, joins_steps
+        own = Stage(name, result, needs, given, reads, compute, memory, *when, paper)  # type: ignore[arg-type]
+        _registered[name] = own
         return compute
 
     return register

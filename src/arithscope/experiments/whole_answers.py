@@ -1,0 +1,167 @@
+"""Answers of several tokens, in one sweep for all answer steps.
+
+1. Run every prompt with the right answer behind it (teacher forcing). Each token of the answer is predicted from the right
+   tokens before it, so one pass gives the model's answer at every step; and the mean activations at all positions.
+2. An answer is right if every step is. Its log-probability is the sum over steps.
+3. Let the model continue by itself (free running): the tokens it writes agree with those of the steps up to the first wrong
+   one; from there on they may differ. Only prompts with a wrong step that is not the last have to be run.
+4. After the right answer, does the model stop, or does it write another digit?
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arithscope.experiments.common import schema
+from arithscope.experiments.common.result import Result, summary_table
+from arithscope.experiments.common.samples import batches
+from arithscope.experiments.common.stage import Context, stage, sweep_memory
+from arithscope.experiments.means import Answers, MeanActivations, Singles, mean_of_operators, prompt_units
+from arithscope.models.model import Model
+from arithscope.prompts import OPERATORS, Ints, Prompts, Stratum, stratum_from_json
+from arithscope.stats.intervals import share_of, t_mean, unit_mean
+from arithscope.utils.progress import Advance
+
+
+@dataclass(frozen=True, repr=False)
+class WholeAnswers(Result):
+    """Measures: `accuracy`, the share of answers with every token right; `accuracy_1`, `accuracy_2`, … of each step, given the
+    right tokens before it; `log_p`, the mean log-probability of the right answer, and `p_answer`, its mean probability;
+    `agreement`, the share of prompts for which free running writes what the steps say; `stops`, the share of prompts for which
+    the model writes no further digit after the right answer."""
+
+    prompts: pd.DataFrame = schema.table(
+        "Every legal prompt of the layout.",
+        *schema.PROMPT_KEY,
+        schema.number("answer", "the right answer"),
+        schema.boolean("correct", "whether every step is right"),
+        schema.number("log_p", "log-probability of the right answer, the sum over steps"),
+        schema.number("free", "what the model writes by itself; −1 if a token is not a number"),
+        schema.boolean("agrees", "whether that is what the steps say, token by token"),
+        schema.boolean("stops", "whether the model writes no further digit after the right answer"),
+        unique=True,
+    )
+    predicted: NDArray[np.int32] = schema.array(
+        "the model's token as a value; −1 if not a number", "int32", "steps, prompts"
+    )
+    log_p: Singles = schema.array("log-probability of the right token", "float32", "steps, prompts")
+    table: pd.DataFrame = schema.table("Measures by operator that is studied, and their average.")
+    heads: Singles = schema.array("mean activation of each head", "float32", "layers, positions, heads, head dim")
+    neurons: Singles = schema.array("mean activation of each neuron", "float32", "layers, positions, neurons")
+    operators: list[str] = schema.value("operators that have prompts in this layout")
+    studied: dict[str, Any] = schema.value(schema.STUDIED)
+
+    @property
+    def stratum(self) -> Stratum:
+        """The layout, at its last step."""
+        return stratum_from_json(self.studied)
+
+    def means_at(self, step: int) -> MeanActivations:
+        """Mean activations and answers of one step: what the stage `means` computes for it alone."""
+        stratum = self.stratum.at_step(step)
+        positions = self.heads.shape[1] - (self.stratum.steps - step)
+        heads, neurons = (np.ascontiguousarray(x[:, :positions]) for x in (self.heads, self.neurons))
+        predicted, p_answer = self.predicted[step - 1], np.exp(self.log_p[step - 1])
+        return MeanActivations(heads, neurons, predicted, p_answer, self.operators, stratum.as_json())
+
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each step of each prompt is right: [steps, prompts]."""
+        return self.predicted == right_values(self.stratum, self.prompts.answer.to_numpy(dtype=np.int64))
+
+
+@stage(reads=("operators",), memory=sweep_memory, joins_steps=True)
+def whole_answers(ctx: Context) -> WholeAnswers:
+    """Accuracy of whole answers and of each step, free-running answers, and mean activations, in one sweep for all steps."""
+    model, stratum = ctx.model, ctx.stratum
+    operators = list(model.encoder.operators)
+    prompts = stratum.run(operators)
+    units = [(prompts[rows],) for rows in prompt_units(prompts)]
+    with ctx.progress.task("whole_answers", 2 * len(prompts)) as advance:
+        heads, neurons, *answers = zip(*ctx.map(answers_of, units, advance), strict=True)
+        predicted, log_p = (np.concatenate(parts, axis=1) for parts in answers)
+        ends = np.cumsum([len(some) for (some,) in units])[:-1]
+        continued = [(some, own) for (some,), own in zip(units, np.split(predicted, ends, axis=1), strict=True)]
+        free, stops = (np.concatenate(x) for x in zip(*ctx.map(free_answers, continued, advance), strict=True))
+        free = free.T
+    mean_heads, mean_neurons = (mean_of_operators(x, prompts, units) for x in (heads, neurons))
+    right = predicted == right_values(stratum, prompts.answer)
+    numbers = {name: getattr(prompts, name) for name in ("op1", "op2", "answer")}
+    table = pd.DataFrame({"operator": np.array(OPERATORS)[prompts.operator], **numbers}).assign(
+        correct=right.all(axis=0),
+        log_p=log_p.sum(axis=0, dtype=np.float64),
+        free=written_numbers(stratum, free),
+        agrees=(free == predicted).all(axis=0),
+        stops=stops,
+    )
+    summary = _summary(table[table.operator.isin(ctx.settings.operators)], right)
+    return WholeAnswers(table, predicted, log_p, summary, mean_heads, mean_neurons, operators, stratum.as_json())
+
+
+def right_values(stratum: Stratum, answers: Ints) -> Ints:
+    """Value of the right token at each step: [steps, prompts]."""
+    return np.stack([each.asked.of(answers) for each in stratum.every_step()])
+
+
+def written_numbers(stratum: Stratum, values: NDArray[np.int32]) -> Ints:
+    """The numbers that tokens with these values [steps, prompts] write; −1 where a token is not a number."""
+    powers = np.array([10**each.asked.low for each in stratum.every_step()])
+    return np.where((values < 0).any(axis=0), -1, powers @ values.astype(np.int64))
+
+
+def answers_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
+    """Unit of work: mean activations of heads and neurons; predicted values and log-probabilities of the right token at each
+    step, [steps, prompts]."""
+    answers = [Answers(view, prompts.asking(view.encoder.asked)) for view in model.every_step()]
+
+    def observe(rows: Ints, logits: Tensor) -> None:
+        for i, own in enumerate(answers):
+            own.observe(rows, logits[:, i])
+
+    means = model.engine.mean_activations(model, prompts, advance, observe=observe, steps=len(answers))
+    found = (np.stack([getattr(own, name) for own in answers]) for name in ("predicted", "log_p"))
+    return means.heads.cpu().numpy(), means.neurons.cpu().numpy(), *found
+
+
+@torch.no_grad()
+def free_answers(
+    model: Model, prompts: Prompts, predicted: NDArray[np.int32], *, advance: Advance
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Unit of work: values of the tokens that the model writes by itself, [prompts, steps], and whether it stops after the
+    right answer. `predicted` are the values at each step, given the right tokens before it."""
+    views, stratum = model.every_step(), model.encoder.stratum
+    assert stratum is not None
+    free = predicted.T.copy()
+    wrong = predicted != right_values(stratum, prompts.answer)
+    different = np.flatnonzero(wrong[:-1].any(axis=0))  # where a later step may be given a wrong token
+    for rows, batch in batches(model, prompts[different], 0):
+        ids = views[0].encode(batch)
+        for step, view in enumerate(views):
+            tokens = model.logits(ids).argmax(-1)
+            free[different[rows], step] = view.token_numbers[tokens.cpu()].numpy()
+            ids = torch.cat([ids, tokens[:, None]], dim=1)
+    stops = np.empty(len(prompts), dtype=np.bool_)
+    for rows, batch in batches(model, prompts, 0):
+        answered = model.encoder.encode_answered(batch).to(model.device)
+        following = model.encoder.tokens(model.logits(answered).argmax(-1))
+        stops[rows] = [not token[:1].isdecimal() for token in following]
+    advance(len(prompts))
+    return free, stops
+
+
+def _summary(table: pd.DataFrame, right: NDArray[np.bool_]) -> pd.DataFrame:
+    measured = {}
+    for operator, rows in table.groupby("operator", sort=False):
+        measured[str(operator)] = {
+            "accuracy": share_of(rows.correct),
+            **{f"accuracy_{step}": share_of(own[rows.index]) for step, own in enumerate(right, start=1)},
+            "p_answer": unit_mean(np.exp(rows.log_p)),
+            "log_p": t_mean(rows.log_p),
+            "agreement": share_of(rows.agrees),
+            "stops": share_of(rows.stops),
+        }
+    return summary_table(measured)

@@ -1,0 +1,166 @@
+"""A study of numbers of several tokens: each layout of tokens has a run folder, and in it a run folder for each answer step.
+
+    OUT/2-2-3/              whole answers, and what joins the steps: the stages with `joins_steps`
+    OUT/2-2-3/steps/1/      the study of the first token of the answer: all stages of a study of whole numbers
+    OUT/2-2-3/steps/2/      …
+
+1. `whole_answers` runs every prompt with its answer once. Accuracy and mean activations of all steps come from this sweep; the
+   other stages run step by step, as each asks for another token.
+2. A step that asks for the same token in all prompts has nothing to study and is left out (the first digit of all three-digit
+   sums of two-digit numbers is 1), and so is one that the model hardly ever gets right.
+3. The stages that join the steps run last.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from arithscope.errors import UserError
+from arithscope.experiments.circuit import Circuit
+from arithscope.experiments.common.result import Result
+from arithscope.experiments.common.samples import TooFewCorrect
+from arithscope.experiments.common.stage import Stage
+from arithscope.experiments.step_overlap import StepResults
+from arithscope.experiments.topk import TopK
+from arithscope.experiments.whole_answers import WholeAnswers
+from arithscope.models.layouts import find_strata, stratum_names
+from arithscope.models.model import Model
+from arithscope.pipeline.registry import all_stages, stage_of
+from arithscope.pipeline.runner import Given
+from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter
+from arithscope.prompts import Operands, operands_of_digits
+from arithscope.settings import Settings
+from arithscope.utils.files import child
+from arithscope.utils.progress import Progress
+
+STEPS = "steps"  # subfolder of a layout's run, with a run folder for each answer step
+DEFAULT_DIGITS = "2"  # studied where the tokenizer cuts numbers into digits, unless operands are named
+
+Shared = Mapping[str, Callable[[], Result]]
+
+
+# Studies one answer step; stages in the last argument are not computed again.
+StudyStep = Callable[[Model, Settings, Path, Shared], RunWriter]
+# Runs stages that join answer steps into a layout's run folder, with these results of the steps.
+RunJoined = Callable[[Model, Settings, Path, Sequence[str], Sequence[Given]], RunWriter]
+
+
+def operands_of(model: Model, settings: Settings, progress: Progress) -> Operands | None:
+    """The operands of a study of numbers of several tokens; None for one of whole numbers. Where only digits are single tokens
+    and no other operands are named, these are numbers of two digits."""
+    if settings.operands is None and model.limit == 10 and settings.max_operand == Settings.max_operand:
+        progress.note(
+            "The tokenizer cuts numbers into digits, so operands have two digits; choose others with --digits."
+        )
+        return operands_of_digits(DEFAULT_DIGITS)
+    return settings.operands
+
+
+def study_layouts(
+    model: Model,
+    settings: Settings,
+    operands: Operands,
+    out: Path,
+    stages: Sequence[str] | None,
+    study_step: StudyStep,
+    run_joined: RunJoined,
+    progress: Progress,
+) -> list[RunWriter]:
+    """Study every layout of a model's numbers.
+
+    Args:
+        model: The model.
+        settings: What to study, and how.
+        operands: Ranges of op1 and op2.
+        out: The folder for the layouts' run folders.
+        stages: Names of stages to run, with all that they need; None runs the default ones.
+        study_step: Studies one answer step.
+        run_joined: Runs stages that join the steps.
+        progress: Where progress is shown.
+
+    Returns:
+        The run folder of each layout.
+
+    Raises:
+        UserError: If operands are cut in several ways, or no layout has enough prompts; or as `run_stages` does.
+    """
+    strata = find_strata(model.encoder, settings.operators, operands)
+    runs = []
+    for name, stratum in zip(stratum_names(strata), strata, strict=True):
+        operators = tuple(o for o in settings.operators if len(stratum.prompts(o)))
+        own = replace(settings, operands=operands, operators=operators)
+        progress.note(f"layout {name}: operands {stratum.described()}, {' '.join(operators)}")
+        asked = model.at(stratum.every_step()[-1])
+        runs.append(_study_layout(asked, own, child(out, name), stages, study_step, run_joined, progress))
+    return runs
+
+
+def _study_layout(
+    model: Model,
+    settings: Settings,
+    out: Path,
+    stages: Sequence[str] | None,
+    study_step: StudyStep,
+    run_joined: RunJoined,
+    progress: Progress,
+) -> RunWriter:
+    joined = {stage.name: stage for stage in joined_stages()}
+    named = [name for name in joined if stages is None or name in stages]
+    alone = [name for name in named if not joined[name].given]
+    run = run_joined(model, settings, out, [stage_of(WholeAnswers).name, *alone], [])
+    if stages is None or set(stages) - set(joined):
+        answers = run.read(WholeAnswers)
+        for view in model.every_step():
+            stratum = view.encoder.stratum
+            assert stratum is not None
+            about = f"{out.name}, answer step {stratum.step} of {stratum.steps} ({stratum.step_name})"
+            values = np.unique(stratum.prompts(settings.operators).result)
+            if len(values) == 1:
+                progress.note(f"{about} is left out: it asks for {values[0]} in all prompts")
+                continue
+            progress.note(about)
+            shared: Shared = {"means": partial(answers.means_at, stratum.step)}
+            try:
+                study_step(view, settings, step_folder(out, stratum.step), shared)
+            except TooFewCorrect:
+                progress.note(f"{about} is left out: the model gets almost no prompt right")
+    joining = [name for name in named if joined[name].given]
+    found = step_results(run)
+    return run_joined(model, settings, out, joining, [Given("", found)]) if joining and len(found.circuits) > 1 else run
+
+
+def joined_stages() -> list[Stage]:
+    """The stages that run once for all answer steps."""
+    return [stage for stage in all_stages() if stage.joins_steps]
+
+
+def step_folder(run: Path, step: int) -> Path:
+    return child(run / STEPS, str(step))
+
+
+def steps_of(run: RunFolder) -> list[RunFolder]:
+    """The run folders of a layout's answer steps, in order; empty for another run."""
+    found = [folder.parent for folder in (run.path / STEPS).glob(f"*/{MANIFEST}") if folder.parent.name.isdecimal()]
+    return [RunFolder(child(run.path / STEPS, folder.name)) for folder in sorted(found, key=lambda x: int(x.name))]
+
+
+def step_results(run: RunFolder) -> StepResults:
+    """Circuits and top neurons of the answer steps that are done."""
+    circuits, neurons, keys = {}, {}, []
+    for step in steps_of(run):
+        if step.is_done("circuit") and step.is_done("topk"):
+            number = int(step.path.name)
+            circuits[number], neurons[number] = step.read(Circuit), step.read(TopK)
+            keys += [step.key("circuit") or "", step.key("topk") or ""]
+    return StepResults(circuits, neurons, keys)
+
+
+def refuse_joined_stages(stages: Sequence[str] | None) -> None:
+    """Raise UserError if a stage joins answer steps, where numbers are whole and there is one step."""
+    if wrong := [stage.name for stage in joined_stages() if stage.name in (stages or ())]:
+        raise UserError(
+            f"The stage {wrong[0]} needs answers of several tokens; choose operands with --digits or --operands."
+        )
