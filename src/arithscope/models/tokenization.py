@@ -204,7 +204,7 @@ class PromptEncoder:
     def encode(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
         """Token ids, with the answer's tokens before the step. Operands must lie below the limit; answers need not be legal
         where numbers are whole, and in a stratum's first step."""
-        given = self._tokens_of("answer", prompts.answer)[: self.step - 1]
+        given = self._tokens_of("answer", prompts.answer, self.step - 1)
         return torch.from_numpy(np.column_stack([self.encode_questions(prompts), *given]))
 
     def encode_questions(self, prompts: Prompts) -> Int[Tensor, "batch length"]:
@@ -220,9 +220,9 @@ class PromptEncoder:
             columns += [np.full(len(prompts), token)] if slot is None else slots[slot]
         return torch.from_numpy(np.column_stack(columns))
 
-    def _tokens_of(self, slot: str, numbers: Ints) -> list[Ints]:
-        """For each token of a slot, the tokens of some numbers."""
-        places, tables = self._places(slot), self._tables[slot]
+    def _tokens_of(self, slot: str, numbers: Ints, count: int | None = None) -> list[Ints]:
+        """For each token of a slot, or the first `count`, the tokens of some numbers."""
+        places, tables = self._places(slot), self._tables[slot][:count]
         return [table[place_of(places, i).of(numbers)] for i, table in enumerate(tables)]
 
     def answers(self, prompts: Prompts) -> Int[Tensor, " batch"]:
