@@ -10,7 +10,8 @@ import torch
 from arithscope.models.families import FAMILIES
 from arithscope.models.model import Identity, Model
 from arithscope.models.untrained import number_tokenizer, untrained_model
-from arithscope.prompts import Prompts, Template, operand_grid, random_source, sample
+from arithscope.prompts import Layout, Prompts, Stratum, Template, operand_grid, random_source, sample
+from tests.tokenizers_for_tests import right_grouped, three_chunks
 
 NUMBERS = 40
 
@@ -44,10 +45,30 @@ FAMILY_AND_ATTENTION = [
 ]
 
 
+# Tokenizers of numbers, by name, and a stratum of numbers of several tokens for each but the first.
+TOKENIZERS = {
+    "whole": lambda: number_tokenizer(NUMBERS),
+    "digits": lambda: number_tokenizer(NUMBERS, digits=True),
+    "three_chunks": three_chunks,
+    "right_grouped": right_grouped,
+}
+STRATA = {
+    "digits": Stratum((10, 99), (10, 99), (100, 198), Layout((1, 0), (1, 0), (2, 1, 0))),
+    "three_chunks": Stratum((1000, 1099), (10_000, 10_099), (11_000, 11_198), Layout((1, 0), (2, 0), (2, 0))),
+    "right_grouped": Stratum((1000, 1099), (10_000, 10_099), (11_000, 11_198), Layout((3, 0), (3, 0), (3, 0))),
+}
+
+
 @cache
-def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.float32, prefix: str = "") -> Model:
+def small(
+    family: str,
+    attention: str = "eager",
+    dtype: torch.dtype = torch.float32,
+    prefix: str = "",
+    numbers: str = "whole",
+) -> Model:
     """A random model whose weights are larger than at initialisation, so that every part of it matters."""
-    tokenizer = number_tokenizer(NUMBERS)
+    tokenizer = TOKENIZERS[numbers]()
     hf_model = untrained_model(family, CONFIGS[family], tokenizer, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
@@ -58,6 +79,18 @@ def small(family: str, attention: str = "eager", dtype: torch.dtype = torch.floa
     return Model(
         hf_model.to(dtype), tokenizer, Identity(f"small {family}", "", family, "numbers"), Template(prefix=prefix)
     )
+
+
+@cache
+def small_at(family: str, attention: str, numbers: str, step: int) -> Model:
+    """A small model with a tokenizer that cuts numbers, at an answer step of that tokenizer's stratum."""
+    return small(family, attention, numbers=numbers).at(STRATA[numbers].at_step(step))
+
+
+def some_of_stratum(model: Model, n: int = 3, seed: int = 0) -> Prompts:
+    """Prompts of a model at an answer step."""
+    assert model.encoder.stratum is not None
+    return sample(model.encoder.stratum.prompts("+"), n, random_source(seed, "stratum"))
 
 
 def some_prompts(n: int = 3) -> Prompts:

@@ -22,6 +22,19 @@ def digit_splitting() -> PreTrainedTokenizerFast:
     return word_tokenizer(r"\d| ?[-+*/=]|\s|.", [*map(str, range(10)), *SIGNS])
 
 
+CHUNKS = [f"{n:0{digits}}" for digits in (1, 2, 3) for n in range(10**digits)]
+
+
+def three_chunks() -> PreTrainedTokenizerFast:
+    """Up to three digits a token, grouped from the left, as in Llama 3: 1234 is 123 and 4."""
+    return word_tokenizer(r"\d{1,3}| ?[-+*/=]|\s|.", [*CHUNKS, *SIGNS])
+
+
+def right_grouped() -> PreTrainedTokenizerFast:
+    """Up to three digits a token, grouped from the right: 1012 is 1 and 012."""
+    return word_tokenizer(r"\d{1,3}(?=(?:\d{3})*(?!\d))| ?[-+*/=]|\s|.", [*CHUNKS, *SIGNS])
+
+
 def with_leading_spaces(limit: int, spaced_limit: int, bos: str | None = "<bos>") -> PreTrainedTokenizerFast:
     """A space is part of the next number, and fewer of these numbers are single tokens, as in GPT-2."""
     numbers = [*map(str, range(limit)), *(f" {n}" for n in range(spaced_limit))]

@@ -23,6 +23,7 @@ from arithscope.models.model import Ids, Logits, Model, Site
 from arithscope.models.offload import refetching_weights, weight_of
 
 Layers = Sequence[int]
+EMBEDDINGS = -1  # the layer below layer 0, whose output is what layer 0 gets
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +172,7 @@ def blocking_attention(model: Model, layers: Layers, query: int, keys: Sequence[
 
 @dataclass
 class Activations:
-    """Captured activations by layer; `residual[l]` is the output of layer l."""
+    """Captured activations by layer; `residual[l]` is the output of layer l, `residual[EMBEDDINGS]` the input of layer 0."""
 
     heads: dict[int, Float[Tensor, "rows positions heads head_dim"]] = field(default_factory=dict)
     neurons: dict[int, Float[Tensor, "rows positions neurons"]] = field(default_factory=dict)
@@ -194,7 +195,7 @@ def capturing(
     Args:
         heads: Layers whose heads are captured.
         neurons: Layers whose neurons are captured.
-        residual: Layers whose output is captured.
+        residual: Layers whose output is captured; EMBEDDINGS for the input of layer 0.
         attention: Layers whose attention patterns are captured; attention is then computed eagerly.
         keep: What to keep of each activation (not of attention patterns): the last position, say, or a sum.
 
@@ -213,8 +214,16 @@ def capturing(
     def at_neurons(layer: int, module: Any, args: Any) -> None:
         captured.neurons[layer] = keep(args[0])
 
+    def at_first_input(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        captured.residual[EMBEDDINGS] = keep(layer_input(args, kwargs))
+
     def at_output(layer: int, module: Any, args: Any, output: Any) -> None:
         captured.residual[layer] = keep(layer_output(output))
+
+    def residual_hook(layer: int) -> RemovableHandle:
+        if layer == EMBEDDINGS:
+            return model.layers[0].register_forward_pre_hook(at_first_input, with_kwargs=True)
+        return model.layers[layer].register_forward_hook(partial(at_output, layer))
 
     def at_attention(layer: int, module: Any, args: Any, output: Any) -> None:
         captured.attention[layer] = output[1].detach()
@@ -226,7 +235,7 @@ def capturing(
         hooks = (
             *(model.module(Site.HEADS, i).register_forward_pre_hook(partial(at_heads, i)) for i in heads),
             *(model.module(Site.NEURONS, i).register_forward_pre_hook(partial(at_neurons, i)) for i in neurons),
-            *(model.layers[i].register_forward_hook(partial(at_output, i)) for i in residual),
+            *map(residual_hook, residual),
             *(model.attention(i).register_forward_hook(partial(at_attention, i)) for i in attention),
         )
         stack.enter_context(attached(hooks))

@@ -1,5 +1,11 @@
 """Arithmetic prompts: operators, exact answers, legality, samples and counterfactuals. Independent of model and tokenizer."""
 
+from arithscope.prompts.carries import carry_counterfactuals as carry_counterfactuals
+from arithscope.prompts.carries import carry_into as carry_into
+from arithscope.prompts.carries import chain_length as chain_length
+from arithscope.prompts.carries import changed_digits as changed_digits
+from arithscope.prompts.carries import digit_counterfactuals as digit_counterfactuals
+from arithscope.prompts.carries import same_carry_controls as same_carry_controls
 from arithscope.prompts.operands import Operands as Operands
 from arithscope.prompts.operands import checked_operands as checked_operands
 from arithscope.prompts.operands import operands_of_digits as operands_of_digits

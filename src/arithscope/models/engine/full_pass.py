@@ -4,6 +4,8 @@ No caches, no shared prefixes, no replicas: it is simple enough for `verify` and
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,17 @@ from torch import Tensor
 from arithscope.models.engine.interface import Engine
 from arithscope.models.engine.replay import Reduce, Tape, number_of_variants
 from arithscope.models.engine.sweep import Block, Means, Observer, Rows, last_position
-from arithscope.models.hooks import Edit, Layers, capturing, edit, editing
+from arithscope.models.hooks import (
+    EMBEDDINGS,
+    Edit,
+    Layers,
+    attached,
+    capturing,
+    edit,
+    editing,
+    layer_input,
+    layer_output,
+)
 from arithscope.models.memory import component_bytes, rows_that_fit
 from arithscope.models.model import Ids, Logits, Model, Site
 from arithscope.prompts import Prompts
@@ -43,7 +55,7 @@ class FullPass(Engine):
     @torch.no_grad()
     def replay(self, tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
         variants = range(number_of_variants(edits, tape.first))
-        return self._reduced(tape, ([e.select(torch.tensor([v])) for e in edits] for v in variants), reduce)
+        return self._reduced_edits(tape, ([e.select(torch.tensor([v])) for e in edits] for v in variants), reduce)
 
     @torch.no_grad()
     def replay_neurons(
@@ -61,12 +73,30 @@ class FullPass(Engine):
             [edit(tape.model, Site.NEURONS, layer, [neuron], positions=at, values=value[:, None, None])]
             for neuron, value in zip(neurons.tolist(), values.expand(len(neurons), tape.batch), strict=True)
         )
-        return self._reduced(tape, variants, reduce)
+        return self._reduced_edits(tape, variants, reduce)
 
-    def _reduced(self, tape: Tape, variants: Iterator[Sequence[Edit]], reduce: Reduce) -> Tensor:
+    @torch.no_grad()
+    def replay_residual(
+        self, tape: Tape, layer: int, position: int, values: Float[Tensor, "batch width"], reduce: Reduce
+    ) -> Tensor:
+        if position < tape.first:
+            raise ValueError(f"position {position} lies before position {tape.first}, where the tape begins")
+        model = tape.model
+
+        def replaced() -> Iterator[Logits]:
+            for rows in _batches(model, tape.batch):
+                with _replacing_residual(model, layer, position, values[rows]):
+                    yield _batch_logits(model, tape.ids[rows], [e.for_prompts(rows) for e in tape.edits])
+
+        return self._reduced(tape, iter([torch.cat(list(replaced()))]), reduce)
+
+    def _reduced_edits(self, tape: Tape, variants: Iterator[Sequence[Edit]], reduce: Reduce) -> Tensor:
+        logits = (edited_logits(tape.model, tape.ids, [*edits, *tape.edits]) for edits in variants)
+        return self._reduced(tape, logits, reduce)
+
+    def _reduced(self, tape: Tape, variants: Iterator[Logits], reduce: Reduce) -> Tensor:
         results = []
-        for edits in variants:
-            logits = edited_logits(tape.model, tape.ids, [*edits, *tape.edits])
+        for logits in variants:
             largest, second = logits.topk(2, dim=-1).values.T
             close = largest - second < self.tie * (largest - logits.mean(-1))
             self.close_calls = max(self.close_calls, float(close.float().mean()))
@@ -131,16 +161,45 @@ class FullPass(Engine):
 
 def edited_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
     """Logits at the last position under edits of one variant, not rounded to half precision."""
+    batches = _batches(model, len(ids))
+    return torch.cat([_batch_logits(model, ids[rows], [e.for_prompts(rows) for e in edits]) for rows in batches])
+
+
+def _batch_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
+    """`edited_logits` of one batch."""
     top = model.sizes.layers - 1
-    logits = []
-    for rows in _batches(model, len(ids)):
-        with (
-            editing(model, [e.for_prompts(rows) for e in edits], len(rows)),
-            capturing(model, residual=[top], keep=last_position) as activations,
-        ):
-            model.logits(ids[rows])
-        logits.append(model.unembed(activations.residual[top]))
-    return torch.cat(logits)
+    with editing(model, edits, len(ids)), capturing(model, residual=[top], keep=last_position) as activations:
+        model.logits(ids)
+    return model.unembed(activations.residual[top])
+
+
+@contextmanager
+def _replacing_residual(
+    model: Model, layer: int, position: int, values: Float[Tensor, "batch width"]
+) -> Iterator[None]:
+    """Set the output of a layer (EMBEDDINGS: the input of layer 0) to values at one position."""
+
+    def replaced(hidden: Tensor) -> Tensor:
+        hidden = hidden.clone()
+        hidden[:, position] = values.to(hidden)
+        return hidden
+
+    def at_first_input(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        hidden = replaced(layer_input(args, kwargs))
+        return (
+            (args, {**kwargs, "hidden_states": hidden}) if "hidden_states" in kwargs else ((hidden, *args[1:]), kwargs)
+        )
+
+    def at_output(module: Any, args: Any, output: Any) -> Any:
+        hidden = replaced(layer_output(output))
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    if layer == EMBEDDINGS:
+        hook = model.layers[0].register_forward_pre_hook(at_first_input, with_kwargs=True)
+    else:
+        hook = model.layers[layer].register_forward_hook(at_output)
+    with attached([hook]):
+        yield
 
 
 def _batches(model: Model, prompts: int, rows: int | None = None) -> Iterator[Rows]:

@@ -19,6 +19,7 @@ class Engine:
     record = staticmethod(replaying.record)
     replay = staticmethod(replaying.replay)
     replay_neurons = staticmethod(replaying.replay_neurons)
+    replay_residual = staticmethod(replaying.replay_residual)
     sweep = staticmethod(sweeping.sweep)
     sweep_neurons = staticmethod(sweeping.sweep_neurons)
     mean_activations = staticmethod(sweeping.mean_activations)

@@ -268,6 +268,35 @@ def replay_neurons(
 
 
 @torch.no_grad()
+def replay_residual(
+    tape: Tape, layer: int, position: int, values: Float[Tensor, "batch width"], reduce: Reduce
+) -> Tensor:
+    """Replace the residual stream after a layer at one position, for example by that of counterfactuals (activation patching).
+
+    Only the layers above are run. The unedited logits that `reduce` gets are those of the recorded pass.
+
+    Args:
+        tape: From `record`.
+        layer: The layer whose output is replaced; EMBEDDINGS for the input of layer 0.
+        position: Where it is replaced.
+        values: What it is set to.
+        reduce: As for `replay`.
+
+    Returns:
+        The reduced logits, [1, batch, …].
+
+    Raises:
+        ValueError: If the position lies before the tape's first.
+    """
+    if position < tape.first:
+        raise ValueError(f"position {position} lies before position {tape.first}, where the tape begins")
+    model, hidden = tape.model, tape.inputs[layer + 1].clone()
+    hidden[:, position - tape.first] = values.to(hidden)
+    unedited, edited = tape.inputs[-1], _run_layers(tape, hidden, layer + 1)
+    return reduce(model.unembed(unedited[:, -1]), model.unembed(edited[:, -1])[None])
+
+
+@torch.no_grad()
 def check_replay(model: Model, ids: Ids) -> float:
     """Distance of unedited replays from the model's own logits: root mean square over the vocabulary, of the worst prompt and
     position, relative to the logits' standard deviation. Raises UserError if rounding cannot explain it."""
