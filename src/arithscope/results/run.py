@@ -19,12 +19,13 @@ from arithscope.experiments.common.stage import Results
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
 from arithscope.models.sources import ModelNotFound
+from arithscope.pipeline.configuration import encoding_of, stored_encoding, stored_stratum
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
 from arithscope.pipeline.runner import compute_stage
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import RunFolder, plain
 from arithscope.pipeline.study import study
-from arithscope.prompts import OPERATORS, Prompts, Stratum, Template, parse_in_stratum, stratum_from_json, whole_numbers
+from arithscope.prompts import OPERATORS, Prompts, Stratum, parse_in_stratum, template_from_json
 from arithscope.results.explanation import Explanation, explain_prompt
 from arithscope.results.neuron import Neuron, NeuronFinder
 from arithscope.settings import SampleSizes, Settings, stratum_of
@@ -185,7 +186,7 @@ class Run(StudyResults):
         check_description(self.manifest, self.path)
         self.operators = list(self.configuration["operators"])
         self.limit = int(self.manifest["model"]["limit"])
-        self.stratum = stratum_of_configuration(self.configuration, self.limit)
+        self.stratum = stored_stratum(self.configuration, self.limit)
         self.seed = int(self.configuration["seed"])
 
     @property
@@ -246,7 +247,7 @@ class Run(StudyResults):
         known = self.manifest["model"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
         source = known["source"] if self.elsewhere is None else self.elsewhere
-        template = Template(self.configuration["template"], self.configuration["prefix"])
+        template = template_from_json(self.configuration)
         options = replace(self.options, dtype=known["dtype"], quantize=quantize)
         if self.elsewhere is None:
             options = replace(options, local_files_only=True)
@@ -265,7 +266,13 @@ class Run(StudyResults):
                 f"{source} is not the model of the run in {self.path}: its weights or its tokenizer differ; name the right one "
                 "with --model (in Python, with `elsewhere`)."
             )
-        return model if self.stratum.whole else model.at(self.stratum)
+        model = model if self.stratum.whole else model.at(self.stratum)
+        if encoding_of(model).get("surroundings") != self.configuration.get("surroundings"):
+            problem = "writes something else around a message than when the run was made"
+            raise UserError(
+                f"The chat template of {source} {problem} ({self.path}); name the right model with --model."
+            )
+        return model
 
     def release(self) -> None:
         """Drop the loaded model to free its memory."""
@@ -287,7 +294,7 @@ class Run(StudyResults):
     @property
     def _studied(self) -> tuple[Any, ...]:
         """What the loaded model depends on."""
-        return self.manifest["model"], *(self.configuration.get(name) for name in ("template", "prefix", "stratum"))
+        return self.manifest["model"], stored_encoding(self.configuration)
 
     def __repr__(self) -> str:
         studied = (
@@ -368,12 +375,6 @@ class Lab(StudyResults):
     def __repr__(self) -> str:
         done = ", ".join(name for name, stage in self._stages.items() if stage.result in self._results) or "nothing yet"
         return f"Lab({self.model!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
-
-
-def stratum_of_configuration(configuration: Mapping[str, Any], limit: int) -> Stratum:
-    """What a run's manifest says was studied."""
-    record = configuration.get("stratum")
-    return whole_numbers(int(configuration["max_operand"]), limit) if record is None else stratum_from_json(record)
 
 
 def _extent(prompts: Prompts) -> dict[str, Any]:
