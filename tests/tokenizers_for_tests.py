@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
@@ -88,4 +88,57 @@ def misreading(tokenizer: PreTrainedTokenizerFast, letters: dict[str, str]) -> P
     steps = [normalizers.Replace(a, x) for a, x in unused.items()]
     steps += [normalizers.Replace(x, letters[a]) for a, x in unused.items()]
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*steps, *([before] if before else [])])
+    return tokenizer
+
+
+def reading_words(limit: int, bos: str | None = "<bos>") -> PreTrainedTokenizerFast:
+    """Words and numbers are tokens, with the space in front of them; of the operators' words, `divided by` takes two."""
+    words = [
+        "What",
+        "is",
+        "plus",
+        "minus",
+        "times",
+        "divided",
+        "by",
+        "user",
+        "model",
+        "assistant",
+        "system",
+        "Today",
+        "Answer",
+        "The",
+        "answer",
+        "Jul",
+        "2024",
+    ]
+    numbers = [*map(str, range(limit)), *(f" {n}" for n in range(limit))]
+    spaced = [each for word in [*words, *SIGNS] for each in (word, f" {word.strip()}")]
+    letters = [*"?:.,;\n", *"abcdefghijklmnopqrstuvwxyz"]
+    return word_tokenizer(r" ?[A-Za-z]+| ?\d+| ?[-+*/=]|\s|.", [*numbers, *spaced, *letters], bos)
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA_3 = (
+    "{{ bos_token }}<|start|>system<|end|>\n\nToday: {{ strftime_now('%d %b %Y') }}<|eot|>"
+    "{% for message in messages %}{{ '<|start|>' + message['role'] + '<|end|>\n\n' + message['content'] | trim + '<|eot|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim }}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+MARKERS = ["<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>", "<start_of_turn>", "<end_of_turn>"]
+
+
+def with_chat(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with a chat template, whose turn markers are special tokens."""
+    tokenizer.add_tokens(
+        [AddedToken(marker, special=True, normalized=False) for marker in MARKERS], special_tokens=True
+    )
+    tokenizer.chat_template = template
     return tokenizer

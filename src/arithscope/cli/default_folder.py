@@ -36,9 +36,12 @@ def _settings_words(settings: SettingsOptions) -> Iterator[str]:
 
 def _model_words(options: ModelOptions) -> Iterator[str]:
     """Words for prompts, number format and quantisation; the device makes no difference."""
-    prompts = options.template, options.prefix
-    if prompts != (ModelOptions.template, ModelOptions.prefix):
-        yield f"prompts-{hashlib.sha256(repr(prompts).encode()).hexdigest()[:6]}"
+    prompts = [options.template, options.prefix]
+    for name in ("operator_words", "chat", "reply"):  # named, as each may be given without the others
+        if (value := getattr(options, name)) != getattr(ModelOptions, name):
+            prompts.append(f"{name}={value}")
+    if prompts != [ModelOptions.template, ModelOptions.prefix]:
+        yield f"prompts-{hashlib.sha256(repr(tuple(prompts)).encode()).hexdigest()[:6]}"
     if options.dtype != ModelOptions.dtype:
         yield options.dtype
     if options.quantize is not None:

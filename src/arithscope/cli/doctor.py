@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from arithscope.cli.wordings import compare_wordings
 from arithscope.errors import UserError
 from arithscope.experiments.accuracy import measure_accuracy
 from arithscope.experiments.common.samples import ADVICE
@@ -26,6 +27,7 @@ def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[s
     possible = min(default.max_operand, model.limit - 1)
     settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     yield from check_soundness(model, settings)
+    yield from compare_wordings(model, settings)
     yield from _check_ability(model, settings)
 
 

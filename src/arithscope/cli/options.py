@@ -49,6 +49,9 @@ OUT = "Run folder; default: runs/MODEL, followed by the settings that are not th
 STAGES = "Run only these stages, and those they need: names separated by commas, as in circuit,classify."
 CHECKPOINTS = "Also study training checkpoints: all, or names separated by commas."
 PREFIX = r"Text before every prompt, such as few-shot examples; \n is a newline."
+WORDS = "Words for operators, as in +=plus,-=minus; others keep their sign."
+CHAT = "Write each prompt as the user's message in the tokenizer's chat template."
+REPLY = r"With --chat: what the assistant says before the answer; \n is a newline."
 PRESET = "quick, or paper: the paper's sample sizes and choices, and the study is repeated."
 RANK = "Rank neurons by mean_abs, mean (the paper's) or mean+std of their effects; default: mean_abs, with --preset paper mean."
 ANSWER_LAYERS = (
@@ -82,6 +85,9 @@ class ModelOptions:
 
     template: Annotated[str, study("--template TEXT", "Template of prompts.")] = "{op1}{operator}{op2}="
     prefix: Annotated[str, study("--prefix TEXT", PREFIX)] = ""
+    operator_words: Annotated[str, study("--operator-words WORDS", WORDS)] = ""
+    chat: Annotated[bool, study("--chat", CHAT)] = False
+    reply: Annotated[str, study("--reply TEXT", REPLY)] = ""
     dtype: Annotated[str, model_option("--dtype DTYPE", "auto, float32, bfloat16 or float16.")] = "auto"
     quantize: Annotated[str | None, model_option("--quantize BITS", "4bit or 8bit; needs the extra `quant`.")] = None
     allow_pickle: AllowPickle = False
@@ -91,11 +97,12 @@ class ModelOptions:
 
     def load_arguments(self) -> tuple[Template, LoadOptions]:
         from arithscope.models.load import LoadOptions
-        from arithscope.prompts import Template
+        from arithscope.prompts import Template, read_words
 
         options = vars(self).copy()
-        texts = (options.pop(name).replace("\\n", "\n") for name in ("template", "prefix"))
-        return Template(*texts), LoadOptions(**options)
+        text, prefix, reply = (options.pop(name).replace("\\n", "\n") for name in ("template", "prefix", "reply"))
+        words, chat = read_words(options.pop("operator_words")), options.pop("chat")
+        return Template(text, prefix, words, chat, reply), LoadOptions(**options)
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,7 @@ class Model:
         neurons, width = widths(self._sites[Site.NEURONS][0])
         shape = len(self.layers), heads, key_value_heads, head_dim, neurons, width
         self.sizes = Sizes(*shape, vocabulary=widths(self.unembedding)[1], parameters=hf_model.num_parameters())
-        self.encoder = PromptEncoder(tokenizer, template or Template())
-        known = min(self.sizes.vocabulary, hf_model.get_input_embeddings().num_embeddings)
-        if not 0 <= self.encoder.max_token < known:
-            problem = f"uses token {self.encoder.max_token}, but the model has only {known} tokens"
-            raise UserError(f"The tokenizer of {identity.name} {problem}; load it with the weights it belongs to.")
+        self.encoder = self._encoder_of(template or Template())
 
     def __repr__(self) -> str:
         s = self.sizes
@@ -116,6 +112,25 @@ class Model:
         from arithscope.models.engine.interface import REPLAY
 
         return self._engine or REPLAY
+
+    def with_template(self, template: Template) -> Model:
+        """Return a shallow copy whose prompts are written in another way; modules, weights and tokenizer are shared.
+
+        Raises:
+            UserError: If the tokenizer cannot be used with this template.
+        """
+        other = copy.copy(self)
+        other.encoder = self._encoder_of(template)
+        other.__dict__.pop("token_numbers", None)
+        return other
+
+    def _encoder_of(self, template: Template) -> PromptEncoder:
+        encoder = PromptEncoder(self.tokenizer, template)
+        known = min(self.sizes.vocabulary, self.hf_model.get_input_embeddings().num_embeddings)
+        if not 0 <= encoder.max_token < known:
+            problem = f"uses token {encoder.max_token}, but the model has only {known} tokens"
+            raise UserError(f"The tokenizer of {self.identity.name} {problem}; load it with the weights it belongs to.")
+        return encoder
 
     def at(self, stratum: Stratum) -> Model:
         """Return a shallow copy that asks for an answer step of a stratum, always the same one; modules, weights and tokenizer

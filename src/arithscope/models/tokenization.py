@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arithscope.errors import UserError
+from arithscope.models.chat import Surroundings
 from arithscope.models.tokenizer_reader import NUMBERS, TokenizerReader, digits_of
 from arithscope.prompts import (
     OPERATORS,
@@ -139,6 +140,11 @@ class PromptEncoder:
         return self._reader.places(slot, numbers)
 
     @property
+    def surroundings(self) -> Surroundings:
+        """What a chat template writes around the text of a prompt."""
+        return self._reader.surroundings
+
+    @property
     def answer_tokens(self) -> Int[Tensor, " limit"]:
         """The token of each number as an answer; in a stratum, of each value of the token that is asked for."""
         return torch.from_numpy(self._tables["answer"][self.step - 1])
@@ -205,7 +211,9 @@ class PromptEncoder:
             raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
         if missing := [o for o in operators if o not in self._operators]:
             advice = f"use --operators '{''.join(self.operators)}' or another --template"
-            raise UserError(f"The operator {missing[0]!r} is not a single token in this template; {advice}.")
+            word = self.template.sign(missing[0])
+            shown = f"operator {word!r}" if word == missing[0] else f"word {word!r} for the operator {missing[0]!r}"
+            raise UserError(f"The {shown} is not a single token in this template; {advice}.")
 
     def legal(self, prompts: Prompts) -> NDArray[np.bool_]:
         """Mask of the prompts whose operands and answer have the tokens of this encoder."""
@@ -262,7 +270,8 @@ class PromptEncoder:
         prompts must be legal and their answers are compared, too."""
         shown = np.where(self.legal(prompts), prompts.answer, 3)
         texts = prompts.text(self.template)
-        whole = self._reader.encode_texts([f"{text}{n}" for text, n in zip(texts, shown.tolist(), strict=True)])
+        written = zip(texts, shown.tolist(), strict=True)
+        whole = self._reader.encode_texts([self._reader.whole_text(text, answer) for text, answer in written])
         looked_up = self.encode_questions(prompts).numpy()
         if self.stratum is None:
             whole = [tokens[:-1] for tokens in whole]  # without the answer's token
@@ -305,18 +314,22 @@ class PromptEncoder:
         for operator, text in zip(
             self._operators, self._reader.decode([[t] for t in self._operators.values()]), strict=True
         ):
-            if operator not in text:
+            if self.template.sign(operator) not in text:
                 raise _misread(f"the operator {operator}", text)
         examples = self.examples()
         texts = examples.text(replace(self.template, prefix=""))
         rows = np.column_stack([self.encode_questions(examples), *self._tokens_of("answer", examples.answer)]).tolist()
+        after = self.surroundings.after
         for text, answer, whole in zip(texts, examples.answer, self._reader.decode(rows), strict=True):
-            if not _symbols(whole).endswith(_symbols(f"{text}{answer}")):
+            if not _symbols(whole, self.template).endswith(_symbols(f"{text}{after}{answer}", self.template)):
                 raise _misread(f"{text}{answer}", whole)
 
 
-def _symbols(text: str) -> str:
+def _symbols(text: str, template: Template) -> str:
     """Digits, operators and equals signs of a text. Decoding may change the rest: spaces, letters, the first token."""
+    text = "".join(text.split())
+    for operator, word in sorted(dict(template.words).items(), key=lambda pair: -len(pair[1])):
+        text = text.replace(word, operator)  # longer words first, as they may hold shorter ones
     return "".join(str(int(x)) if x.isdecimal() else x for x in text if x.isdecimal() or x in (*OPERATORS, "="))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from arithscope.errors import UserError
+from arithscope.models.chat import surroundings_of
 from arithscope.prompts import OPERATORS, Ints, Template
 from arithscope.prompts.stratum import Places, Range, place_of
 
@@ -24,6 +25,7 @@ class TokenizerReader:
 
     Attributes:
         has_bos: Whether prompts begin with a BOS token.
+        surroundings: What a chat template writes around the text of a prompt.
         reference: Tokens of the template with one-digit numbers and an answer.
         where: Position of each slot's token in the reference.
     """
@@ -31,12 +33,14 @@ class TokenizerReader:
     def __init__(self, tokenizer: Any, template: Template):
         self.tokenizer, self.template = tokenizer, template
         self.has_bos = tokenizer.bos_token_id is not None
-        text = self._text(_REFERENCE)
+        self.surroundings = surroundings_of(tokenizer, template)
+        self._slots = {**_REFERENCE, "operator": self._reference_operator()}
+        text = self._text(self._slots)
         [self.reference] = self.encode_texts([text])
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in self.reference[int(self.has_bos) :]:
             advice = "choose a --template and --prefix that it can read"
             raise UserError(f"The tokenizer does not know every character of {text!r}; {advice}.")
-        self.where = where = {slot: self._locate(slot) for slot in _REFERENCE}
+        self.where = where = {slot: self._locate(slot) for slot in self._slots}
         last = len(self.reference) - 1
         if where["answer"] != last or not where["op1"] < where["operator"] < where["op2"] < last - 1:
             tokens = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(self.reference))
@@ -48,6 +52,10 @@ class TokenizerReader:
         options = dict(add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)
         bos = [self.tokenizer.bos_token_id] if self.has_bos else []
         return [bos + list(row) for row in self.tokenizer(texts, **options)["input_ids"]]
+
+    def whole_text(self, text: str, answer: int | str) -> str:
+        """A prompt with its answer, as the model gets it after BOS."""
+        return f"{self.surroundings.around(text)}{answer}"
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         return list(self.tokenizer.batch_decode(rows, skip_special_tokens=False))
@@ -124,19 +132,30 @@ class TokenizerReader:
         return tables
 
     def _text(self, slots: dict[str, str]) -> str:
-        return self.template.render(slots["op1"], slots["operator"], slots["op2"]) + slots["answer"]
+        text = self.template.render(slots["op1"], slots["operator"], slots["op2"])
+        return self.whole_text(text, slots["answer"])
+
+    def _reference_operator(self) -> str:
+        """The operator of the reference prompt: `+`, or if that is a word, the first with the fewest tokens, all known."""
+        if self.template.sign("+") == "+":
+            return "+"
+        rows = self.encode_texts([self._text({**_REFERENCE, "operator": operator}) for operator in OPERATORS])
+        order = [(self.tokenizer.unk_token_id in row, len(row)) for row in rows]
+        return OPERATORS[order.index(min(order))]
 
     def _encode_slot(self, slot: str, values: Sequence[str]) -> list[list[int]]:
         """Tokens of the reference prompt with other values in one slot."""
-        return self.encode_texts([self._text({**_REFERENCE, slot: value}) for value in values])
+        return self.encode_texts([self._text({**self._slots, slot: value}) for value in values])
 
     def _locate(self, slot: str) -> int:
         """Position of the one token that changes when only this slot does."""
-        for row in self._encode_slot(slot, {"op1": "456", "op2": "567", "answer": "678", "operator": "-*/"}[slot]):
+        operators = [operator for operator in OPERATORS if operator != self._slots["operator"]]
+        others = {"op1": "456", "op2": "567", "answer": "678", "operator": operators}
+        for row in self._encode_slot(slot, others[slot]):
             differs = [i for i, (a, b) in enumerate(zip(self.reference, row, strict=False)) if a != b]
             if len(row) == len(self.reference) and len(differs) == 1:
                 return differs[0]
-        problem = f"No single token of {self._text(_REFERENCE)!r} stands for its {slot}; this tokenizer and template"
+        problem = f"No single token of {self._text(self._slots)!r} stands for its {slot}; this tokenizer and template"
         raise UserError(f"{problem} cannot be used together, so try another --template (with or without spaces).")
 
     def _single_token(self, slot: str, row: list[int]) -> int | None:

@@ -18,6 +18,7 @@ from arithscope.experiments.common.stage import Context, Results, Stage
 from arithscope.models.checks import self_check, tokenization_check
 from arithscope.models.model import Model
 from arithscope.pipeline import unit_cache
+from arithscope.pipeline.configuration import encoding_of
 from arithscope.pipeline.registry import all_stages, chosen_stages
 from arithscope.pipeline.store import RunWriter, SchemaMismatch, check_writable, open_for_writing, stage_key
 from arithscope.prompts import Stratum
@@ -94,7 +95,7 @@ def run_stages(
     settings.check(model)
     location = {"source": model.identity.source, "limit": model.limit, "device": executor.where or device_name(model)}
     description = {**describe_model(model), **location}
-    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **_encoding(model)}
+    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **encoding_of(model)}
     if settings.operands is None:
         del configuration["operands"]
     kept = [stage for stage in known if stage in todo or not stage.on_request or (out / stage.name).exists()]
@@ -179,18 +180,11 @@ def device_name(model: Model) -> str:
     return f"{model.device} ({platform.machine()})"
 
 
-def _encoding(model: Model) -> dict[str, Any]:
-    """How prompts are written, and the stratum unless numbers are whole."""
-    encoder = model.encoder
-    stratum = {} if encoder.stratum is None else {"stratum": encoder.stratum.as_json()}
-    return {"template": encoder.template.text, "prefix": encoder.template.prefix, **stratum}
-
-
 def keys_of(model: Model, settings: Settings, stages: Sequence[Stage], given: Sequence[Given]) -> dict[str, str]:
     """Key of each stage: a hash of the model, the version, the settings it reads, and the keys of the results it reads."""
     keys: dict[str, str] = {}
     by_result = {type(each.result): each.key for each in given}
-    about = dict(version=__version__, model=describe_model(model), template=_encoding(model))
+    about = dict(version=__version__, model=describe_model(model), template=encoding_of(model))
     for stage in stages:
         earlier = {kind.__name__: by_result[kind] for kind in (*stage.needs, *stage.given) if by_result.get(kind)}
         read = {name: getattr(settings, name) for name in stage.reads}

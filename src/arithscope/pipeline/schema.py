@@ -15,7 +15,7 @@ import pandas as pd
 from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.schema import Array, Table
-from arithscope.prompts import OPERATORS, Template, stratum_from_json
+from arithscope.prompts import OPERATORS, stratum_from_json, template_from_json
 
 SIZES = ("layers", "heads", "neurons", "parameters", "width", "vocabulary")
 _DTYPES = {"text": "OUT", "integer": "iu", "number": "iuf", "boolean": "b", "list": "O"}  # numpy's kinds of dtypes
@@ -46,6 +46,10 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
         "max_operand": _is_int(configuration.get("max_operand"), 1),
         "stratum": "stratum" not in configuration or _is_stratum(configuration["stratum"]),
         "seed": _is_int(configuration.get("seed"), 0),
+        "operator_words": _holds_texts(configuration.get("operator_words", {})),
+        "chat": type(configuration.get("chat", False)) is bool,
+        "reply": isinstance(configuration.get("reply", ""), str),
+        "surroundings": isinstance(configuration.get("surroundings", {}), dict),
     }
     wrong = _mistyped(model, **dict.fromkeys(texts, str))
     wrong += [name for name, is_right in right.items() if not is_right]
@@ -54,9 +58,13 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
     wrong += ["seconds" for e in manifest["stages"].values() if not isinstance(e.get("seconds", 0.0), int | float)]
     _refuse(wrong, path)
     try:
-        Template(configuration["template"], configuration["prefix"])
+        template_from_json(configuration)
     except UserError:
         _refuse(["template"], path)
+
+
+def _holds_texts(record: Any) -> bool:
+    return isinstance(record, dict) and all(isinstance(text, str) for text in record.values())
 
 
 def _is_stratum(record: Any) -> bool:

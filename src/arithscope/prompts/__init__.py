@@ -24,11 +24,13 @@ from arithscope.prompts.stratum import place_name as place_name
 from arithscope.prompts.stratum import power_name as power_name
 from arithscope.prompts.stratum import stratum_from_json as stratum_from_json
 from arithscope.prompts.stratum import whole_numbers as whole_numbers
-from arithscope.prompts.table import OPERATORS as OPERATORS
 from arithscope.prompts.table import UNDEFINED as UNDEFINED
 from arithscope.prompts.table import Ints as Ints
 from arithscope.prompts.table import Place as Place
 from arithscope.prompts.table import Prompts as Prompts
 from arithscope.prompts.table import concatenate_prompts as concatenate_prompts
 from arithscope.prompts.table import operator_indices as operator_indices
+from arithscope.prompts.template import OPERATORS as OPERATORS
 from arithscope.prompts.template import Template as Template
+from arithscope.prompts.template import read_words as read_words
+from arithscope.prompts.template import template_from_json as template_from_json

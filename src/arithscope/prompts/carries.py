@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arithscope.prompts.stratum import Stratum
-from arithscope.prompts.table import OPERATORS, Ints, Prompts
+from arithscope.prompts.table import Ints, Prompts
+from arithscope.prompts.template import OPERATORS
 
 MOST_CHANGED = 3  # digits in which a carry counterfactual may differ; two suffice where both operands are equally long
 _TRIED = 2**20  # candidates tried at a time

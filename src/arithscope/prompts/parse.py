@@ -8,7 +8,8 @@ import numpy as np
 
 from arithscope.errors import UserError
 from arithscope.prompts.stratum import Stratum, whole_numbers
-from arithscope.prompts.table import OPERATORS, UNDEFINED, Prompts
+from arithscope.prompts.table import UNDEFINED, Prompts
+from arithscope.prompts.template import OPERATORS
 
 
 def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: int) -> Prompts:

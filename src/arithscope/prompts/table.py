@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arithscope.errors import UserError
-from arithscope.prompts.template import Template
+from arithscope.prompts.template import OPERATORS, Template
 
-OPERATORS = ("+", "-", "*", "/")
 UNDEFINED = int(np.iinfo(np.int64).min)  # the answer of a division by zero; outside every legal range
 
 Ints = NDArray[np.int64]

@@ -19,6 +19,7 @@ from arithscope.experiments.common.stage import Results
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
 from arithscope.models.sources import ModelNotFound
+from arithscope.pipeline.configuration import encoding_of, stored_encoding, stored_stratum
 from arithscope.pipeline.layouts import steps_of
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
 from arithscope.pipeline.runner import compute_stage
@@ -30,11 +31,9 @@ from arithscope.prompts import (
     Operands,
     Prompts,
     Stratum,
-    Template,
     parse_in_stratum,
     parse_operands,
-    stratum_from_json,
-    whole_numbers,
+    template_from_json,
 )
 from arithscope.results.explanation import Explanation, explain_prompt
 from arithscope.results.neuron import Neuron, NeuronFinder
@@ -233,7 +232,7 @@ class Run(StudyResults):
         check_description(self.manifest, self.path)
         self.operators = list(self.configuration["operators"])
         self.limit = int(self.manifest["model"]["limit"])
-        self.stratum = stratum_of_configuration(self.configuration, self.limit)
+        self.stratum = stored_stratum(self.configuration, self.limit)
         self.seed = int(self.configuration["seed"])
 
     @property
@@ -325,7 +324,7 @@ class Run(StudyResults):
         known = self.manifest["model"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
         source = known["source"] if self.elsewhere is None else self.elsewhere
-        template = Template(self.configuration["template"], self.configuration["prefix"])
+        template = template_from_json(self.configuration)
         options = replace(self.options, dtype=known["dtype"], quantize=quantize)
         if self.elsewhere is None:
             options = replace(options, local_files_only=True)
@@ -344,7 +343,13 @@ class Run(StudyResults):
                 f"{source} is not the model of the run in {self.path}: its weights or its tokenizer differ; name the right one "
                 "with --model (in Python, with `elsewhere`)."
             )
-        return model if self.stratum.whole else model.at(self.stratum)
+        model = model if self.stratum.whole else model.at(self.stratum)
+        if encoding_of(model).get("surroundings") != self.configuration.get("surroundings"):
+            problem = "writes something else around a message than when the run was made"
+            raise UserError(
+                f"The chat template of {source} {problem} ({self.path}); name the right model with --model."
+            )
+        return model
 
     def release(self) -> None:
         """Drop the loaded model to free its memory."""
@@ -366,7 +371,7 @@ class Run(StudyResults):
     @property
     def _studied(self) -> tuple[Any, ...]:
         """What the loaded model depends on."""
-        return self.manifest["model"], *(self.configuration.get(name) for name in ("template", "prefix", "stratum"))
+        return self.manifest["model"], stored_encoding(self.configuration)
 
     def __repr__(self) -> str:
         studied = (
@@ -474,12 +479,6 @@ def run_of_step(run: Run, step: int | None) -> Run:
         problem = "has several answer steps" if step is None else f"has no answer step {step}"
         raise UserError(f"The run in {run.path} {problem}; choose one with --step (studied: {known}).")
     return run.steps[step]
-
-
-def stratum_of_configuration(configuration: Mapping[str, Any], limit: int) -> Stratum:
-    """What a run's manifest says was studied."""
-    record = configuration.get("stratum")
-    return whole_numbers(int(configuration["max_operand"]), limit) if record is None else stratum_from_json(record)
 
 
 def _extent(prompts: Prompts) -> dict[str, Any]:
