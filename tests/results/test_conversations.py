@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from arithscope.pipeline.registry import all_stages, stage_named
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import stage_key
 from arithscope.prompts import Template, legal_prompts
+from arithscope.report.page import write_report
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests import tokenizers_for_tests as made
@@ -108,6 +111,20 @@ def test_a_run_of_a_conversation_is_opened_with_its_model(folder: Path, tmp_path
     elsewhere = with_another_chat_template(folder, tmp_path)
     with pytest.raises(UserError, match="writes something else around a message than when the run was made"):
         _ = arithscope.open(tmp_path / "run", str(elsewhere)).model
+
+
+def test_the_report_says_how_prompts_are_written(folder: Path, tmp_path: Path) -> None:
+    written = {}
+    for name, template in {"words": TEMPLATE, "plain": Template(TEMPLATE.text)}.items():
+        run = run_stages(load(str(folder), template), SMALL, tmp_path / name, ["accuracy"], Silent())
+        page = re.sub("<[^>]*>", "", write_report(run).read_text(encoding="utf-8"))
+        written[name] = " ".join(html.unescape(page).split())
+    text = "written as What is {op1} {operator} {op2}?"
+    assert f"{text}. The run started" in written["plain"]
+    worded = ", + as plus, - as minus, after the prefix given in the appendix, as the user’s message"
+    assert f"{text}{worded} in the model’s chat template, given in the appendix. The run" in written["words"]
+    for shown in ("The answer is", "Today: 26 Jul 2024"):
+        assert shown in written["words"]
 
 
 @pytest.mark.parametrize(
