@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +21,9 @@ from arithscope.prompts import (
     operator_indices,
     parse_prompt,
     random_source,
+    read_words,
     sample,
+    template_from_json,
 )
 
 operands = st.integers(0, 999)
@@ -146,6 +151,74 @@ def test_templates() -> None:
 def test_bad_templates_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="template"):
         Template(text)
+
+
+letters = st.text(
+    st.characters(codec="utf-8", exclude_categories=["N", "Z", "C"], exclude_characters="+-*/=,"), min_size=1
+)
+WORDS = st.dictionaries(st.sampled_from(OPERATORS), letters).filter(lambda words: len({*words.values()}) == len(words))
+
+
+@given(WORDS)
+def test_words_stand_for_operators(words: dict[str, str]) -> None:
+    template = Template("{op1} {operator} {op2}", words=words)
+    assert hash(template) == hash(Template("{op1} {operator} {op2}", words=tuple(reversed(words.items()))))
+    for operator in OPERATORS:
+        assert template.render(1, operator, 2) == f"1 {words.get(operator, operator)} 2"
+    assert template == Template("{op1} {operator} {op2}", words=template.words)
+    written = ", ".join(f"{operator}={word}" for operator, word in words.items())
+    assert Template("{op1} {operator} {op2}", words=read_words(written)) == template
+
+
+@given(WORDS, st.booleans(), st.text(st.characters(codec="utf-8", exclude_characters="{"), max_size=5))
+def test_templates_are_stored_and_restored(words: dict[str, str], chat: bool, reply: str) -> None:
+    template = Template("{op1} {operator} {op2}", "1+2=3\n", words, chat, reply if chat else "")
+    stored = json.loads(json.dumps(template.as_json()))
+    assert template_from_json({**stored, "seed": 0}) == template
+
+
+def test_only_what_is_not_the_default_is_stored() -> None:
+    assert Template().as_json() == {"template": "{op1}{operator}{op2}=", "prefix": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("+", r"'\+' does not say which operator has which word"),
+        ("plus", "'plus' does not say"),
+        ("+=plus,", "'' does not say"),
+        ("+=", "The word '' for . is empty"),
+        ("+= ,-=minus", "The word '' for . is empty"),
+        ("%=mod", "'%' is not an operator"),
+        ("=plus", "'' is not an operator"),
+        ("plus=+", "'plus' is not an operator"),
+        ("+=plus,-=plus", "The word 'plus' is named twice"),
+        ("+=plus,+=and", r"The operator '\+' is named twice"),
+        ("+=plus2", "'plus2' for . holds a digit or a sign"),
+        ("+=½", "holds a digit or a sign"),
+        ("+=-", "holds a digit or a sign"),
+        ("+=a=b", "holds a digit or a sign"),
+    ],
+)
+def test_bad_words_are_refused_in_one_sentence(words: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        Template(words=read_words(words))
+    assert str(error.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(reply="The answer is "), "use --reply together with --chat"),
+        (dict(chat=True, reply="{op1} is "), "leave operands and operator out"),
+        (dict(chat=True, reply="\ud800"), "not valid Unicode"),
+        (dict(words={"+": "\ud800"}), "not valid Unicode"),
+        (dict(words={"+": " plus"}), "spaces belong into the template"),
+    ],
+)
+def test_bad_wordings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Template(**options)
 
 
 @pytest.mark.parametrize("operators", ["", "x", "+%"])

@@ -93,25 +93,8 @@ def misreading(tokenizer: PreTrainedTokenizerFast, letters: dict[str, str]) -> P
 
 def reading_words(limit: int, bos: str | None = "<bos>") -> PreTrainedTokenizerFast:
     """Words and numbers are tokens, with the space in front of them; of the operators' words, `divided by` takes two."""
-    words = [
-        "What",
-        "is",
-        "plus",
-        "minus",
-        "times",
-        "divided",
-        "by",
-        "user",
-        "model",
-        "assistant",
-        "system",
-        "Today",
-        "Answer",
-        "The",
-        "answer",
-        "Jul",
-        "2024",
-    ]
+    words = ["What", "is", "plus", "minus", "times", "divided", "by", "Answer", "The", "answer"]
+    words += ["user", "model", "assistant", "system", "Today", "Jul", "2024"]
     numbers = [*map(str, range(limit)), *(f" {n}" for n in range(limit))]
     spaced = [each for word in [*words, *SIGNS] for each in (word, f" {word.strip()}")]
     letters = [*"?:.,;\n", *"abcdefghijklmnopqrstuvwxyz"]

@@ -22,6 +22,8 @@ from arithscope.cli.options import ModelOptions, SettingsOptions
         ({"neurons": "atp+exact", "rank": "mean+std", "effect": "log_ratio"}, {}, "m-log-ratio-atp-exact-mean-std"),
         ({"both_operands": True}, {}, "m-both-operands"),
         ({}, {"dtype": "bfloat16", "quantize": "4bit"}, "m-bfloat16-4bit"),
+        ({}, {"prefix": "1+1=2\n"}, "m-prompts-48f964"),
+        ({}, {"chat": True, "reply": "It is "}, "m-prompts-bc9d29"),
         ({}, {"device": "cuda", "allow_pickle": True}, "m"),
     ],
 )
@@ -51,6 +53,9 @@ OPTIONS = st.builds(
     ModelOptions,
     template=st.sampled_from(["{op1}{operator}{op2}=", "{op1} {operator} {op2} ="]),
     prefix=st.sampled_from(["", "1+1=2\n"]),
+    operator_words=st.sampled_from(["", "+=plus", "+=plus,-=minus"]),
+    chat=st.booleans(),
+    reply=st.sampled_from(["", "True", "+=plus"]),
     dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
     quantize=st.sampled_from([None, "4bit"]),
 )

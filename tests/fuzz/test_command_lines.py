@@ -123,6 +123,15 @@ def template(text: str) -> bool:
     return text in TEMPLATES
 
 
+def words(text: str) -> bool:
+    pairs = [part.split("=") for part in text.split(",")] if text else []
+    if not all(len(pair) == 2 and pair[0].strip() in "+-*/" and pair[0].strip() for pair in pairs):
+        return False
+    named = [word.strip() for _, word in pairs]
+    usable = all(w and is_text(w) and not any(x.isnumeric() or x in "+-*/" for x in w) for w in named)
+    return usable and len({*named}) == len({pair[0].strip() for pair in pairs}) == len(pairs)
+
+
 def is_text(text: str) -> bool:
     return not re.search("[\ud800-\udfff]", text)
 
@@ -155,10 +164,12 @@ LOADING: dict[str, Value] = {
     "--dtype": (["auto", "float32", "bfloat16", "float16"], one_of("auto", "float32", "bfloat16", "float16")),
     "--template": ([*TEMPLATES, "{op1}", "{op2}{operator}{op1}", "{op1!r}{operator}{op2}"], template),
     "--prefix": (["", "1+1=2\\n", "{", "{op1}"], is_text),
+    "--operator-words": (["+=plus", "+=plus,-=minus", "+=plus,+=and", "+plus", "*=2", "/="], words),
     "--quantize": (["4bit", "8bit", "2bit"], one_of("4bit", "8bit")),
 }
 OF_A_RUN: dict[str, Value] = {**MODEL, "--model": (["tiny-llama", "some/where"], anything)}
 CODE = ["--allow-pickle", "--trust-remote-code"]
+LOADING_FLAGS = ["--chat", *CODE]
 RUN: Value = (["RUN"], one_of("RUN", "./RUN", "RUN/"))
 OTHER: Value = (["OTHER"], one_of("OTHER", "./OTHER", "OTHER/"))
 NAMED_MODEL: Value = (["tiny-llama", "some/model", "folder"], anything)
@@ -194,7 +205,7 @@ COMMANDS = [
             "--rank": (["mean", "mean+std"], one_of("mean", "mean+std")),
             "--topk": (["1", "200", "0"], whole(1)),
         },
-        ["--both-operands", *CODE],
+        ["--both-operands", *LOADING_FLAGS],
     ),
     Command(
         "run",
@@ -225,7 +236,7 @@ COMMANDS = [
         "doctor",
         [NAMED_MODEL],
         {**LOADING, "--operators": (["+", "-*"], operators), "--max-operand": (["1", "300"], whole())},
-        CODE,
+        LOADING_FLAGS,
     ),
     Command(
         "bench",
@@ -237,7 +248,7 @@ COMMANDS = [
             "--seconds": (["1", "0.5", "1e3"], is_float),
             "--json": (["out.json", "/", "no/folder.json"], lambda text: can_be_a_path(text) and _can_be_written(text)),
         },
-        CODE,
+        LOADING_FLAGS,
     ),
     Command(
         "train",
