@@ -177,7 +177,10 @@ class Stratum:
         return op1, op2
 
     def described(self) -> str:
-        """Operands and answers in words: `10…99 and 10…99, answers 100…198`."""
+        """Operands and answers in words: `10…99 and 10…99, answers 100…198`; of whole numbers `0…300`, as all answers that are
+        single tokens are legal."""
+        if self.whole:
+            return "{}…{}".format(*self.op1)
         ranges = (f"{low}…{high}" for low, high in (self.op1, self.op2, self.answers))
         return "{} and {}, answers {}".format(*ranges)
 
