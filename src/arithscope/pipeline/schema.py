@@ -62,7 +62,7 @@ def check_description(manifest: dict[str, Any], path: Path) -> None:
 def _is_stratum(record: Any) -> bool:
     try:
         stratum = stratum_from_json(record)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):  # the last one for Infinity
         return False
     ranges, layout = (stratum.op1, stratum.op2, stratum.answers), stratum.layout
     counted = layout is not None and all(
