@@ -22,6 +22,22 @@ def digit_splitting() -> PreTrainedTokenizerFast:
     return word_tokenizer(r"\d| ?[-+*/=]|\s|.", [*map(str, range(10)), *SIGNS])
 
 
+def three_chunks() -> PreTrainedTokenizerFast:
+    """Up to three digits a token, from the left, as in Llama 3: 12345 is 123, 45."""
+    return word_tokenizer(r"\d{1,3}| ?[-+*/=]|\s|.", [*_up_to_three_digits(), *SIGNS])
+
+
+def right_grouped() -> PreTrainedTokenizerFast:
+    """Up to three digits a token, from the right, as thousands are written: 12345 is 12, 345."""
+    pattern = r"\d{1,3}(?=(?:\d{3})*(?!\d))| ?[-+*/=]|\s|."
+    return word_tokenizer(pattern, [*_up_to_three_digits(), *SIGNS])
+
+
+def _up_to_three_digits() -> list[str]:
+    """0…999, and what later tokens may hold: 00…99 and 000…999."""
+    return [f"{n:0{digits}}" for digits in (1, 2, 3) for n in range(10**digits)]
+
+
 def with_leading_spaces(limit: int, spaced_limit: int, bos: str | None = "<bos>") -> PreTrainedTokenizerFast:
     """A space is part of the next number, and fewer of these numbers are single tokens, as in GPT-2."""
     numbers = [*map(str, range(limit)), *(f" {n}" for n in range(spaced_limit))]

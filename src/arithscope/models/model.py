@@ -100,10 +100,7 @@ class Model:
         shape = len(self.layers), heads, key_value_heads, head_dim, neurons, width
         self.sizes = Sizes(*shape, vocabulary=widths(self.unembedding)[1], parameters=hf_model.num_parameters())
         self.encoder = PromptEncoder(tokenizer, template or Template())
-        known = min(self.sizes.vocabulary, hf_model.get_input_embeddings().num_embeddings)
-        if not 0 <= self.encoder.max_token < known:
-            problem = f"uses token {self.encoder.max_token}, but the model has only {known} tokens"
-            raise UserError(f"The tokenizer of {identity.name} {problem}; load it with the weights it belongs to.")
+        self._check_tokens(self.encoder)
 
     def __repr__(self) -> str:
         s = self.sizes
@@ -117,6 +114,13 @@ class Model:
 
         return self._engine or REPLAY
 
+    def _check_tokens(self, encoder: PromptEncoder) -> None:
+        """Refuse a tokenizer with more tokens than the model."""
+        known = min(self.sizes.vocabulary, self.hf_model.get_input_embeddings().num_embeddings)
+        if not 0 <= encoder.max_token < known:
+            problem = f"uses token {encoder.max_token}, but the model has only {known} tokens"
+            raise UserError(f"The tokenizer of {self.identity.name} {problem}; load it with the weights it belongs to.")
+
     def at(self, stratum: Stratum) -> Model:
         """Return a shallow copy that asks for an answer step of a stratum, always the same one; modules, weights and tokenizer
         are shared.
@@ -128,6 +132,7 @@ class Model:
         if stratum not in known:
             other = copy.copy(self)
             other.encoder = self.encoder.at(stratum)
+            self._check_tokens(other.encoder)
             other.__dict__.pop("token_numbers", None)
             known[stratum] = other
         return known[stratum]
