@@ -6,10 +6,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arithscope.errors import UserError
+from arithscope.models.engine.full_pass import FullPass
+from arithscope.models.engine.interface import REPLAY, Engine
 from arithscope.models.layouts import FEWEST_PROMPTS, find_strata, stratum_names
 from arithscope.models.model import Identity, Model
 from arithscope.models.tokenization import PromptEncoder
@@ -319,6 +322,22 @@ def test_a_stratum_that_the_tokenizer_cuts_in_another_way_is_refused() -> None:
         PromptEncoder(made.word_tokenizer(r"\d|.", [*map(str, range(10)), "+", "="]), PLAIN).at(
             Stratum(*TWO, (0, 9), Layout((1, 0), (1, 0)))
         )
+
+
+@pytest.mark.parametrize("engine", [REPLAY, FullPass()])
+def test_one_pass_gives_the_logits_of_every_step(engine: Engine) -> None:
+    """The model's own logits at each step, from prompts that end there."""
+    model, stratum = random_model(DIGITS), expected(CASES["digits"])[-1]
+    prompts = stratum.prompts("+")[::100]
+    last = model.with_engine(engine).at(stratum.at_step(3))
+    observed = torch.zeros(len(prompts), 3, model.sizes.vocabulary)
+    last.engine.mean_activations(
+        last, prompts, rows=7, observe=lambda rows, logits: observed.__setitem__(rows, logits), steps=3
+    )
+    for step in (1, 2, 3):
+        own = model.at(stratum.at_step(step))
+        with torch.no_grad():
+            assert torch.allclose(observed[:, step - 1], own.logits(own.encode(prompts)), atol=1e-5)
 
 
 def test_a_model_needs_the_tokens_of_a_stratum() -> None:
