@@ -77,7 +77,7 @@ def large_run(source: Run, folder: Path) -> None:
     results = {
         "neurons": replace(source.neurons, effects=effects, first_layer=dict.fromkeys(OPERATORS, LAYERS.start)),
         "classify": replace(c, matches=spread(c.matches), best=spread(c.best), neurons=spread(c.neurons)),
-        "patterns": ActivationMaps(patterns, activations, source.patterns.logits[taken]),
+        "patterns": ActivationMaps(patterns, activations, source.patterns.logits[taken], source.patterns.studied),
     }
     keys = dict.fromkeys(results, "made up")
     model = source.manifest["model"]

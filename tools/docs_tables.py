@@ -45,7 +45,8 @@ def results_reference(stages: Sequence[Stage]) -> str:
 
 def _result_sections(stage: Stage) -> list[str]:
     schema = stage.result.schema()
-    types = {name: inspect.formatannotation(kind) for name, kind in get_type_hints(stage.result).items()}
+    hints = get_type_hints(stage.result).items()
+    types = {name: inspect.formatannotation(kind).replace("typing.", "") for name, kind in hints}
     summary = " ".join((inspect.getdoc(stage.result) or "").split("\n\n")[0].split())
     sections = [f"## {stage.name}\n\n`{stage.result.__name__}`: {summary}"]
     for name, declared in schema.items():

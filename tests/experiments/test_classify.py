@@ -13,12 +13,13 @@ from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, ONCE, R
 from arithscope.experiments.common.association import association
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.heuristics.kinds import parse
-from arithscope.prompts import legal_prompts, operand_grid
+from arithscope.prompts import legal_prompts, operand_grid, whole_numbers
 from arithscope.settings import SampleSizes
 from tests.contexts import context
 from tests.families import small
 
 MAX_OPERAND, LIMIT = 60, 200
+STUDIED = whole_numbers(MAX_OPERAND, LIMIT).as_json()
 SIZES = SampleSizes(discovery=1, evaluation=1, first_mlp=1, probe=1, permutations=12)
 RULES: dict[str, list[str | None]] = {
     "+": ["op1 in [10, 40]", "op2 mod 3 = 1", "result in [50, 60]", "op1 = op2", None, None],
@@ -41,7 +42,8 @@ def known() -> tuple[ActivationMaps, Classification]:
             activations.append(field.reshape(MAX_OPERAND + 1, -1))
             logits.append(value)
     table = pd.DataFrame(rows)
-    patterns = ActivationMaps(table, np.array(activations, dtype=np.float16), np.array(logits, dtype=np.float32))
+    arrays = np.array(activations, dtype=np.float16), np.array(logits, dtype=np.float32)
+    patterns = ActivationMaps(table, *arrays, STUDIED)
     return patterns, classify(context(small("llama"), None, patterns, custom_sizes=SIZES))
 
 
@@ -153,7 +155,7 @@ def parity(gated: bool, on_even: float, on_odd: float) -> Classification:
     activations[0] += np.where(even, on_even, on_odd)
     table = pd.DataFrame({"operator": "+", "layer": 1, "neuron": range(6)})
     logits = random.standard_normal((6, LIMIT))
-    maps = ActivationMaps(table, activations.astype(np.float16), logits.astype(np.float32))
+    maps = ActivationMaps(table, activations.astype(np.float16), logits.astype(np.float32), STUDIED)
     return classify(context(small("llama" if gated else "gpt2"), None, maps, custom_sizes=SIZES))
 
 
@@ -224,6 +226,7 @@ def test_neurons_with_negative_matches_alone_are_counted() -> None:
         pd.DataFrame({"operator": "+", "layer": 1, "neuron": range(4)}),
         activations.astype(np.float16),
         random.standard_normal((4, LIMIT)).astype(np.float32),
+        STUDIED,
     )
     found = classify(context(small("llama"), None, maps, custom_sizes=SIZES))
     own, summary = found.matches[found.matches.neuron == 0], found.summary()["+"]

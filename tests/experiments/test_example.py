@@ -28,7 +28,7 @@ from arithscope.experiments.patterns import ActivationMaps, number_logits
 from arithscope.figures.example import one_prompt as drawn_prompt
 from arithscope.models.model import Model
 from arithscope.pipeline.schema import schema_problem
-from arithscope.prompts import legal_prompts, random_source
+from arithscope.prompts import Place, legal_prompts, random_source, whole_numbers
 from arithscope.report.findings.example import one_prompt as finding
 from arithscope.settings import SampleSizes, Settings
 from tests.contexts import context
@@ -50,7 +50,8 @@ def answers(operator: str, max_operand: int, limit: int, wrong: tuple[int, int] 
     if wrong is not None:
         right[(prompts.op1 == wrong[0]) & (prompts.op2 == wrong[1])] = False
     columns = {"op1": prompts.op1, "op2": prompts.op2, "answer": prompts.answer, "predicted": prompts.answer}
-    return Accuracy(pd.DataFrame({"operator": operator, **columns, "correct": right, "p_answer": 0.9}), pd.DataFrame())
+    table = pd.DataFrame({"operator": operator, **columns, "correct": right, "p_answer": 0.9})
+    return Accuracy(table, pd.DataFrame(), whole_numbers(max_operand, limit).as_json())
 
 
 def maps_of(model: Model, classify: Classification) -> ActivationMaps:
@@ -62,7 +63,7 @@ def maps_of(model: Model, classify: Classification) -> ActivationMaps:
             for layer, n in zip(rows.layer, rows.neuron, strict=True)
         ]
     )
-    return ActivationMaps(rows, np.zeros((len(rows), 1, 1), dtype=np.float16), logits)
+    return ActivationMaps(rows, np.zeros((len(rows), 1, 1), dtype=np.float16), logits, {})
 
 
 def computed(model: Model, accuracy: Accuracy, classify: Classification) -> Example:
@@ -78,7 +79,7 @@ def test_the_papers_prompt_is_chosen_if_it_is_correct() -> None:
 
     def chosen(*parts: Accuracy) -> tuple[int, int, int]:
         prompts = pd.concat([part.prompts for part in parts], ignore_index=True)
-        found = choose_prompt(context(model, SETTINGS, Accuracy(prompts, pd.DataFrame()), bags))
+        found = choose_prompt(context(model, SETTINGS, replace(parts[0], prompts=prompts), bags))
         assert len(found) == 1
         return int(found.op1[0]), int(found.operator[0]), int(found.op2[0])
 
@@ -112,9 +113,8 @@ def test_otherwise_the_typical_held_out_prompt_is_chosen(seed: int) -> None:
 
 def test_a_model_with_few_correct_prompts_has_a_prompt_too() -> None:
     """With three of them, none is held out."""
-    known = answers("+", 2, 60).prompts
-    known = known.assign(correct=(known.op1 == 1))
-    accuracy = Accuracy(known, pd.DataFrame())
+    known = answers("+", 2, 60)
+    accuracy = replace(known, prompts=known.prompts.assign(correct=(known.prompts.op1 == 1)))
     assert not len(split_prompts(accuracy, SIZES, 0)["+"].held_out)
     found = choose_prompt(context(small("llama"), SETTINGS, accuracy, made_up("+", [(1, 0)], [])))
     assert found.op1.tolist() == [1]
@@ -153,7 +153,7 @@ def test_what_is_stored_equals_plain_passes(family: str, operator: str) -> None:
     rules = ["op1 in [0, 39]", "result in [0, 39]", "op2 in [0, 30]"]
     matches: list[Match] = [(*n, rules[i % 3], 0.6 + 0.01 * i, True) for i, n in enumerate(top) if i % 2 == 0]
     e = computed(model, answers(operator, 30, model.limit), made_up(operator, top, matches))
-    prompt = as_prompts(pd.DataFrame({"operator": [operator], "op1": [e.op1], "op2": [e.op2]}))
+    prompt = as_prompts(pd.DataFrame({"operator": [operator], "op1": [e.op1], "op2": [e.op2]}), Place())
     neurons = list(zip(e.neurons.layer, e.neurons.neuron, strict=True))
     assert sorted(neurons) == sorted(top[::2])
 
@@ -200,7 +200,7 @@ def test_the_sum_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) 
     random = np.random.default_rng(0)
     neurons = pd.DataFrame({"operator": ["+"] * 3 + ["-"] * 10, "layer": 1, "neuron": [*range(3), *range(10)]})
     values = random.normal(size=(13, 7)).astype(np.float32)
-    maps = ActivationMaps(neurons, np.zeros((13, 1, 1), dtype=np.float16), values)
+    maps = ActivationMaps(neurons, np.zeros((13, 1, 1), dtype=np.float16), values, {})
     some = pd.DataFrame({"layer": 1, "neuron": random.permutation(10), "factor": random.normal(size=10)})
     want = sum(factor * values[3 + n].astype(float) for n, factor in zip(some.neuron, some.factor, strict=True))
     for size in (1, 3, 4096):

@@ -15,7 +15,7 @@ from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW, Classific
 from arithscope.experiments.common.samples import split_prompts
 from arithscope.experiments.failures import LISTED_HEURISTICS, WORST, Failures, failures
 from arithscope.experiments.patterns import ActivationMaps
-from arithscope.prompts import legal_prompts
+from arithscope.prompts import legal_prompts, whole_numbers
 from arithscope.settings import SampleSizes, Settings
 from arithscope.stats.intervals import Mean, clear_signs
 from tests.contexts import context
@@ -60,9 +60,10 @@ def known() -> tuple[Accuracy, ActivationMaps, Classification, Failures]:
         )
         fields.append(field)
         logits.append(values)
-    accuracy = Accuracy(pd.concat(frames, ignore_index=True), pd.DataFrame())
+    studied = whole_numbers(MOST, LIMIT).as_json()
+    accuracy = Accuracy(pd.concat(frames, ignore_index=True), pd.DataFrame(), studied)
     classify = together(*bags)
-    patterns = ActivationMaps(classify.neurons, np.concatenate(fields), np.concatenate(logits))
+    patterns = ActivationMaps(classify.neurons, np.concatenate(fields), np.concatenate(logits), studied)
     return accuracy, patterns, classify, failures(context(small("llama"), SETTINGS, accuracy, patterns, classify))
 
 
@@ -135,7 +136,7 @@ def test_shuffled_correctness_is_rarely_predicted(known: Any) -> None:
     rows, random = accuracy.prompts[accuracy.prompts.operator == "+"], np.random.default_rng(0)
     areas = []
     for seed in range(20):
-        noise = Accuracy(rows.assign(correct=random.permutation(rows.correct)), accuracy.table)
+        noise = replace(accuracy, prompts=rows.assign(correct=random.permutation(rows.correct)))
         settings = replace(SETTINGS, operators=("+",), seed=seed)
         found = failures(context(small("llama"), settings, noise, patterns, classify)).regression
         areas.append(found[found.term == "auc"].set_index("criterion").loc[list(CRITERIA)])
@@ -168,7 +169,7 @@ def test_the_worst_prompts(known: Any) -> None:
 
 def test_a_model_that_is_always_right_has_no_failures(known: Any) -> None:
     accuracy, patterns, classify, _ = known
-    right = Accuracy(accuracy.prompts.assign(correct=True, predicted=accuracy.prompts.answer), accuracy.table)
+    right = replace(accuracy, prompts=accuracy.prompts.assign(correct=True, predicted=accuracy.prompts.answer))
     progress = RecordedNotes()
     found = failures(context(small("llama"), SETTINGS, right, patterns, classify, progress=progress))
     assert found.prompts.empty

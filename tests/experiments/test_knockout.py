@@ -19,7 +19,7 @@ from arithscope.experiments.knockout import ABLATED, GROUPS, Knockout, knockout
 from arithscope.heuristics.kinds import parse
 from arithscope.models.load import load
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, legal_prompts
+from arithscope.prompts import Place, Prompts, legal_prompts
 from arithscope.settings import SampleSizes, Settings
 from tests.contexts import context
 from tests.experiments import plain
@@ -214,7 +214,7 @@ def test_averages_are_over_the_operators_that_have_the_number() -> None:
     """One operator has raw matches only, so its calibrated numbers are missing."""
     model = copy_and_add()
     known = measure_accuracy(model, legal_prompts("+-", MAX_OPERAND, model.limit))  # a − 0 is right
-    right = Accuracy(known.prompts.assign(correct=True), known.table)
+    right = replace(known, prompts=known.prompts.assign(correct=True))
     top = [(ADDING_LAYER, n) for n in range(100)]
     bags = [made_up(o, top, [(*n, "op1 in [0, 10]", 0.9, o == "+") for n in top]) for o in "+-"]
     found = knocked_out(right, both(*bags), model).summary()
@@ -235,8 +235,8 @@ def test_results_do_not_depend_on_the_size_of_passes(monkeypatch: pytest.MonkeyP
 
 def test_operators_without_held_out_prompts_are_left_out() -> None:
     known = known_sums()
-    few = Accuracy(known.prompts.assign(correct=np.arange(len(known.prompts)) < 3), known.table)
+    few = replace(known, prompts=known.prompts.assign(correct=np.arange(len(known.prompts)) < 3))
     bag = adder_bag(["op1 in [0, 10]"])
-    assert len(as_prompts(few.prompts[few.prompts.correct])) == 3
+    assert len(as_prompts(few.prompts[few.prompts.correct], Place())) == 3
     assert knocked_out(few, bag).accuracy.empty
     assert association(bag, "+", RAW).classified.any()

@@ -35,7 +35,7 @@ models = pytest.mark.parametrize(("family", "attention", "prefix"), MODELS)
 
 def answer_layers_from(layer: int) -> tuple[Probe, AnswerLayers]:
     """Probe and cause agree on the first answer layer."""
-    return Probe(pd.DataFrame(), {}, layer, layer, 0), by_cause(dict.fromkeys("+-*/", layer))
+    return Probe(pd.DataFrame(), {}, layer, layer, 0, "last"), by_cause(dict.fromkeys("+-*/", layer))
 
 
 def by_cause(first: dict[str, int], left: float = 0.0) -> AnswerLayers:

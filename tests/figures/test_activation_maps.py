@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_panels_show_names(known: tuple[ActivationMaps, Classification]) -> None
     maps, found = known
     effects = np.arange(len(maps.neurons), 0, -1.0)
     tokens = [np.arange(10)] * len(effects)
-    maps = ActivationMaps(maps.neurons.assign(effect=effects, tokens=tokens), maps.activations, maps.logits)
+    maps = replace(maps, neurons=maps.neurons.assign(effect=effects, tokens=tokens))
     titles = [axes.get_title() for axes in drawn(heuristic_gallery(maps, found)).axes if axes.get_title()]
     named = found.names.drop_duplicates(["kind", "on"])
     assert len(titles) == len(named)

@@ -183,8 +183,10 @@ def test_a_prompt_that_is_tokenized_differently_is_named() -> None:
     prompts = legal_prompts("+", 20, model.limit)
     assert tokenization_check(model, prompts).problem == ""
     tables = copy.copy(model.encoder)
-    tables._op2 = tables._op2.copy()
-    tables._op2[7] = tables._op2[8]
+    [op2] = tables._tables["op2"]
+    changed = op2.copy()
+    changed[7] = changed[8]
+    tables._tables = tables._tables | {"op2": [changed]}
     model.encoder = tables
     assert "'0+7='" in tokenization_check(model, prompts).problem
 

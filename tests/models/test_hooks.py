@@ -134,7 +134,7 @@ def test_blocked_attention_reads_nothing_from_the_sources(family: str, attention
         shares = weights.attention[layer]
         assert float(shares[:, :, p.op2, sources].abs().max()) == 0
         assert torch.allclose(shares.sum(-1), torch.ones_like(shares.sum(-1)), atol=1e-5)
-        assert float(shares[:, :, p.last, sources].min()) > 0  # other positions still attend to them
+        assert float(shares[:, :, p.final, sources].min()) > 0  # other positions still attend to them
     assert not torch.allclose(before, after, atol=1e-4)
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from arithscope.errors import UserError
 from arithscope.models.tokenization import Positions, PromptEncoder
 from arithscope.models.untrained import number_tokenizer
-from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid
+from arithscope.prompts import OPERATORS, Prompts, Template, operand_grid, random_source, sample
 from tests import tokenizers_for_tests as made
 from tests.families import small
 
@@ -163,3 +163,20 @@ def test_labels_of_positions_are_distinct() -> None:
     assert labels[:5] == ("<bos>", "1", "+:2", "2", "=:4")
     assert labels[-4:] == ("op1", "operator", "op2", "last")
     assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("tokenizer", [made.three_chunks(), made.right_grouped()])
+@pytest.mark.parametrize("template", [Template(), SPACED])
+def test_chunks_of_three_digits_leave_a_thousand_numbers(tokenizer: object, template: Template) -> None:
+    encoder = PromptEncoder(tokenizer, template)
+    assert encoder.limit == 1000
+    assert encoder.first_mismatch(sample(operand_grid("+-*/", 999), 2000, random_source(0, "chunks"))) is None
+    with pytest.raises(UserError, match="--max-operand 999"):
+        encoder.encode(one(1000, 0, 1))
+
+
+def test_a_number_without_known_tokens_has_no_places() -> None:
+    """None of the numbers asked about has a token."""
+    encoder = PromptEncoder(number_tokenizer(50), Template())
+    assert encoder.places("op1", np.array([7, 50, 0])) == [(0,), None, (0,)]
+    assert encoder.places("answer", np.array([50, 51])) == [None, None]

@@ -20,13 +20,13 @@ import pytest
 
 import arithscope
 from arithscope.errors import UserError
-from arithscope.experiments.means import grid_units
+from arithscope.experiments.means import prompt_units
 from arithscope.models.load import LoadOptions
 from arithscope.models.model import Model
 from arithscope.pipeline.ray_executor import RayExecutor
 from arithscope.pipeline.runner import describe_model, run_stages
 from arithscope.pipeline.study import follow_training
-from arithscope.prompts import Template
+from arithscope.prompts import Template, operand_grid
 from arithscope.settings import Settings
 from arithscope.utils.executor import LOCAL
 from arithscope.utils.progress import Advance, Silent
@@ -198,7 +198,8 @@ def test_a_killed_driver_loses_no_finished_unit(cluster: RayExecutor, tmp_path: 
         rest, whole = units.Counting(cluster), units.Counting(LOCAL)
         for folder_of, executor in (("run", rest), ("whole", whole)):
             run_stages(model, Settings(("+",), 12), tmp_path / folder_of, ["localize"], Silent(), executor=executor)
-        assert whole.units == rest.units + 2 + len(grid_units(len(model.encoder.operators), 12))  # those of means
+        of_means = prompt_units(operand_grid(model.encoder.operators, 12))
+        assert whole.units == rest.units + 2 + len(of_means)
         assert_same_numbers(tmp_path / "run", tmp_path / "whole")
         for _ in range(100):
             if not (left := _processes_with(str(folder))):

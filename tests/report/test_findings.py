@@ -144,7 +144,7 @@ def accuracies(means: dict[str, Mean]) -> Accuracy:
     prompts = pd.DataFrame({"correct": [True, False, False], "predicted": [3, 4, -1]})
     table = summary_table({o: {"accuracy": m, "baseline": mean(0.25, NAN, NAN)} for o, m in means.items()})
     over_prompts = row(0.8, 0.75, 0.85, operator="mean", measure="accuracy_over_prompts")
-    return Accuracy(prompts, pd.concat([table, pd.DataFrame([over_prompts])], ignore_index=True))
+    return Accuracy(prompts, pd.concat([table, pd.DataFrame([over_prompts])], ignore_index=True), {})
 
 
 def right_and_wrong(plus: Mean, times: Mean) -> Accuracy:
@@ -171,7 +171,7 @@ def test_probes() -> None:
         for position, values in places.items()
         for layer, value in enumerate(values)
     ]
-    text = circuit.probe_accuracy(Probe(pd.DataFrame(rows), {"all": 0.11}, 1, 1, 100)).text
+    text = circuit.probe_accuracy(Probe(pd.DataFrame(rows), {"all": 0.11}, 1, 1, 100, "last")).text
     assert "after layer 1 of layers 0 to 1, with an accuracy of .900 [.880, .920]" in text
     assert "most frequent answer alone gives .110" in text
     assert "At op1 the best layer reaches .120 [.100, .140], not clearly above that." in text

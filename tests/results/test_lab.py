@@ -115,7 +115,7 @@ def test_sizes_set_the_samples() -> None:
     assert (some.settings.sizes.discovery, Lab(copy_and_add(), **ARGUMENTS).settings.sizes.discovery) == (5, 50)
 
 
-KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame())
+KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame(), {})
 
 
 @pytest.mark.parametrize(

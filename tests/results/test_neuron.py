@@ -18,6 +18,7 @@ from arithscope.errors import UserError
 from arithscope.experiments.common.attribution import BEST_METHOD
 from arithscope.experiments.neurons import NeuronEffects
 from arithscope.experiments.patterns import ActivationMaps
+from arithscope.prompts import whole_numbers
 from arithscope.results.neuron import NeuronFinder
 from arithscope.stats.effects import EFFECTS
 from tests.experiments.bags import made_up
@@ -69,7 +70,8 @@ def some_activation_maps(
          "alignment": 0.4, "direct": [True, False, True], "tokens": [[1], [2], [3]]}
     )  # fmt: skip
     activations = random.normal(size=(3, max_operand + 1, max_operand + 1)).astype(np.float16)
-    return known, ActivationMaps(table, activations, random.normal(size=(3, limit)).astype(np.float32))
+    logits = random.normal(size=(3, limit)).astype(np.float32)
+    return known, ActivationMaps(table, activations, logits, whole_numbers(max_operand, limit).as_json())
 
 
 @pytest.mark.parametrize("operator", "+-")

@@ -54,11 +54,12 @@ def first_mlp_effects(mlp0: FirstMlp) -> Figure:
     positions = list(table.position.unique())
     figure, [panels] = new_figure(2.5 * len(positions), 3.6, 1, len(positions), sharey=True)
     low, high = log_limits(table.value)
+    averaged = f"mean over all {'three' if len(positions) == 4 else len(positions) - 1}"
     for axes, position in zip(panels, positions, strict=True):
         for operator, rows in table[table.position == position].groupby("operator", sort=False):
             percent = 100 * np.arange(1, len(rows) + 1) / max(1, len(rows))
             _plot_sorted_effects(axes, percent, rows, low, OPERATOR_COLOURS[str(operator)], SIGNS[str(operator)])
-        axes.set(title=f"mean over all {len(positions) - 1}" if position == ALL_POSITIONS else f"position: {position}")
+        axes.set(title=averaged if position == ALL_POSITIONS else f"position: {position}")
         axes.set(ylim=(low, high * 1.5), xlabel="neurons, strongest first (%)")
     panels[0].set_ylabel("effect of patching (Eq. 1)")
     panels[-1].plot([], [], ":", color="grey", label="median")

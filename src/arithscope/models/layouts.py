@@ -44,12 +44,18 @@ def find_strata(encoder: PromptEncoder, operators: str | Sequence[str], operands
         UserError: If operands are cut in several ways, or no group of answers has enough prompts.
     """
     op1, op2 = (_places_of_operand(encoder, name, own) for name, own in zip(("op1", "op2"), operands, strict=True))
-    found = []
-    for run in _answer_runs(encoder, _answer_range(operators, operands)):
+    found, refusals = [], []
+    for run in _runs(encoder, "answer", _answer_range(operators, operands)):
         if run.places is not None:
             stratum = Stratum(*operands, run.between, Layout(op1, op2, run.places))
             if max(len(stratum.prompts(operator)) for operator in operators) >= FEWEST_PROMPTS:
-                found.append(stratum)
+                try:
+                    encoder.at(stratum)
+                    found.append(stratum)
+                except UserError as refusal:  # some number that was not read is cut in another way
+                    refusals.append(refusal)
+    if not found and refusals:
+        raise refusals[0]
     if not found:
         shown = " and ".join(f"{low}…{high}" for low, high in operands)
         problem = (
@@ -92,20 +98,20 @@ def _answer_range(operators: str | Sequence[str], operands: Operands) -> Range:
     return least, int(reached.max(initial=least))
 
 
-def _answer_runs(encoder: PromptEncoder, between: Range) -> Iterator[_Run]:
-    """Groups of answers that are cut alike; numbers of different length are read apart, then joined."""
+def _runs(encoder: PromptEncoder, slot: str, between: Range) -> Iterator[_Run]:
+    """Numbers of a range, as runs that are cut alike; numbers of different length are read apart, then joined."""
     runs: list[_Run] = []
     for digits in range(len(str(between[0])), len(str(between[1])) + 1):
         low, high = max(between[0], 10 ** (digits - 1) if digits > 1 else 0), min(between[1], 10**digits - 1)
-        runs += _runs(encoder, "answer", (low, high))
+        runs += _runs_of_one_length(encoder, slot, (low, high))
     for places, alike in groupby(runs, key=lambda run: run.places):
         some = list(alike)
         yield _Run((some[0].between[0], some[-1].between[1]), places)
 
 
-def _runs(encoder: PromptEncoder, slot: str, between: Range) -> Iterator[_Run]:
-    """Numbers of a range, as runs that are cut alike. In a range that is only sampled, a cut counts from the first to the last
-    number that was seen with it."""
+def _runs_of_one_length(encoder: PromptEncoder, slot: str, between: Range) -> Iterator[_Run]:
+    """Numbers of equally many digits, as runs that are cut alike. In a range that is only sampled, a cut counts from the first
+    to the last number that was seen with it."""
     numbers = _some_numbers(*between)
     start = 0
     for places, alike in groupby(encoder.places(slot, numbers)):

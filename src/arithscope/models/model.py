@@ -126,11 +126,15 @@ class Model:
 
     def _encoder_of(self, template: Template) -> PromptEncoder:
         encoder = PromptEncoder(self.tokenizer, template)
+        self._check_tokens(encoder)
+        return encoder
+
+    def _check_tokens(self, encoder: PromptEncoder) -> None:
+        """Refuse a tokenizer with more tokens than the model."""
         known = min(self.sizes.vocabulary, self.hf_model.get_input_embeddings().num_embeddings)
         if not 0 <= encoder.max_token < known:
             problem = f"uses token {encoder.max_token}, but the model has only {known} tokens"
             raise UserError(f"The tokenizer of {self.identity.name} {problem}; load it with the weights it belongs to.")
-        return encoder
 
     def at(self, stratum: Stratum) -> Model:
         """Return a shallow copy that asks for an answer step of a stratum, always the same one; modules, weights and tokenizer
@@ -143,6 +147,7 @@ class Model:
         if stratum not in known:
             other = copy.copy(self)
             other.encoder = self.encoder.at(stratum)
+            self._check_tokens(other.encoder)
             other.__dict__.pop("token_numbers", None)
             known[stratum] = other
         return known[stratum]

@@ -12,7 +12,7 @@ import numpy as np
 
 from arithscope.errors import UserError
 from arithscope.models.chat import surroundings_of
-from arithscope.prompts import OPERATORS, Ints, Template
+from arithscope.prompts import OPERATORS, Ints, Place, Template
 from arithscope.prompts.stratum import Places, Range, place_of
 
 _REFERENCE = {"op1": "1", "operator": "+", "op2": "2", "answer": "3"}
@@ -58,7 +58,8 @@ class TokenizerReader:
         return f"{self.surroundings.around(text)}{answer}"
 
     def decode(self, rows: list[list[int]]) -> list[str]:
-        return list(self.tokenizer.batch_decode(rows, skip_special_tokens=False))
+        # No rows would be read as one empty row.
+        return list(self.tokenizer.batch_decode(rows, skip_special_tokens=False)) if rows else []
 
     def operator_tokens(self) -> dict[str, int]:
         """The token of each operator that is a single one."""
@@ -103,24 +104,17 @@ class TokenizerReader:
         return found
 
     def token_tables(self, slot: str, between: Range, places: Places) -> list[Ints]:
-        """For each token of the numbers in a range, the token of each of its values; −1 for values that it cannot have.
+        """For each token of the numbers in a range, the token of each of its values; −1 for values that none of them has.
 
         Raises:
             UserError: If a number is not cut into these places.
         """
-        low, high = (np.array([n]) for n in between)
         tables = []
         for index in range(len(places)):
-            place = place_of(places, index)
-            if place.high is None:  # the first token, which has no leading zeros
-                first, last = int(place.of(low)[0]), int(place.of(high)[0])
-                texts = {v: str(v * 10**place.low + between[0] % 10**place.low) for v in range(first, last + 1)}
-            else:
-                last = 10 ** (place.high - place.low) - 1
-                others = between[0] - int(place.of(low)[0]) * 10**place.low
-                texts = {v: str(others + v * 10**place.low) for v in range(last + 1)}
-            table = np.full(last + 1, -1, dtype=np.int64)
-            for (value, text), row in zip(texts.items(), self.number_tokens(slot, list(texts.values())), strict=True):
+            size, examples = _values(place_of(places, index), between)
+            table = np.full(size, -1, dtype=np.int64)
+            texts = [str(n) for n in examples.values()]
+            for value, text, row in zip(examples, texts, self.number_tokens(slot, texts), strict=True):
                 if row is None or len(row) != len(places):
                     shown = "joins with what surrounds it" if row is None else f"is cut into {len(row)} tokens"
                     others = f"but others of {between[0]}…{between[1]} into {len(places)}"
@@ -163,6 +157,18 @@ class TokenizerReader:
         at, reference = self.where[slot], self.reference
         same = len(row) == len(reference) and row[:at] == reference[:at] and row[at + 1 :] == reference[at + 1 :]
         return row[at] if same and row[at] != self.tokenizer.unk_token_id else None
+
+
+def _values(place: Place, between: Range) -> tuple[int, dict[int, int]]:
+    """How many values a token can have, and for each that occurs the smallest number of a range with it."""
+    (low, high), unit = between, 10**place.low
+    if place.high is None:  # the first token, which has no leading zeros
+        return high // unit + 1, {value: max(low, value * unit) for value in range(low // unit, high // unit + 1)}
+    cycle, smallest = 10**place.high, {}
+    for value in range(cycle // unit):
+        start = low // cycle * cycle + value * unit
+        smallest[value] = max(low, start) if start + unit > low else start + cycle
+    return cycle // unit, {value: n for value, n in smallest.items() if n <= high}
 
 
 def digits_of(text: str) -> str:

@@ -70,7 +70,7 @@ def _holds_texts(record: Any) -> bool:
 def _is_stratum(record: Any) -> bool:
     try:
         stratum = stratum_from_json(record)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):  # the last one for Infinity
         return False
     ranges, layout = (stratum.op1, stratum.op2, stratum.answers), stratum.layout
     counted = layout is not None and all(

@@ -44,11 +44,10 @@ def parse_in_stratum(text: str, operators: Sequence[str], *strata: Stratum) -> P
         raise UserError(f"{shown} has none of the operators {' '.join(OPERATORS)}; write a prompt as in 226-68=.")
     operator = match[0]
     operands = text[: match.start()].strip(), text[match.end() :].strip().removesuffix("=").strip()
-    for operand in operands:
+    for operand, name in zip(operands, ("op1", "op2"), strict=True):
         if not re.fullmatch(r"0|[1-9][0-9]*", operand):
             problem = f"{operand[:40]!r} is not a whole number of 0 or more" if operand else "an operand is missing"
             raise UserError(f"In {shown}, {problem}; write a prompt as in 226-68=.")
-    for operand, name in zip(operands, ("op1", "op2"), strict=True):
         low, high = min(getattr(s, name)[0] for s in strata), max(getattr(s, name)[1] for s in strata)
         if len(operand) > len(str(high)) or int(operand) > high:
             raise UserError(f"{operand[:40]} is beyond {high}, the largest operand here; choose smaller ones.")

@@ -53,14 +53,20 @@ def place_of(places: Places, index: int) -> Place:
     return Place(places[index], places[index - 1] if index else None)
 
 
-def place_name(places: Places, index: int) -> str:
-    """What a token holds, in words: `tens`, `thousands and up`, `last 3 digits`; `number` for a whole number."""
+def place_name(places: Places, index: int, digits: int | None = None) -> str:
+    """What a token holds, in words: `tens`, `thousands and up`, `last 3 digits`; `number` for a whole number.
+
+    Args:
+        places: Lowest digit of each token.
+        index: Which token, from 0.
+        digits: Number of digits of the largest number; by default, a first token before single digits holds a single one, too.
+    """
     low, high = places[index], places[index - 1] if index else None
     if len(places) == 1:
         return "number"
     if high is None:
-        # The highest token holds one digit where every token does.
-        single = places == tuple(range(len(places) - 1, -1, -1))
+        # 45 and 1234 may have the same places: 4|5 and 123|4.
+        single = places == tuple(range(len(places) - 1, -1, -1)) and digits in (None, len(places))
         return power_name(low) if single else f"{power_name(low)} and up"
     if high - low == 1:
         return power_name(low)
@@ -130,7 +136,7 @@ class Stratum:
     @property
     def step_name(self) -> str:
         """What is asked for: `tens`."""
-        return place_name(self.tokens.answer, self.step - 1)
+        return place_name(self.tokens.answer, self.step - 1, len(str(self.answers[1])))
 
     @cached_property
     def sides(self) -> tuple[Ints, Ints]:
@@ -139,10 +145,10 @@ class Stratum:
 
     def _side(self, between: Range) -> Ints:
         low, high = between
-        every = np.arange(low, high + 1, dtype=np.int64)
-        if self.whole or len(every) <= MOST_OPERANDS:
-            return every
-        return np.sort(random_source(0, "operands", low, high).choice(every, MOST_OPERANDS, replace=False))
+        size = high + 1 - low
+        if self.whole or size <= MOST_OPERANDS:
+            return np.arange(low, high + 1, dtype=np.int64)
+        return low + np.sort(random_source(0, "operands", low, high).choice(size, MOST_OPERANDS, replace=False))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -171,22 +177,32 @@ class Stratum:
         return self.grid(operators) if self.whole else self.prompts(operators)
 
     def cells(self, prompts: Prompts) -> Ints:
-        """Places of prompts in the flattened operand grid; their operands must be on its sides."""
+        """Places of prompts in the flattened operand grid. Raises ValueError for operands that are not on its sides."""
         row, column = self.indices(prompts)
         return row * len(self.sides[1]) + column
 
     def indices(self, prompts: Prompts) -> tuple[Ints, Ints]:
-        """Row and column of prompts in the operand grid."""
-        op1, op2 = (np.searchsorted(side, x) for side, x in zip(self.sides, (prompts.op1, prompts.op2), strict=True))
-        return op1, op2
+        """Row and column of prompts in the operand grid. Raises ValueError for operands that are not on its sides."""
+        return _places_on(self.sides[0], prompts.op1), _places_on(self.sides[1], prompts.op2)
 
     def described(self) -> str:
-        """Operands and answers in words: `10…99 and 10…99, answers 100…198`."""
+        """Operands and answers in words: `10…99 and 10…99, answers 100…198`; of whole numbers `0…300`, as all answers that are
+        single tokens are legal."""
+        if self.whole:
+            return "{}…{}".format(*self.op1)
         ranges = (f"{low}…{high}" for low, high in (self.op1, self.op2, self.answers))
         return "{} and {}, answers {}".format(*ranges)
 
     def as_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))
+
+
+def _places_on(side: Ints, operands: Ints) -> Ints:
+    places = np.searchsorted(side, operands)
+    absent = side[np.minimum(places, len(side) - 1)] != operands
+    if absent.any():
+        raise ValueError(f"the operand {operands[absent][0]} is not on the side of the operand grid")
+    return places
 
 
 def whole_numbers(max_operand: int, limit: int) -> Stratum:
@@ -195,8 +211,8 @@ def whole_numbers(max_operand: int, limit: int) -> Stratum:
 
 
 def stratum_from_json(record: dict[str, Any]) -> Stratum:
-    """The inverse of `as_json`. Raises KeyError, TypeError or ValueError if it is not one."""
-    layout = record["layout"] and Layout(**{name: tuple(map(int, x)) for name, x in record["layout"].items()})
+    """The inverse of `as_json`. Raises KeyError, TypeError, ValueError or OverflowError if it is not one."""
+    layout = record["layout"] and Layout(**{name: tuple(map(int, x)) for name, x in dict(record["layout"]).items()})
     ranges = (tuple(map(int, record[name])) for name in ("op1", "op2", "answers"))
     op1, op2, answers = ((low, high) for low, high in ranges)
     return Stratum(op1, op2, answers, layout, int(record["step"]))

@@ -79,7 +79,7 @@ def test_both_engines_give_the_same_activations(family: str, attention: str) -> 
             assert seen[0].shape == (1, len(rows))
             activations[:, rows] = seen[1]
     assert close(*neurons)
-    observed = [torch.zeros(len(prompts), model.sizes.vocabulary) for _ in range(2)]
+    observed = [torch.zeros(len(prompts), 1, model.sizes.vocabulary) for _ in range(2)]
     means = [
         e.mean_activations(model, prompts, rows=17, observe=lambda rows, logits, x=x: x.__setitem__(rows, logits))
         for e, x in zip((fast, slow), observed, strict=True)
@@ -144,9 +144,9 @@ def test_parallel_passes_do_not_see_each_other(family: str, attention: str, thre
         assert close(block.activations.residual[2], seen.residual[2][block.rows, -1])
     assert (covered == 1).all()
     assert torch.get_num_threads() == threads
-    observed = torch.zeros_like(logits)
+    observed = torch.zeros_like(logits[:, None])
     means = mean_activations(model, prompts, rows=9, observe=lambda rows, logits: observed.__setitem__(rows, logits))
-    assert close(observed, logits)
+    assert close(observed[:, 0], logits)
     for layer in range(model.sizes.layers):
         assert close(means.heads[layer], seen.heads[layer].double().mean(0).float())
         assert close(means.neurons[layer], seen.neurons[layer].double().mean(0).float())
