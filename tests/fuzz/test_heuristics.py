@@ -11,6 +11,7 @@ from arithscope.heuristics.kinds import parse
 from arithscope.prompts import OPERATORS, Prompts, operand_grid
 from tests.fuzz.effort import check_sentence, fuzz, twice
 from tests.heuristics.brute import answer, rule
+from tests.heuristics.schoolbook import PLACES
 
 MAX = 6
 PROMPTS = {o: operand_grid(o, MAX) for o in OPERATORS}
@@ -25,12 +26,18 @@ numbers = st.one_of(
 )
 on = st.sampled_from(["op1", "op2", "result", "op1, op2", "op1,op2", "op3", "Op1", "answer", ""])
 digits = st.text("0123456789.", min_size=3, max_size=3)
+places = st.sampled_from([*PLACES, "ones", "Tens", "10^6", "10^19", ""])
+digit = st.sampled_from(["0", "1", "2", "9", "10", "٣", "-1", ""])
 good = st.one_of(
     st.builds("{} in [{}, {}]".format, on, numbers, numbers),
     st.builds("{} mod {} = {}".format, on, numbers, numbers),
     st.builds("{} ~ {}".format, on, st.one_of(digits, digits, st.text("0123456789.९x", max_size=4))),
     st.just("op1 = op2"),
     st.builds("result in {{{}}}".format, st.lists(numbers, max_size=5).map(", ".join)),
+    st.builds("{} {} = {}".format, on, places, digit),
+    st.builds("{} of op1, op2 = {}, {}".format, places, digit, digit),
+    st.builds("{} of op1 {} op2 mod 10 = {}".format, places, st.sampled_from("+-*/"), digit),
+    st.builds("{} into {} = {}".format, st.sampled_from(["carry", "borrow", "Carry"]), places, digit),
 )
 
 
@@ -46,7 +53,7 @@ def texts(draw: st.DrawFn) -> str:
 def is_heuristic(text: str) -> bool:
     """An independent definition of which texts are heuristics."""
     words = text.split(" ")
-    if text == "op1 = op2":
+    if text == "op1 = op2" or is_about_digits(text):
         return True
     for start in ("op1, op2 ", "op1 ", "op2 ", "result "):
         if text.startswith(start):
@@ -66,6 +73,26 @@ def is_heuristic(text: str) -> bool:
         results = rest[4:-1].split(", ")
         return all(map(is_number, results)) and len(results) in (2, 3, 4) and len(set(results)) > 1
     return False
+
+
+def is_about_digits(text: str) -> bool:
+    says, equals, value = text.partition(" = ")
+    if not equals or not set(value) <= set("0123456789, "):
+        return False
+    if says.endswith(" of op1, op2"):
+        return says.removesuffix(" of op1, op2") in PLACES and len(value) == 4 and value[1:3] == ", "
+    if len(value) != 1 or not value.isdecimal():
+        return False
+    for before, after in (
+        ("op1 ", ""),
+        ("op2 ", ""),
+        ("answer ", ""),
+        ("", " of op1 + op2 mod 10"),
+        ("", " of op1 - op2 mod 10"),
+    ):
+        if says in {before + place + after for place in PLACES}:
+            return True
+    return value in "01" and says in {f"{kind} into {place}" for kind in ("carry", "borrow") for place in PLACES[1:]}
 
 
 def is_number(text: str) -> bool:

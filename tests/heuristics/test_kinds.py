@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arithscope.errors import UserError
+from arithscope.heuristics.digits import Borrow, Carry, Digit, DigitDifference, DigitPair, DigitSum
 from arithscope.heuristics.kinds import (
     BOTH,
     TARGETS,
@@ -26,6 +27,13 @@ from arithscope.prompts import OPERATORS, Prompts
 from tests.heuristics import brute
 
 numbers = st.integers(0, 1200)
+digits, places = st.integers(0, 9), st.integers(0, 18)
+about_digits = st.one_of(
+    st.builds(Digit, st.sampled_from(["op1", "op2", "answer"]), places, digits),
+    st.builds(DigitPair, places, digits, digits),
+    *(st.builds(kind, places, digits) for kind in (DigitSum, DigitDifference)),
+    *(st.builds(kind, st.integers(1, 18), st.integers(0, 1)) for kind in (Carry, Borrow)),
+)
 templates = st.text("0123456789.", min_size=3, max_size=3).filter(lambda t: t != "...")
 heuristics = st.one_of(
     st.builds(lambda on, ends: Range(on, *sorted(ends)), st.sampled_from(TARGETS), st.tuples(numbers, numbers)),
@@ -33,6 +41,7 @@ heuristics = st.one_of(
     st.builds(DigitPattern, st.sampled_from(VARIABLES), templates),
     st.just(Identical()),
     st.builds(MultiResult, st.sets(numbers, min_size=2, max_size=4).map(tuple)),
+    about_digits,
 )
 
 
@@ -51,6 +60,13 @@ def test_canonical_forms() -> None:
         "result in {1, 2, 7, 8}",
         "op1, op2 in [0, 10]",
         "op1, op2 mod 2 = 0",
+        "op1 tens = 4",
+        "answer hundreds = 1",
+        "ten thousands of op1, op2 = 4, 3",
+        "tens of op1 + op2 mod 10 = 7",
+        "tens of op1 - op2 mod 10 = 7",
+        "carry into 10^18 = 1",
+        "borrow into tens = 0",
     ):
         assert str(parse(text)) == text
     assert str(MultiResult((8, 1, 8))) == "result in {1, 8}"
@@ -69,7 +85,10 @@ def test_the_largest_number_that_an_array_holds(text: str) -> None:
      "result in {1, 2, 3, 4, 5}", "op1, op2 ~ 1..", " in [1, 2]", "op1 in [, 2]", "op1 in [1, 2", " mod 5 = 2",
      "op1 mod  = 2", "op1 mod 5 =2", "op1 mod 5 = ", " ~ 1..", "op1 ~ ", "result in {1, 2", "result in {1, }",
      "op1 mod5 = 2", "op1 in 1, 2]", "op1in [1, 2]", "op1~ 1..", "result in {1,2}", "result in 1, 2}", f"op1 in [0, {2**63}]",
-     f"op1 mod {2**63} = 0", f"result in {{1, 2, {2**63}}}"],
+     f"op1 mod {2**63} = 0", f"result in {{1, 2, {2**63}}}", "op1 ones = 4", "op1 tens = 10", "result tens = 4", "op1 tens = ٤",
+     "op1 10^19 = 1", "op1 10^6 = 1", "tens of op1, op2 = 4,3", "tens of op1, op2 = 4", "tens of op2, op1 = 4, 3",
+     "tens of op1 * op2 mod 10 = 7", "tens of op1 + op2 mod 10 = 12", "carry into tens = 2", "borrow into tens = 9",
+     "carry into units = 0", "carry into = 1", "carry into tens of op1 = 1", "op1, op2 tens = 4", "op1 tens =4"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a heuristic"):
@@ -133,6 +152,15 @@ def test_names_of_kinds() -> None:
     assert kind_name("modulo", "result") == "modulo of result"
     assert kind_name("pattern", "op2") == "pattern of op2"
     assert [kind_name(h.kind, h.on) for h in (Identical(), MultiResult((1, 2)))] == ["identical", "multi-result"]
+    texts = [
+        "op1 tens = 4",
+        "answer tens = 4",
+        "tens of op1, op2 = 4, 3",
+        "units of op1 + op2 mod 10 = 7",
+        "borrow into tens = 0",
+    ]
+    names = ["digit of op1", "digit of answer", "digit pair", "digit sum", "borrow"]
+    assert [kind_name(h.kind, h.on) for h in map(parse, texts)] == names
 
 
 def test_invalid_heuristics_are_refused() -> None:
@@ -150,6 +178,20 @@ def test_invalid_heuristics_are_refused() -> None:
             MultiResult(results)
     with pytest.raises(ValueError, match="non-negative"):
         MultiResult((-1, 2))
+    with pytest.raises(ValueError, match="not of 'result'"):
+        Digit("result", 1, 2)
+    for place, digit in ((-1, 0), (19, 0), (0, -1), (0, 10)):
+        with pytest.raises(ValueError, match="is not a digit at a place"):
+            Digit("op1", place, digit)
+        with pytest.raises(ValueError, match="is not a digit at a place"):
+            DigitPair(place, 0, digit)
+        with pytest.raises(ValueError, match="is not a digit at a place"):
+            DigitPair(place, digit, 0)
+        with pytest.raises(ValueError, match="is not a digit at a place"):
+            DigitSum(place, digit)
+    for place, value in ((0, 0), (1, 2)):
+        with pytest.raises(ValueError, match="can never hold"):
+            Carry(place, value)
     assert MultiResult((4, 1, 3, 2)).results == (1, 2, 3, 4)
     assert DigitPattern("op1", "00.").admits(np.array([0, 9, 10, 999, 1000])).tolist() == [
         True,
@@ -172,6 +214,31 @@ def test_both_ends_of_a_range_belong_to_it() -> None:
 def test_heuristics_about_results_are_direct() -> None:
     for text, direct in (
         ("op1 in [1, 2]", False), ("op2 mod 2 = 1", False), ("result ~ 1..", True), ("op1 = op2", False),
-        ("result in {1, 2}", True), ("op1, op2 mod 2 = 1", False),
+        ("result in {1, 2}", True), ("op1, op2 mod 2 = 1", False), ("answer tens = 8", False), ("carry into tens = 1", False),
     ):  # fmt: skip
         assert parse(text).direct is direct
+
+
+@given(about_digits, st.lists(st.tuples(st.integers(0, 10**18), st.integers(0, 10**18)), min_size=1, max_size=5))
+def test_digits_and_carries_are_those_of_written_calculation(heuristic: Rule, pairs: list[tuple[int, int]]) -> None:
+    """Sums and differences of large numbers, and of a number and one that differs in a few digits."""
+    larger = [(max(a, b), min(a, b)) for a, b in pairs] + [(a, a - a % 1000) for a, _ in pairs]
+    a, b = np.array(larger).T
+    for operator in range(2):
+        prompts = Prompts(a, np.full(len(a), operator), b)
+        rows = zip(a.tolist(), b.tolist(), prompts.answer.tolist(), strict=True)
+        assert heuristic.holds(prompts).tolist() == [brute.rule(str(heuristic))(*row) for row in rows]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_digits_and_carries_make_the_answer(a: int, b: int) -> None:
+    """Each digit of a sum is the digits' sum modulo 10 plus the carry; of a difference, minus the borrow."""
+    a, b = max(a, b), min(a, b)
+    for operator, written, across in ((0, DigitSum, Carry), (1, DigitDifference, Borrow)):
+        prompts = Prompts([a], [operator], [b])
+        answer = a + (-b if operator else b)
+        for place in range(1, 8):
+            [digit] = [d for d in range(10) if written(place, d).holds(prompts)[0]]
+            [carried] = [c for c in range(2) if across(place, c).holds(prompts)[0]]
+            assert (digit + (-carried if operator else carried)) % 10 == answer // 10**place % 10
+            assert Digit("answer", place, answer // 10**place % 10).holds(prompts)[0]

@@ -50,8 +50,14 @@ _NEURON = ["operator", "layer", "neuron"]
 _COVERAGE = [f"coverage_{criterion}" for criterion in CRITERIA]
 _Tables = tuple[pd.DataFrame, ...]
 
-_KIND = schema.text("kind", "its kind: `range`, `modulo`, `pattern`, `identical` or `multi-result`")
-_ON = schema.text("on", "what it is about: `op1`, `op2`, `op1, op2` or `result`")
+_KIND = schema.text(
+    "kind",
+    "its kind: `range`, `modulo`, `pattern`, `identical` or `multi-result`; where numbers have several tokens also `digit`, "
+    "`digit pair`, `digit sum`, `digit difference`, `carry` or `borrow`",
+)
+_ON = schema.text(
+    "on", "what it is about: `op1`, `op2`, `op1, op2`, `result` (the token that is asked for) or `answer` (all of it)"
+)
 _SIGN = "1: its prompts are compared with the largest activations; −1 (gated MLPs): with the most negative ones"
 _MATCH = (
     *schema.NEURON_KEY,

@@ -34,7 +34,9 @@ ALIASES = 2  # of a name that are listed
 MOST_CHANGES = 30  # of membership along a line of a map, for an outline that can be seen
 Map = NDArray[np.float32]  # a value for each pair of operands, or for each number
 Sides = tuple[Ints, Ints]  # the operands on the two sides of a map
-_ORDER = [ANY, "range", "modulo", "pattern", "identical", "multi-result", "op1", "op2", "result", "op1, op2"]
+_KINDS = ["range", "modulo", "pattern", "identical", "multi-result"]
+_DIGIT_KINDS = ["digit", "digit pair", "digit sum", "digit difference", "carry", "borrow"]
+_ORDER = [ANY, *_KINDS, *_DIGIT_KINDS, "op1", "op2", "result", "answer", "op1, op2"]
 
 
 @styled

@@ -2,8 +2,8 @@
 
 1. Put the prompts into a fixed random order, which breaks ties between activations without favouring any heuristic. (In the
    order of operands, a neuron that never fires would look like a perfect detector of small numbers.)
-2. Group heuristics by the *variable* they depend on: op1, say, or both operands modulo 5. Number the values that the variable
-   takes on the prompts; a heuristic is then a set of values.
+2. Group heuristics by the *variable* they depend on: op1, say, both operands modulo 5, or the carry into the tens. Number the
+   values that the variable takes on the prompts; a heuristic is then a set of values.
 3. Drop heuristics that hold for no legal prompt, or for all, and those that hold for the same prompts as an earlier one of
    their kind about the same number (`_is_first`): with operands up to 20, `op1 in [10, 40]` is `op1 in [10, 20]`.
 4. For each variable, lay out the histogram from which overlaps.py reads the overlaps of all its heuristics.
@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from arithscope.heuristics.kinds import BOTH, Bools, Ints, Modulo, Range, Rule, all_heuristics, prompt_numbers
+from arithscope.heuristics.kinds import stratum_heuristics
+from arithscope.heuristics.rule import Bools, Ints, Rule
 from arithscope.heuristics.tails import neg_log10_p_hypergeom_table
 from arithscope.prompts import Prompts, Stratum, random_source, whole_numbers
 
@@ -130,8 +131,7 @@ def stratum_catalogue(
     """Build the catalogue of an operator in a stratum."""
     prompts = stratum.prompts(operator)
     prompts = prompts[random_source(0, "ties", operator).permutation(len(prompts))]
-    largest = max(stratum.op1[1], stratum.op2[1])
-    heuristics = all_heuristics(operator, largest, int(prompts.result.max(initial=0)), both_operands)
+    heuristics = stratum_heuristics(operator, stratum, prompts.result, both_operands)
     groups = [_group(prompts, [h for h in heuristics if h.direct is direct], device) for direct in (False, True)]
     arrays = stratum.cells(prompts), *np.unique(prompts.result, return_inverse=True, return_counts=True)
     grid_index, results, result_index, result_counts = (torch.from_numpy(x).to(device) for x in arrays)
@@ -141,7 +141,7 @@ def stratum_catalogue(
 def _group(prompts: Prompts, heuristics: Sequence[Rule], device: str | torch.device) -> HeuristicGroup:
     by_variable: dict[str, list[Rule]] = {}
     for h in heuristics:
-        by_variable.setdefault(_variable_name(h), []).append(h)
+        by_variable.setdefault(h.variable, []).append(h)
     kept: list[Rule] = []
     sizes: list[int] = []
     variables = []
@@ -173,28 +173,9 @@ def _is_first(heuristic: Rule, holds: Bools, seen: set[tuple[str, str, bytes]]) 
     return True
 
 
-def _variable_name(heuristic: Rule) -> str:
-    if heuristic.on != BOTH:
-        return heuristic.on
-    if isinstance(heuristic, Modulo):
-        return f"{BOTH} mod {heuristic.divisor}"
-    return f"{BOTH} in ranges" if isinstance(heuristic, Range) else str(heuristic)
-
-
 def _encoded(prompts: Prompts, heuristics: Sequence[Rule]) -> tuple[Ints, Bools]:
     """Values of a variable, and which of its heuristics hold for which value."""
-    first = heuristics[0]
-    if first.on != BOTH:
-        labels = prompt_numbers(prompts, first.on)
-    elif isinstance(first, Modulo):
-        a, b = prompts.op1 % first.divisor, prompts.op2 % first.divisor
-        labels = np.where(a == b, a, first.divisor)
-    elif isinstance(first, Range):
-        edges = np.unique([edge for h in heuristics if isinstance(h, Range) for edge in (h.low, h.high + 1)])
-        a, b = (np.searchsorted(edges, x, side="right") for x in (prompts.op1, prompts.op2))
-        labels = a * (len(edges) + 1) + b
-    else:
-        labels = first.holds(prompts).astype(np.int64)
+    labels = heuristics[0].labels(prompts, heuristics)
     _, example, values = np.unique(labels, return_index=True, return_inverse=True)
     return values, np.stack([h.holds(prompts[example]) for h in heuristics])
 

@@ -13,56 +13,36 @@ A heuristic has one text form, used in tables, figures and on the command line (
     result in {1, 7, 8}   multi-result    the result is one of two to four numbers
 
 Range and modulo may also constrain both operands: `op1, op2 in [0, 10]`, `op1, op2 mod 2 = 0`.
+Where numbers have several tokens, there are rules about digits and carries too (digits.py).
 Heuristics about the result are *direct*, all others *indirect*.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arithscope.errors import UserError
-from arithscope.prompts import Prompts
+from arithscope.heuristics.digits import Digit, digit_rules, parse_digit_rule
+from arithscope.heuristics.rule import BOTH as BOTH
+from arithscope.heuristics.rule import RESULT as RESULT
+from arithscope.heuristics.rule import Bools as Bools
+from arithscope.heuristics.rule import Ints as Ints
+from arithscope.heuristics.rule import Rule as Rule
+from arithscope.heuristics.rule import prompt_numbers as prompt_numbers
+from arithscope.prompts import Prompts, Stratum
 
-RESULT, BOTH = "result", "op1, op2"
 VARIABLES = ("op1", "op2", RESULT)
 TARGETS = (*VARIABLES, BOTH)  # what a range or a congruence can be about
 DIGITS = 3
 NUMBER_LIMIT = 2**63  # numbers are kept as int64
 LENGTHS, QUOTIENT_LENGTHS = (10, 30, 50, 100), (2, 10, 100)  # of ranges; the latter for results of a division
+DIGIT_LENGTHS, DIGIT_DIVISORS = (1, 2, 4), (2, 3, 4, 5)  # for numbers of one digit
 DIVISORS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15)
 TEMPLATES = tuple("".join(t) for t in product(".0123456789", repeat=DIGITS) if set(t) != {"."})
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-
-
-class Rule:
-    """A heuristic: a rule that holds for some prompts. Base class of all kinds.
-
-    A kind overrides `holds`, which may use both operands in any way, or sets `on` to a single number and overrides `admits`.
-    """
-
-    kind: ClassVar[str]
-    on: str = BOTH
-
-    @property
-    def direct(self) -> bool:
-        return self.on == RESULT
-
-    def admits(self, numbers: Ints) -> Bools:
-        """Which numbers satisfy the rule. A rule about both operands holds if both do."""
-        raise NotImplementedError
-
-    def holds(self, prompts: Prompts) -> Bools:
-        """Which prompts satisfy the rule."""
-        if self.on == BOTH:
-            return self.admits(prompts.op1) & self.admits(prompts.op2)
-        return self.admits(prompt_numbers(prompts, self.on))
 
 
 @dataclass(frozen=True)
@@ -102,6 +82,17 @@ class Range(_NumberRule):
     def __str__(self) -> str:
         return f"{self.on} in [{self.low}, {self.high}]"
 
+    @property
+    def variable(self) -> str:
+        return f"{BOTH} in ranges" if self.on == BOTH else self.on
+
+    def labels(self, prompts: Prompts, sharing: Sequence[Rule]) -> Ints:
+        if self.on != BOTH:
+            return super().labels(prompts, sharing)
+        edges = np.unique([edge for h in sharing if isinstance(h, Range) for edge in (h.low, h.high + 1)])
+        a, b = (np.searchsorted(edges, x, side="right") for x in (prompts.op1, prompts.op2))
+        return a * (len(edges) + 1) + b
+
     def admits(self, numbers: Ints) -> Bools:
         return (numbers >= self.low) & (numbers <= self.high)
 
@@ -119,6 +110,16 @@ class Modulo(_NumberRule):
 
     def __str__(self) -> str:
         return f"{self.on} mod {self.divisor} = {self.remainder}"
+
+    @property
+    def variable(self) -> str:
+        return f"{BOTH} mod {self.divisor}" if self.on == BOTH else self.on
+
+    def labels(self, prompts: Prompts, sharing: Sequence[Rule]) -> Ints:
+        if self.on != BOTH:
+            return super().labels(prompts, sharing)
+        a, b = prompts.op1 % self.divisor, prompts.op2 % self.divisor
+        return np.where(a == b, a, self.divisor)
 
     def admits(self, numbers: Ints) -> Bools:
         return numbers % self.divisor == self.remainder
@@ -183,6 +184,8 @@ def parse(text: str) -> Rule:
             return DigitPattern(m[1], m[2])
         if m := re.fullmatch(rf"result in \{{({_NUMBER}(?:, {_NUMBER}){{1,3}})\}}", text):
             return MultiResult(tuple(int(n) for n in m[1].split(", ")))
+        if (digit_rule := parse_digit_rule(text)) is not None:
+            return digit_rule
         for rule in RULES:
             if text == str(rule):
                 return rule
@@ -194,12 +197,7 @@ def parse(text: str) -> Rule:
 
 def kind_name(kind: str, on: str) -> str:
     """Name of a kind for display, with what it is about unless that is always the same."""
-    return f"{kind} of {on}" if kind in (Range.kind, Modulo.kind, DigitPattern.kind) else kind
-
-
-def prompt_numbers(prompts: Prompts, on: str) -> Ints:
-    """op1, op2 or the result of every prompt."""
-    return prompts.result if on == RESULT else getattr(prompts, on)
+    return f"{kind} of {on}" if kind in (Range.kind, Modulo.kind, DigitPattern.kind, Digit.kind) else kind
 
 
 def all_heuristics(operator: str, max_operand: int, largest_result: int, both_operands: bool = False) -> list[Rule]:
@@ -216,12 +214,60 @@ def all_heuristics(operator: str, max_operand: int, largest_result: int, both_op
     return heuristics
 
 
-def ranges(on: str, lengths: tuple[int, ...], largest: int) -> Iterator[Range]:
+def stratum_heuristics(operator: str, stratum: Stratum, results: Ints, both_operands: bool = False) -> list[Rule]:
+    """Every heuristic of a stratum except multi-result ones: those of whole numbers (`all_heuristics`), or, where numbers have
+    several tokens, the same kinds fitted to the sizes of the numbers, and rules about digits."""
+    if stratum.whole:
+        largest = max(stratum.op1[1], stratum.op2[1])
+        return all_heuristics(operator, largest, int(results.max(initial=0)), both_operands)
+    heuristics: list[Rule] = []
+    for on, between in (("op1", stratum.op1), ("op2", stratum.op2)):
+        heuristics += [*_ranges_and_residues(on, *between), *_patterns(on, between[1], fixed=2)]
+    if len(results):
+        low, high = int(results.min()), int(results.max())
+        heuristics += _ranges_and_residues(RESULT, low, high, QUOTIENT_LENGTHS if operator == "/" else LENGTHS)
+        single = [DigitPattern(RESULT, f"{digit:0{DIGITS}d}") for digit in range(10)]
+        heuristics += single if high < 10 else _patterns(RESULT, high)
+    heuristics += [*RULES, *digit_rules(operator, stratum)]
+    return heuristics + (both_operand_rules(stratum) if both_operands else [])
+
+
+def both_operand_rules(stratum: Stratum) -> list[Rule]:
+    """Ranges and congruences that both operands satisfy."""
+    low, high = min(stratum.op1[0], stratum.op2[0]), max(stratum.op1[1], stratum.op2[1])
+    if stratum.whole:
+        return [*ranges(BOTH, LENGTHS, high), *congruences(BOTH)]
+    return _ranges_and_residues(BOTH, low, high)
+
+
+def _ranges_and_residues(on: str, low: int, high: int, lengths: tuple[int, ...] = LENGTHS) -> list[Rule]:
+    """Ranges and congruences of numbers from low to high.
+
+    Of single digits, ranges of up to half of them, from every digit, and the divisors that leave no digit alone. Of more than
+    three digits, lengths and steps are in units of the third digit.
+    """
+    if high < 10:
+        short = [Range(on, at, at + length) for length in DIGIT_LENGTHS for at in range(low, high - length + 1)]
+        return [*short, *congruences(on, DIGIT_DIVISORS)]
+    return [*ranges(on, lengths, high, 10 ** max(len(str(high)) - DIGITS, 0)), *congruences(on)]
+
+
+def _patterns(on: str, largest: int, fixed: int = 1) -> list[Rule]:
+    """Patterns of numbers up to the largest, with at least so many fixed digits: a single one of an operand is a `Digit`."""
+    places = min(len(str(largest)), DIGITS)
+    return [
+        DigitPattern(on, template)
+        for template in TEMPLATES
+        if set(template[: DIGITS - places]) <= {"."} and DIGITS - template.count(".") >= fixed
+    ]
+
+
+def ranges(on: str, lengths: tuple[int, ...], largest: int, unit: int = 1) -> Iterator[Range]:
     """Overlapping closed intervals of the given lengths that start below the largest value."""
     for length in lengths:
-        for low in range(0, largest, 2 if length == 2 else max(length // 3, 10)):
-            yield Range(on, low, low + length)
+        for low in range(0, largest, unit * (2 if length == 2 else max(length // 3, 10))):
+            yield Range(on, low, low + unit * length)
 
 
-def congruences(on: str) -> Iterator[Modulo]:
-    return (Modulo(on, n, m) for n in DIVISORS for m in range(n))
+def congruences(on: str, divisors: tuple[int, ...] = DIVISORS) -> Iterator[Modulo]:
+    return (Modulo(on, n, m) for n in divisors for m in range(n))

@@ -25,23 +25,18 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from arithscope.heuristics.catalogue import Catalogue
+from arithscope.heuristics.digits import Borrow, Carry, Digit, DigitDifference, DigitPair, DigitSum
 from arithscope.heuristics.kinds import (
-    BOTH,
     DIGITS,
-    LENGTHS,
-    RESULT,
     VARIABLES,
-    Bools,
     DigitPattern,
     Identical,
     Modulo,
     MultiResult,
     Range,
-    Rule,
-    congruences,
-    prompt_numbers,
-    ranges,
+    both_operand_rules,
 )
+from arithscope.heuristics.rule import ANSWER, BOTH, RESULT, Bools, Rule, prompt_numbers
 from arithscope.prompts import Prompts
 from arithscope.stats.intervals import Floats
 
@@ -59,21 +54,33 @@ class Name(NamedTuple):
 def simplicity(rule: Rule) -> tuple[int, int, str]:
     """Sort key: simpler rules first.
 
-    By kind: one number (`op1 ~ 000`), identical, range, congruence, pattern with free digits, set of results, range and
-    congruence of both operands, other kinds. Then wider ranges, smaller divisors, fewer fixed digits, smaller sets; then text.
+    By kind: digit, one number (`op1 ~ 000`), identical, carry or borrow, range, congruence, sum or difference of two digits,
+    pair of digits, pattern with free digits, set of results, range and congruence of both operands, other kinds. Then digits of
+    operands, wider ranges, smaller divisors, lower places, fewer fixed digits, smaller sets; then text.
     """
-    kind, size, both = 8, 0, rule.on == BOTH
-    if isinstance(rule, DigitPattern):
-        fixed = DIGITS - rule.template.count(".")
-        kind, size = (0, 0) if fixed == DIGITS else (4, fixed)
-    elif isinstance(rule, Identical):
-        kind = 1
-    elif isinstance(rule, Range):
-        kind, size = 6 if both else 2, rule.low - rule.high
-    elif isinstance(rule, Modulo):
-        kind, size = 7 if both else 3, rule.divisor
-    elif isinstance(rule, MultiResult):
-        kind, size = 5, len(rule.results)
+    both = rule.on == BOTH
+    match rule:
+        case Digit():
+            kind, size = 0, int(rule.on == ANSWER)
+        case DigitPattern():
+            free = rule.template.count(".")
+            kind, size = 8 if free else 1, DIGITS - free
+        case Identical():
+            kind, size = 2, 0
+        case Carry() | Borrow():
+            kind, size = 3, rule.place
+        case Range():
+            kind, size = 10 if both else 4, rule.low - rule.high
+        case Modulo():
+            kind, size = 11 if both else 5, rule.divisor
+        case DigitSum() | DigitDifference():
+            kind, size = 6, rule.place
+        case DigitPair():
+            kind, size = 7, rule.place
+        case MultiResult():
+            kind, size = 9, len(rule.results)
+        case _:
+            kind, size = 12, 0
     return kind, size, str(rule)
 
 
@@ -85,16 +92,16 @@ class Domain:
         self._numbers = {
             on: np.unique(prompt_numbers(prompts, on), return_inverse=True, return_counts=True) for on in variables
         }
-        self._of_both: dict[Rule, Bools] = {}  # few
+        self._of_others: dict[Rule, Bools] = {}
 
     def holds(self, rule: Rule) -> Bools:
         """Which prompts satisfy the rule."""
         if rule.on in self._numbers:
             numbers, place, _ = self._numbers[rule.on]
             return rule.admits(numbers)[place]
-        if rule not in self._of_both:
-            self._of_both[rule] = rule.holds(self._prompts)
-        return self._of_both[rule]
+        if rule not in self._of_others:
+            self._of_others[rule] = rule.holds(self._prompts)
+        return self._of_others[rule]
 
     def fits(self, values: Floats, rules: Sequence[Rule]) -> Floats:
         """R² of a value for each prompt on the indicator of each rule; 0 where values are not larger if the rule holds."""
@@ -119,14 +126,14 @@ class Domain:
 class RuleSets:
     """Legal prompts of the rules of one class, as bits, to find those that nearly coincide."""
 
-    def __init__(self, catalogue: Catalogue, legal: Domain, max_operand: int, direct: bool):
+    def __init__(self, catalogue: Catalogue, legal: Domain, direct: bool):
         self._legal = legal
         rules = [*(catalogue.direct if direct else catalogue.indirect).heuristics]
         for on in (RESULT,) if direct else ("op1", "op2"):
             numbers = np.unique(prompt_numbers(catalogue.prompts, on)).tolist()
             rules += [DigitPattern(on, f"{n:0{DIGITS}d}") for n in numbers if n < 10**DIGITS]
         if not direct:
-            rules += [*ranges(BOTH, LENGTHS, max_operand), *congruences(BOTH)]
+            rules += both_operand_rules(catalogue.stratum)
         self.rules = list(dict.fromkeys(rules))
         self._bits = np.stack([self._packed(rule) for rule in self.rules])
         self._sizes = np.array([_count(bits) for bits in self._bits])
@@ -162,9 +169,8 @@ class Naming:
         self._places = catalogue.grid_index.cpu().numpy()
         # With numbers of several tokens only legal prompts are run, so there is nothing beyond them.
         self._square = Domain(stratum.grid(catalogue.operator), ("op1", "op2")) if stratum.whole else None
-        max_operand = max(stratum.op1[1], stratum.op2[1])
         self._legal = Domain(catalogue.prompts, VARIABLES)
-        self._sets = {direct: RuleSets(catalogue, self._legal, max_operand, direct) for direct in (False, True)}
+        self._sets = {direct: RuleSets(catalogue, self._legal, direct) for direct in (False, True)}
 
     def name(
         self, activations: Float[np.ndarray, "op1 op2"], logits: Floats, sign: int, matches: Sequence[Rule]

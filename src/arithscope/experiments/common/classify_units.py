@@ -11,9 +11,10 @@ from torch import Tensor
 
 from arithscope.heuristics import calibration
 from arithscope.heuristics.catalogue import Catalogue, stratum_catalogue
-from arithscope.heuristics.kinds import BOTH, RESULT, parse
+from arithscope.heuristics.kinds import parse
 from arithscope.heuristics.naming import Naming
 from arithscope.heuristics.neuron_matching import NeuronBatch, match_neurons, tries
+from arithscope.heuristics.rule import ANSWER, BOTH, RESULT
 from arithscope.heuristics.variance import Coverage
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Stratum
@@ -84,7 +85,7 @@ def examine_unit(
     examiner = _examiner(vocabulary, seed, model.device)
     heuristics = [parse(h) for h in matches.heuristic]
     calibrated, direct, sign = (matches[name].to_numpy() for name in ("calibrated", "direct", "sign"))
-    tested = calibrated & matches.on.isin([RESULT, BOTH]).to_numpy()
+    tested = calibrated & matches.on.isin([RESULT, ANSWER, BOTH]).to_numpy()
     size, overlap = (torch.tensor(matches[name].to_numpy()) for name in ("size", "overlap"))
     statistic = matches.neg_log10_p.to_numpy()
     one_operand = np.full((len(matches), len(ONE_OPERAND)), np.nan, dtype=np.float32)
