@@ -51,11 +51,11 @@ WIDTH = HEADS * HEAD_DIM  # two entries more than the blocks need
 NEURONS = 1024
 
 
-def _consecutive(*sizes: int) -> list[slice]:
+def consecutive(*sizes: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]
 
 
-TOKEN, POSITION, OP1, OP2, SUM = _consecutive(TOKENS, len(POSITIONS), OPERANDS, OPERANDS, SUMS)
+TOKEN, POSITION, OP1, OP2, SUM = consecutive(TOKENS, len(POSITIONS), OPERANDS, OPERANDS, SUMS)
 
 SINK_SCORE, TARGET_SCORE = 10.0, 20.0  # attention scores that differ by 10 put nearly all weight on one position
 FIRING = 8.0  # a pair's neuron gets +8 if both operands are there, −8 if only one is: GELU gives 8 and 0
@@ -73,9 +73,9 @@ def copy_and_add() -> Model:
     )
     hf_model = untrained_model("gpt2", config, tokenizer)
     with torch.no_grad():
-        _clear(hf_model)
+        clear(hf_model)
         _embed(hf_model)
-        _distract(hf_model)
+        distract(hf_model)
         _copy(hf_model, OP1_HEAD, OP1_POSITION, OP1)
         _copy(hf_model, OP2_HEAD, OP2_POSITION, OP2)
         _add(hf_model)
@@ -83,7 +83,7 @@ def copy_and_add() -> Model:
     return Model(hf_model, tokenizer, Identity("copy and add", "", "copy and add", "numbers"))
 
 
-def _clear(hf_model: Any) -> None:
+def clear(hf_model: Any) -> None:
     """All weights 0, but the gains of the LayerNorms 1."""
     for parameter in hf_model.parameters():
         parameter.zero_()
@@ -97,13 +97,13 @@ def _embed(hf_model: Any) -> None:
     hf_model.transformer.wpe.weight[: len(POSITIONS), POSITION] = torch.eye(len(POSITIONS))
 
 
-def _distract(hf_model: Any) -> None:
+def distract(hf_model: Any, writing: float = WRITING) -> None:
     """Make every head and neuron a distractor; the circuit then overwrites its own."""
     generator = torch.Generator().manual_seed(0)
     for layer in hf_model.transformer.h:
         for reader, writer in ((layer.attn.c_attn, layer.attn.c_proj), (layer.mlp.c_fc, layer.mlp.c_proj)):
             reader.weight.normal_(0.0, READING, generator=generator)
-            writer.weight.normal_(0.0, WRITING, generator=generator)
+            writer.weight.normal_(0.0, writing, generator=generator)
 
 
 def _copy(hf_model: Any, head: tuple[int, int], source: int, target: slice) -> None:
@@ -125,7 +125,7 @@ def _copy(hf_model: Any, head: tuple[int, int], source: int, target: slice) -> N
     for part, weight in enumerate((query * sqrt(HEAD_DIM), key, value)):  # scores are divided by √HEAD_DIM
         columns = slice(part * WIDTH + own.start, part * WIDTH + own.stop)
         # One-hots here: token and position.
-        attention.c_attn.weight[:, columns], attention.c_attn.bias[columns] = _after_norm(weight, 1.0, 1.0)
+        attention.c_attn.weight[:, columns], attention.c_attn.bias[columns] = after_norm(weight, 1.0, 1.0)
     attention.c_proj.weight[own] = 0.0
     attention.c_proj.weight[own.start : own.start + OPERANDS, target] = torch.eye(OPERANDS)
 
@@ -140,7 +140,7 @@ def _add(hf_model: Any) -> None:
 
     mlp = hf_model.transformer.h[ADDING_LAYER].mlp
     # One-hots here: token, position and both operands.
-    mlp.c_fc.weight[:, :PAIRS], mlp.c_fc.bias[:PAIRS] = _after_norm(weight, 1.0, 1.0, 1.0, 1.0)
+    mlp.c_fc.weight[:, :PAIRS], mlp.c_fc.bias[:PAIRS] = after_norm(weight, 1.0, 1.0, 1.0, 1.0)
     mlp.c_fc.bias[:PAIRS] -= 3 * FIRING
     mlp.c_proj.weight[:PAIRS] = 0.0
     mlp.c_proj.weight[pair, SUM.start + a + b] = SUM_SIZE / FIRING
@@ -153,13 +153,13 @@ def _unembed(hf_model: Any) -> None:
     """
     weight = torch.zeros(WIDTH, TOKENS)
     weight[SUM, :SUMS] = torch.eye(SUMS) * ANSWER_MARGIN / SUM_SIZE
-    scaled, _ = _after_norm(weight, 1.0, 1.0, 1.0, 1.0, SUM_SIZE)
+    scaled, _ = after_norm(weight, 1.0, 1.0, 1.0, 1.0, SUM_SIZE)
     hf_model.lm_head.weight.copy_(scaled.T)
 
 
-def _after_norm(weight: Tensor, *one_hots: float) -> tuple[Tensor, Tensor]:
+def after_norm(weight: Tensor, *one_hots: float) -> tuple[Tensor, Tensor]:
     """Weight and bias that, applied to LayerNorm(x), give x @ weight, for any x made of one-hots of the given sizes."""
-    x = torch.zeros(WIDTH)
+    x = torch.zeros(len(weight))
     x[: len(one_hots)] = torch.tensor(one_hots)
     deviation = (x.var(correction=0) + 1e-5).sqrt()  # 1e-5 is the epsilon of GPT-2's LayerNorm
     return weight * deviation, x.mean() * weight.sum(0)
