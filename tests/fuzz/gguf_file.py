@@ -10,10 +10,14 @@ import numpy as np
 from arithscope.prompts import OPERATORS
 
 WIDTH, HIDDEN, HEADS = 16, 32, 2
+BLOCK, QUANTIZATION = 32, gguf.GGMLQuantizationType.Q8_0
 
 
-def write_llama(path: Path, numbers: int = 11) -> None:
-    """One layer, and a byte-pair tokenizer whose tokens are single characters."""
+def write_llama(path: Path, numbers: int = 11, chat_template: str | None = None, quantized: bool = False) -> None:
+    """One layer, and a byte-pair tokenizer of single characters and of 11 to 20 numbers.
+
+    With `quantized`, weights are stored in blocks where these fit.
+    """
     random = np.random.default_rng(0)
     tokens = ["<unk>", "<s>", "</s>", *map(str, range(numbers)), *OPERATORS, "="]
     writer = gguf.GGUFWriter(path, "llama")
@@ -29,10 +33,12 @@ def write_llama(path: Path, numbers: int = 11) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, *[1] * (len(tokens) - 3)])
-    writer.add_token_merges(["1 0"])
+    writer.add_token_merges([f"1 {digit}" for digit in range(numbers - 10)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     shapes = {
         "token_embd": (len(tokens), WIDTH),
         "output": (len(tokens), WIDTH),
@@ -42,7 +48,10 @@ def write_llama(path: Path, numbers: int = 11) -> None:
         **dict.fromkeys(("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"), (WIDTH,)),
     }
     for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", random.standard_normal(shape).astype(np.float32))
+        weight = random.standard_normal(shape).astype(np.float32)
+        in_blocks = quantized and shape[-1] % BLOCK == 0
+        stored = gguf.quantize(weight, QUANTIZATION) if in_blocks else weight
+        writer.add_tensor(f"{name}.weight", stored, raw_dtype=QUANTIZATION if in_blocks else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -87,10 +87,7 @@ def load(model: str, template: Template | None = None, options: LoadOptions | No
         device = check_options(options)
         silence_libraries()
         source = find_model(model, options.local_files_only)
-        arguments = _source_arguments(source, options)
-        config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
-        hf_model = _load_weights(source, config, device, options)
-        tokenizer = _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
+        hf_model, tokenizer = _read_files(source, device, options)
         revision = (source.revision or "") if source.local else source.folder().name
         hashes = _weight_hash(source, hf_model), _tokenizer_hash(tokenizer)
         full_name = str(user_path(model).resolve()) if user_path(model).exists() else model
@@ -138,6 +135,22 @@ def _source_arguments(source: ModelSource, options: LoadOptions) -> dict[str, An
     revision, local = (None, True) if source.local else (source.revision, None)
     given = dict(revision=revision, local_files_only=local, gguf_file=source.gguf)
     return {"trust_remote_code": options.trust_remote_code, **{k: v for k, v in given.items() if v is not None}}
+
+
+def _read_files(source: ModelSource, device: torch.device, options: LoadOptions) -> tuple[Any, Any]:
+    """The Hugging Face model and its tokenizer."""
+
+    def read() -> tuple[Any, Any]:
+        arguments = _source_arguments(source, options)
+        config = _attempt(source, "configuration", AutoConfig.from_pretrained, source.location, **arguments)
+        hf_model = _load_weights(source, config, device, options)
+        return hf_model, _attempt(source, "tokenizer", AutoTokenizer.from_pretrained, source.location, **arguments)
+
+    if source.gguf is None:
+        return read()
+    from arithscope.models.gguf_file import parsed_once  # here, since the package gguf may not be installed
+
+    return parsed_once(source.folder() / source.gguf, read)
 
 
 def _attempt(source: ModelSource, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
