@@ -220,6 +220,8 @@ def doctor(
     model: opt.ModelName = DEFAULT,
     operators: opt.Operators = "+-*/",
     max_operand: Annotated[int | None, opt.study("--max-operand N", "Largest operand; default: up to 300.")] = None,
+    digits: opt.Digits = None,
+    operands: opt.Operands = None,
     *,
     options: opt.ModelOptions,
 ) -> None:
@@ -229,7 +231,8 @@ def doctor(
     from arithscope.prompts import operator_indices
 
     operator_indices(operators)
-    _print_all(examine(load(model, *options.load_arguments()), operators, max_operand))
+    ranges = opt.operands_named(digits, operands)
+    _print_all(examine(load(model, *options.load_arguments()), operators, max_operand, ranges))
 
 
 @opt.expand_options

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from arithscope.cli.layouts import compare_layouts
 from arithscope.cli.wordings import compare_wordings
 from arithscope.errors import UserError
 from arithscope.experiments.accuracy import measure_accuracy
@@ -14,21 +15,26 @@ from arithscope.models.checks import Check, float32_copy, rounding_noise, soundn
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import device_name, failed_checks
-from arithscope.prompts import OPERATORS, Prompts, legal_prompts, random_source, sample
+from arithscope.prompts import OPERATORS, Operands, Prompts, legal_prompts, random_source, sample
 from arithscope.settings import Settings
 from arithscope.stats.intervals import share
 
 SAMPLE = 100  # prompts of each operator whose answers are computed
 
 
-def examine(model: Model, operators: str, max_operand: int | None) -> Iterator[str]:
+def examine(
+    model: Model, operators: str, max_operand: int | None = None, operands: Operands | None = None
+) -> Iterator[str]:
     """Yield lines for the terminal. Raises UserError if the model cannot be studied with these settings."""
     default = Settings(tuple(operators))
     possible = min(default.max_operand, model.limit - 1)
     settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     yield from check_soundness(model, settings)
     yield from compare_wordings(model, settings)
-    yield from _check_ability(model, settings)
+    if operands is None and model.limit > Settings.max_operand:
+        yield from _check_ability(model, settings)
+    elif not (yield from compare_layouts(model, settings.operators, operands)):
+        raise _unable(model)
 
 
 def check_soundness(model: Model, settings: Settings) -> Iterator[str]:
@@ -85,14 +91,18 @@ def _check_ability(model: Model, settings: Settings) -> Iterator[str]:
         able += [operator] if is_able else []
         yield f"  {operator}  {line}"
     if not able:
-        raise UserError(
-            f"{model.identity.name} can be loaded and its tokenizer read, but it answers hardly any prompt correctly (with no "
-            "operator more than by always giving the same answer), so a study would find nothing: a run leaves out every "
-            "operator with fewer than three correct prompts, and stops if none is left or if all correct answers are equal; "
-            f"{ADVICE}."
-        )
+        raise _unable(model)
     only = f" with --operators '{''.join(able)}'; with others it is no better than one fixed answer"
     yield f"This model can be studied{'' if len(able) == len(settings.operators) else only}."
+
+
+def _unable(model: Model) -> UserError:
+    return UserError(
+        f"{model.identity.name} can be loaded and its tokenizer read, but it answers hardly any prompt correctly (with no "
+        "operator more than by always giving the same answer), so a study would find nothing: a run leaves out every "
+        "operator with fewer than three correct prompts, and stops if none is left or if all correct answers are equal; "
+        f"{ADVICE}."
+    )
 
 
 def _accuracy(model: Model, prompts: Prompts, operator: str) -> tuple[bool, str]:

@@ -2,10 +2,9 @@
 
 For each operator and answer step, on prompts that the step gets right:
 
-1. Counterfactuals. `carry` (for + and −, at steps with lower digits): the same digits at the place that is asked for and above,
-   but the other carry into it, so the token differs by one. `digit`: one digit of one operand differs, and of the answer only
-   the token that is asked for. Control, `same_carry`: as many lower digits differ as in `carry`, but no carry; the token is the
-   same.
+1. Counterfactuals, each with one other digit. `carry` (for + and −, at steps with lower digits): a lower digit differs, and
+   with it the carry into the place that is asked for, so the token differs by one. `digit`: of the answer, only the token that
+   is asked for differs. Control, `same_carry`: a lower digit differs, but no carry; the token is the same.
 2. Replace the residual stream at one position, after one layer, by that of the counterfactual's own run, and let the model
    answer. The share of answers that *follow* become the counterfactual's token; with the control, the token of the `carry`
    counterfactual, which nothing in it asks for.
@@ -36,6 +35,7 @@ from arithscope.prompts import (
     Prompts,
     Stratum,
     carry_counterfactuals,
+    changed_digits,
     digit_counterfactuals,
     random_source,
     same_carry_controls,
@@ -262,7 +262,8 @@ def _exchanges(
     yield DIGIT, _Exchange(*about, DIGIT, sample, pool[rows], kept, kept.result)
     if operator in "+-" and stratum.asked.low > 0:
         others, has = carry_counterfactuals(pool, stratum, random)
-        right = known.includes(others)
+        # Where two digits differ, exchanging one of them alone may make a third kind of prompt.
+        right = known.includes(others) & (changed_digits(pool[has], others) == 1)
         prompts, kept = pool[np.flatnonzero(has)[right][:size]], others[right][:size]
         yield CARRY, _Exchange(*about, CARRY, sample, prompts, kept, kept.result)
         controls, has = same_carry_controls(prompts, kept, stratum, random)

@@ -22,6 +22,7 @@ from arithscope.experiments.common.result import Result, summary_table
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.experiments.means import Answers, MeanActivations, Singles, mean_of_operators, prompt_units
+from arithscope.models.memory import logit_bytes
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Ints, Prompts, Stratum, stratum_from_json
 from arithscope.stats.intervals import share_of, t_mean, unit_mean
@@ -125,6 +126,23 @@ def answers_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDA
     means = model.engine.mean_activations(model, prompts, advance, observe=observe, steps=len(answers))
     found = (np.stack([getattr(own, name) for own in answers]) for name in ("predicted", "log_p"))
     return means.heads.cpu().numpy(), means.neurons.cpu().numpy(), *found
+
+
+@torch.no_grad()
+def measure_answers(model: Model, prompts: Prompts) -> NDArray[np.bool_]:
+    """Whether each token of the answers is right, given the right ones before it: [steps, prompts].
+
+    Args:
+        model: A model at the last answer step of a stratum.
+        prompts: Prompts of the stratum.
+    """
+    views = model.every_step()
+    right = np.empty((len(views), len(prompts)), dtype=np.bool_)
+    for rows, batch in batches(model, prompts, 0, len(views) * logit_bytes(model)):
+        predicted = model.logits_at_last(model.encode(batch), len(views)).argmax(-1)
+        for step, view in enumerate(views):
+            right[step, rows] = (predicted[:, step] == view.answers(batch.asking(view.encoder.asked))).cpu().numpy()
+    return right
 
 
 @torch.no_grad()
