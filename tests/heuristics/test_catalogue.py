@@ -180,3 +180,28 @@ def test_heuristics_about_both_operands_have_their_prompts() -> None:
     assert {type(h) for h, _ in about_both} == {Range, Modulo, Identical}
     for h, k in about_both:
         assert k == len(brute.members(str(h), "-", pairs_of(sets)))
+
+
+@dataclass(frozen=True)
+class Apart(Rule):
+    distance: int
+    kind: ClassVar[str] = "apart"
+
+    @property
+    def variable(self) -> str:
+        return "distance"
+
+    def __str__(self) -> str:
+        return f"|op1 - op2| = {self.distance}"
+
+    def holds(self, prompts: Prompts) -> NDArray[np.bool_]:
+        return np.abs(prompts.op1 - prompts.op2) == self.distance
+
+
+def test_rules_that_name_the_same_variable_share_it() -> None:
+    """However many there are: here more than a byte has bits. Other prompts have a value together."""
+    rules = [Apart(distance) for distance in range(12)]
+    group = _group(legal_prompts("+", 20, 1000), [*rules, Larger()], "cpu")
+    assert [v.name for v in group.variables] == ["distance", "op1 > op2"]
+    assert group.variables[0].holds.shape == (12, 13)
+    assert group.sizes.tolist() == [21, *(2 * (21 - distance) for distance in range(1, 12)), 210]
