@@ -15,31 +15,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from arithscope.experiments.common.ranking import RECALLED, percent_of
 from arithscope.experiments.common.result import Result
-from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.schema import Table
 from arithscope.experiments.common.stage import Context
-from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.probe import EPOCHS
 from arithscope.heuristics.calibration import N_CLASSES
 from arithscope.models.engine.full_pass import FullPass
-from arithscope.models.hooks import capturing
-from arithscope.models.model import Model
 from arithscope.pipeline.registry import stage_of
-from arithscope.prompts import Prompts, random_source
+from arithscope.prompts import random_source
 from arithscope.stats.intervals import score_interval, t_quantile
 from arithscope.verify.compare import Noise, Tally, counted
 
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[["VerifyContext", Any], None])
 FLOAT16 = 2.0**-10  # relative precision of stored activations
-PROMPTS = 200  # whose answers are recomputed
-WHOLE_GRID = 4000  # means over at most so many prompts are recomputed over all of them
 STANDARD_ERRORS = 5.0  # by which a sample may be off: the mean of a layer's components, or p counted among some neurons
 
 
@@ -196,7 +189,8 @@ def _answers(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
 
 
 TABLES: dict[str, Tolerance] = {  # by stage and table
-    **dict.fromkeys(("localize.effects", "mlp0.effects", "neurons.effects"), _effects),
+    **dict.fromkeys(("localize.effects", "mlp0.effects", "neurons.effects", "carries.components"), _effects),
+    "carries.exchange": _shares_correct(2),
     "neurons.agreement": _ranks,
     **dict.fromkeys(("circuit.curve", "topk.curve", "mlp0.curve", "bag.curve", "heads.isolation"), _circuits),
     "bag.above_floor": _above_floor,
@@ -228,66 +222,3 @@ def check(kind: type[Result], recompute: bool = True) -> Callable[[F], F]:
         return function
 
     return register
-
-
-@check(MeanActivations, recompute=False)
-@torch.no_grad()
-def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
-    """Compare answers on a sample, and means over all prompts if those are few. If not, only means at op1 and operator, where
-    few distinct prefixes end, are compared exactly; at later positions a sample's mean must be within its standard errors."""
-    model, noise, tally = ctx.model, ctx.tally.noise, ctx.tally
-    prompts = stored.prompts
-    tally.same("operators", stored.operators, list(model.encoder.operators))
-    tally.same("studied", stored.studied, ctx.stratum.as_json())
-    rows = ctx.sample(len(prompts), PROMPTS, "means")
-    answers, sure = Answers(model, prompts[rows]), np.empty(len(rows), dtype=np.bool_)
-    for some, batch in batches(model, prompts[rows], 0):
-        logits = model.logits(model.encode(batch))
-        answers.observe(some, logits)
-        first, second = logits.topk(2, dim=-1).values.T  # rounding may swap two that are close
-        sure[some] = ~(first - second < noise.tie * (first - logits.mean(-1))).cpu().numpy()
-    tally.recomputed.append(f"the answers to {counted(len(rows), 'prompt')}")
-    texts = prompts[rows].text(replace(model.encoder.template, prefix=""))
-    tally.close("p_answer", stored.p_answer[rows], answers.p_answer, noise, lambda i: texts[i])
-    before, now = (pd.DataFrame({"predicted": x[sure]}) for x in (stored.predicted[rows], answers.predicted))
-    tally.table("answers", before, now)
-    at, length = model.positions, model.encoder.length
-    if len(prompts) <= WHOLE_GRID:
-        tally.recomputed.append("the mean activations at all positions")
-        _same_means(ctx, stored, prompts, range(at.op1, length))
-        return
-    tally.recomputed.append("the mean activations at op1 and operator, and those at later positions on a sample")
-    _same_means(ctx, stored, prompts[prompts.op2 == 0], range(at.op1, at.op2))
-    for name, mean, variance in _moments(model, prompts[rows], range(at.op2, length)):
-        kept, axes = getattr(stored, name)[:, at.op2 : length], tuple(range(2, mean.ndim))
-        distance, norm = (np.sqrt(np.square(x).sum(axes)) for x in (kept - mean, mean))
-        # With parallel attention and MLP, the first MLP sees only "=" at the last position: no variance, but rounding.
-        error = STANDARD_ERRORS * np.sqrt(np.maximum(variance, 0.0).sum(axes) / len(rows)) + noise.relative * norm
-        allowed = replace(noise, name="a sample of prompts", extra=error)
-        tally.close(f"mean {name}", np.zeros_like(distance), distance, allowed)
-
-
-def _same_means(ctx: VerifyContext, stored: MeanActivations, prompts: Prompts, at: range) -> None:
-    for name, mean, _ in _moments(ctx.model, prompts, at):
-        for layer, (a, b) in enumerate(zip(getattr(stored, name)[:, at.start : at.stop], mean, strict=True)):
-            scale = np.abs(b).mean() * ctx.tally.noise.relative
-            ctx.tally.close(f"mean {name} of layer {layer}", a, b, replace(ctx.tally.noise, extra=scale))
-
-
-def _moments(model: Model, prompts: Prompts, at: range) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """Mean and variance of heads and neurons at the positions `at`, [layers, positions, …] each, by full passes."""
-    layers = range(model.sizes.layers)
-
-    def sums(x: torch.Tensor) -> torch.Tensor:
-        kept = x[:, at.start : at.stop].double()
-        return torch.stack([kept.sum(0), kept.square().sum(0)]).cpu()
-
-    totals: dict[str, torch.Tensor] = {}
-    for _, batch in batches(model, prompts, 0):
-        with capturing(model, heads=layers, neurons=layers, keep=sums) as seen:
-            model.logits(model.encode(batch))
-        for name, by_layer in (("heads", seen.heads), ("neurons", seen.neurons)):
-            stacked = torch.stack([by_layer[i] for i in layers], dim=1)
-            totals[name] = totals[name] + stacked if name in totals else stacked
-    means = {name: total / len(prompts) for name, total in totals.items()}
-    return [(name, mean.numpy(), (of_squares - mean**2).numpy()) for name, (mean, of_squares) in means.items()]

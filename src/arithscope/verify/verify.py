@@ -15,9 +15,11 @@ from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Results, Stage
 from arithscope.experiments.stability import RepeatResults, Stability
+from arithscope.experiments.step_overlap import StepOverlap
 from arithscope.experiments.training import CheckpointResults, Training
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.pipeline import study
+from arithscope.pipeline.layouts import step_results
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import DeclaredSettings, Given, describe_model, device_name, keys_of
 from arithscope.pipeline.store import damaged_files, plain
@@ -26,6 +28,7 @@ from arithscope.results.run import Run
 from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.files import child
 from arithscope.utils.progress import Progress
+from arithscope.verify import sweeps as sweeps  # registers its checks
 from arithscope.verify.checks import CHECKS, VerifyContext
 from arithscope.verify.compare import EXACT, Tally, counted, noise_of
 
@@ -158,6 +161,8 @@ class Verification:
             folder = self.run.path / study.CHECKPOINTS
             parts = [study.read_checkpoint(child(folder, name), name) for name in stored.checkpoints[:-1]]
             results.add(CheckpointResults([checkpoint for checkpoint, _ in parts], [key for _, key in parts]))
+        if isinstance(stored, StepOverlap):
+            results.add(step_results(self.run.folder))
         if isinstance(stored, Stability):
             folder, effect = self.run.path / study.REPEATS, self.settings.effect
             results.add(RepeatResults([study.read_repeat(child(folder, n), n, effect) for n in stored.runs[1:]]))
