@@ -42,7 +42,7 @@ EVERY_LAYER = (EMBEDDINGS, *range(LAYERS))
 
 
 def by_name(stratum: Stratum) -> str:
-    return stratum.name
+    return f"{stratum.layout_name}.{stratum.step}"
 
 
 def answers(model: Model, prompts: Prompts, sources: Prompts) -> dict[tuple[str, int], Ints]:

@@ -42,13 +42,13 @@ class WholeAnswers(Result):
         schema.number("answer", "the right answer"),
         schema.boolean("correct", "whether every step is right"),
         schema.number("log_p", "log-probability of the right answer, the sum over steps"),
-        schema.number("free", "what the model writes by itself; −1 if a token is not a number"),
+        schema.number("free", "what the model writes by itself; −1 if no answer has one of these tokens there"),
         schema.boolean("agrees", "whether that is what the steps say, token by token"),
         schema.boolean("stops", "whether the model writes no further digit after the right answer"),
         unique=True,
     )
     predicted: NDArray[np.int32] = schema.array(
-        "the model's token as a value; −1 if not a number", "int32", "steps, prompts"
+        "value of the model's token; −1 if no answer has it there", "int32", "steps, prompts"
     )
     log_p: Singles = schema.array("log-probability of the right token", "float32", "steps, prompts")
     table: pd.DataFrame = schema.table("Measures by operator that is studied, and their average.")
