@@ -21,6 +21,7 @@ from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
+from arithscope.experiments.whole_answers import written_numbers
 from arithscope.heuristics.kinds import kind_name
 from arithscope.models.model import Model
 from arithscope.pipeline.store import manifest_stamp
@@ -235,15 +236,24 @@ class ServedRun:
             if stratum.step not in self.run.steps:
                 values = np.unique(stratum.prompts(self.run.operators).result)
                 few = "not studied: the model gets too few right, or the study is not finished"
-                reasons[stratum.step] = f"left out: it is {values[0]} in all answers" if len(values) == 1 else few
+                reasons[stratum.step] = f"not studied: it is {values[0]} in all answers" if len(values) == 1 else few
         return reasons
 
     def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
-        self.require("accuracy")
-        if operator not in self.run.accuracy.operators:
+        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer; of a layout's run, those
+        of whole answers."""
+        if self.layout is self:
+            answers = self.run.whole_answers
+            written = written_numbers(answers.stratum, answers.predicted)
+            prompts = answers.prompts.assign(predicted=written, p_answer=np.exp(answers.prompts.log_p))
+        else:
+            self.require("accuracy")
+            prompts = self.run.accuracy.prompts
+        if operator not in set(prompts.operator):
             raise NotFound(f"The run {self.name} has no prompts with {operator}.")
-        rows = self.run.accuracy.rows(self.run.stratum.grid(operator))
+        grid = self.run.stratum.grid(operator)
+        keys = {"operator": operator, "op1": grid.op1, "op2": grid.op2}
+        rows = pd.DataFrame(keys).merge(prompts, how="left", on=list(keys), validate="many_to_one")
         return rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
 
     @cached_property

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,7 +13,6 @@ from arithscope.errors import UserError
 from arithscope.experiments.common.explanation import answer_without
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.patterns import activation_map
-from arithscope.experiments.whole_answers import free_answers, written_numbers
 from arithscope.explorer.runs import (
     NEURON,
     Criterion,
@@ -25,7 +25,8 @@ from arithscope.explorer.runs import (
     page,
 )
 from arithscope.heuristics.kinds import kind_name, parse
-from arithscope.prompts import OPERATORS
+from arithscope.models.model import Model
+from arithscope.prompts import OPERATORS, Place, Prompts
 from arithscope.results.comparison import CURVES
 from arithscope.results.neuron import ActivationMap
 from arithscope.results.run import explanation_as_json
@@ -77,10 +78,10 @@ def _stratum_info(served: ServedRun) -> dict[str, Any]:
             "op2": op2,
             "answers": stratum.answers,
             "layout": None if stratum.whole else stratum.layout_name,
-            "asked": asdict(stratum.asked),
+            "asked": asdict(stratum.asked if has_step else Place()),
         },
         "step": {"number": stratum.step, "of": stratum.steps, "name": stratum.step_name} if has_step else None,
-        "token": stratum.token_name,
+        "token": stratum.token_name if has_step else "answer",
     }
 
 
@@ -91,6 +92,7 @@ def _layout_info(whole: ServedRun) -> dict[str, Any]:
             "number": stratum.step,
             "name": stratum.step_name,
             "token": stratum.token_name,
+            "asked": asdict(stratum.asked),
             "run": whole.step_name(stratum.step) if stratum.step in whole.run.steps else None,
             "left_out": whole.left_out.get(stratum.step),
         }
@@ -226,7 +228,7 @@ def explanation(registry: RunRegistry, served: ServedRun, prompt: str, criterion
     return {**explained, "kinds": kinds}
 
 
-def answer_steps(registry: RunRegistry, served: ServedRun, prompt: str, advance: Advance) -> dict[str, Any]:
+def answer_steps(registry: RunRegistry, served: ServedRun, prompt: str) -> dict[str, Any]:
     """The model's answer to a prompt of a layout: at each step, given the right tokens before it, and by itself."""
     if served.layout is None:
         raise NotFound(f"The run {served.name} is not that of a layout, so its answers have no steps.")
@@ -236,20 +238,25 @@ def answer_steps(registry: RunRegistry, served: ServedRun, prompt: str, advance:
         views = model.every_step()
         asked = [parsed.asking(view.encoder.asked) for view in views]
         given = [answer_without(view, own, ()) for view, own in zip(views, asked, strict=True)]
-        predicted = np.array([[-1 if one.number is None else one.number] for one in given], dtype=np.int32)
-        free, stops = free_answers(model, parsed, predicted, advance=advance)
-    steps = [{"right": int(own.result[0]), **asdict(one)} for own, one in zip(asked, given, strict=True)]
-    [written] = written_numbers(whole.stratum, free.T)
+        written = _free_answer(views, parsed)
     return {
         "op1": int(parsed.op1[0]),
         "operator": OPERATORS[int(parsed.operator[0])],
         "op2": int(parsed.op2[0]),
         "answer": int(parsed.answer[0]),
-        "steps": steps,
+        "steps": [{"right": int(own.result[0]), **asdict(one)} for own, one in zip(asked, given, strict=True)],
         "log_p": float(np.log([max(one.p_answer, TINY) for one in given]).sum()),
-        "free": int(written) if written >= 0 else None,
-        "stops": bool(stops[0]),
+        "free": written,
     }
+
+
+@torch.no_grad()
+def _free_answer(views: list[Model], prompt: Prompts) -> str:
+    """What a model writes by itself, as many tokens as the answer has."""
+    ids = views[0].encode(prompt)
+    for view in views:
+        ids = torch.cat([ids, view.logits(ids).argmax(-1, keepdim=True)], dim=1)
+    return "".join(str(views[0].tokenizer.decode([token])) for token in ids[0, -len(views) :].tolist())
 
 
 def ablation(registry: RunRegistry, served: ServedRun, request: AblationRequest) -> dict[str, Any]:
