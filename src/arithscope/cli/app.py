@@ -193,14 +193,13 @@ def explore(
     """Explore runs in a browser: prompts, neurons, heuristics, circuits, training, and comparisons of runs."""
     if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise UserError("The explorer needs the packages fastapi and uvicorn; run: pip install 'arithscope[explore]'.")
-    from arithscope.results.run import runs_with_steps
+    from arithscope.results.run import runs_in
 
-    all_runs = [each for path in runs for each in runs_with_steps(path)]
-    if options.model is not None and len(all_runs) > 1:
+    if options.model is not None and len(runs) > 1:
         raise UserError("--model is for a single run; name only one run.")
     from arithscope.explorer.server import serve
 
-    serve([options.open(path) for path in all_runs], host, port, not no_browser)
+    serve([options.open(each) for path in runs for each in runs_in(path)], host, port, not no_browser)
 
 
 def models() -> None:

@@ -21,6 +21,7 @@ from arithscope.experiments.common.result import mean_entry
 from arithscope.experiments.knockout import GROUPS, OWN, Knockout
 from arithscope.experiments.neurons import neuron_name
 from arithscope.experiments.patterns import ActivationMaps
+from arithscope.experiments.whole_answers import written_numbers
 from arithscope.heuristics.kinds import kind_name
 from arithscope.models.model import Model
 from arithscope.pipeline.store import manifest_stamp
@@ -194,10 +195,16 @@ class MapName(NamedTuple):
 
 
 class ServedRun:
-    """A run as it was when its manifest was read, with derived tables that are computed once."""
+    """A run as it was when its manifest was read, with derived tables that are computed once.
 
-    def __init__(self, name: str, run: Run):
+    Attributes:
+        layout: The run of the layout, for its answer steps and itself; None for other runs.
+    """
+
+    def __init__(self, name: str, run: Run, layout: "ServedRun | None" = None):
         self.name, self.run, self.stamp = name, run, run.folder.stamp
+        is_layout = run.steps or "whole_answers" in run.stages
+        self.layout = self if is_layout else layout
         self.predictions = cache(self._predictions)
         self._maps: dict[MapName, NDArray[np.float32]] = {}  # computed here
 
@@ -217,12 +224,36 @@ class ServedRun:
         self.require("patterns", "classify")
         return HeuristicTable(self.run.classify, self.run.knockout if "knockout" in self.run.stages else None)
 
+    def step_name(self, step: int) -> str:
+        """Of a layout's run: the name of the run of an answer step."""
+        return f"{self.name}-step-{step}"
+
+    @cached_property
+    def left_out(self) -> dict[int, str]:
+        """Of a layout's run: why answer steps have no run."""
+        reasons = {}
+        for stratum in self.run.stratum.every_step():
+            if stratum.step not in self.run.steps:
+                values = np.unique(stratum.prompts(self.run.operators).result)
+                few = "not studied: the model gets too few right, or the study is not finished"
+                reasons[stratum.step] = f"not studied: it is {values[0]} in all answers" if len(values) == 1 else few
+        return reasons
+
     def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer."""
-        self.require("accuracy")
-        if operator not in self.run.accuracy.operators:
+        """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer; of a layout's run, those
+        of whole answers."""
+        if self.layout is self:
+            answers = self.run.whole_answers
+            written = written_numbers(answers.stratum, answers.predicted)
+            prompts = answers.prompts.assign(predicted=written, p_answer=np.exp(answers.prompts.log_p))
+        else:
+            self.require("accuracy")
+            prompts = self.run.accuracy.prompts
+        if operator not in set(prompts.operator):
             raise NotFound(f"The run {self.name} has no prompts with {operator}.")
-        rows = self.run.accuracy.rows(self.run.stratum.grid(operator))
+        grid = self.run.stratum.grid(operator)
+        keys = {"operator": operator, "op1": grid.op1, "op2": grid.op2}
+        rows = pd.DataFrame(keys).merge(prompts, how="left", on=list(keys), validate="many_to_one")
         return rows.predicted.fillna(-2).to_numpy("<i4"), rows.p_answer.to_numpy("<f4")
 
     @cached_property
@@ -267,10 +298,18 @@ class RunRegistry:
         names = [re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip("-") or "run" for name in distinct_names(runs)]
         if len(set(names)) < len(names):
             names = [f"{name}-{i}" for i, name in enumerate(names, start=1)]
-        self._runs = {name: ServedRun(name, run) for name, run in zip(names, runs, strict=True)}
+        self._runs: dict[str, ServedRun] = {}
+        for name, run in zip(names, runs, strict=True):
+            self._serve(name, run)
         self._lock = Lock()
         self._loaded: OrderedDict[str, Run] = OrderedDict()
         self._compared: tuple[list[Run], Comparison] | None = None
+
+    def _serve(self, name: str, run: Run) -> None:
+        """Serve a run, and those of its answer steps beside it."""
+        served = self._runs[name] = ServedRun(name, run)
+        for step, own in run.steps.items():
+            self._runs[served.step_name(step)] = ServedRun(served.step_name(step), own, served)
 
     def __getitem__(self, name: str) -> ServedRun:
         """A run as it is on disk now; as it last was, if its folder can no longer be read."""
@@ -280,20 +319,25 @@ class RunRegistry:
             served = self._runs[name]
             if manifest_stamp(served.run.path) != served.stamp:
                 with suppress(UserError):
-                    self._runs[name] = ServedRun(name, served.run.reopened())
+                    run = served.run.reopened()
+                    if run.owner is run:
+                        self._serve(name, run)
+                    else:
+                        self._runs[name] = ServedRun(name, run, served.layout)
             return self._runs[name]
 
     def __iter__(self) -> Iterator[ServedRun]:
-        return (self[name] for name in self._runs)
+        return (self[name] for name in list(self._runs))
 
     @contextmanager
     def model(self, run: Run) -> Iterator[Model]:
         """A run's model. Only the thread of live work uses models, for one request at a time: edits are hooks on the model and
         must not mix."""
-        earlier = self._loaded.pop(str(run.path), run)
-        if earlier is not run:
-            run.take_model(earlier)
-        self._loaded[str(run.path)] = run
+        owner = run.owner
+        earlier = self._loaded.pop(str(owner.path), owner)
+        if earlier is not owner:
+            owner.take_model(earlier)
+        self._loaded[str(owner.path)] = owner
         while len(self._loaded) > MAX_MODELS:
             self._loaded.popitem(last=False)[1].release()
         with explain_out_of_memory(f"the model of {run.path} or a pass through it"):

@@ -217,6 +217,10 @@ def make_app(runs: Sequence[Run], names: HostNames) -> FastAPI:
             request, lambda advance: Json(views.explanation(registry, registry[run], prompt, criterion))
         )
 
+    @app.get("/api/runs/{run}/answer")
+    async def answer(request: Request, run: Name, prompt: Text = "") -> Any:
+        return await live.run(request, lambda advance: Json(views.answer_steps(registry, registry[run], prompt)))
+
     @app.post("/api/runs/{run}/ablate")
     async def ablate(request: Request, run: Name, wanted: views.AblationRequest) -> Any:
         return await live.run(request, lambda advance: Json(views.ablation(registry, registry[run], wanted)))

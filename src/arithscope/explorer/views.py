@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,11 +25,14 @@ from arithscope.explorer.runs import (
     page,
 )
 from arithscope.heuristics.kinds import kind_name, parse
-from arithscope.prompts import OPERATORS, Stratum
+from arithscope.models.model import Model
+from arithscope.prompts import OPERATORS, Place, Prompts
 from arithscope.results.comparison import CURVES
 from arithscope.results.neuron import ActivationMap
 from arithscope.results.run import explanation_as_json
 from arithscope.utils.progress import Advance
+
+TINY = float(np.finfo(np.float64).tiny)  # of a probability, so that its logarithm is a number
 
 
 class AblationRequest(BaseModel):
@@ -45,14 +49,14 @@ class AblationRequest(BaseModel):
 
 def run_info(served: ServedRun) -> dict[str, Any]:
     """What the page needs to know about a run before it requests anything else."""
-    run, stages = served.run, served.run.stages
+    run, stages, is_layout = served.run, served.run.stages, served.layout is served
     classified = {"patterns", "classify"} <= set(stages)
     return {
         "name": served.name,
         **{name: run.manifest[name] for name in ("model", "version", "created")},
-        "operators": run.accuracy.operators if "accuracy" in stages else [],
-        "stratum": _stratum_info(run.stratum),
-        "max_operand": run.stratum.op1[1],
+        "operators": run.accuracy.operators if "accuracy" in stages else run.operators if is_layout else [],
+        **_stratum_info(served),
+        "layout": _layout_info(served.layout) if served.layout else None,
         "limit": run.limit,
         **{name: run.configuration[name] for name in ("preset", "seed", "template")},
         "stages": stages,
@@ -63,18 +67,38 @@ def run_info(served: ServedRun) -> dict[str, Any]:
     }
 
 
-def _stratum_info(stratum: Stratum) -> dict[str, Any]:
+def _stratum_info(served: ServedRun) -> dict[str, Any]:
     """Operands on the two sides of the operand grid, legal answers, and which token of the answer is asked for."""
+    stratum = served.run.stratum
     op1, op2 = (side.tolist() for side in stratum.sides)
-    info = {"op1": op1, "op2": op2, "answers": stratum.answers, "step": None}
-    if stratum.whole:
-        return info
-    return info | {
-        "step": stratum.step,
-        "steps": stratum.steps,
-        "name": stratum.layout_name,
-        "place": stratum.step_name,
+    has_step = not stratum.whole and served.layout is not served
+    return {
+        "stratum": {
+            "op1": op1,
+            "op2": op2,
+            "answers": stratum.answers,
+            "layout": None if stratum.whole else stratum.layout_name,
+            "asked": asdict(stratum.asked if has_step else Place()),
+        },
+        "step": {"number": stratum.step, "of": stratum.steps, "name": stratum.step_name} if has_step else None,
+        "token": stratum.token_name if has_step else "answer",
     }
+
+
+def _layout_info(whole: ServedRun) -> dict[str, Any]:
+    """The name of a layout's run, and all its answer steps: with the names of their runs, or why they have none."""
+    steps = [
+        {
+            "number": stratum.step,
+            "name": stratum.step_name,
+            "token": stratum.token_name,
+            "asked": asdict(stratum.asked),
+            "run": whole.step_name(stratum.step) if stratum.step in whole.run.steps else None,
+            "left_out": whole.left_out.get(stratum.step),
+        }
+        for stratum in whole.run.stratum.every_step()
+    ]
+    return {"run": whole.name, "steps": steps}
 
 
 def results(served: ServedRun) -> list[dict[str, Any]]:
@@ -202,6 +226,37 @@ def explanation(registry: RunRegistry, served: ServedRun, prompt: str, criterion
         explained = explanation_as_json(served.run.explain(prompt, criterion))
     kinds = [{**row, "name": kind_name(row["kind"], row["on"])} for row in explained["kinds"]]
     return {**explained, "kinds": kinds}
+
+
+def answer_steps(registry: RunRegistry, served: ServedRun, prompt: str) -> dict[str, Any]:
+    """The model's answer to a prompt of a layout: at each step, given the right tokens before it, and by itself."""
+    if served.layout is None:
+        raise NotFound(f"The run {served.name} is not that of a layout, so its answers have no steps.")
+    whole = served.layout.run
+    parsed = whole.prompt(prompt)
+    with registry.model(whole) as model:
+        views = model.every_step()
+        asked = [parsed.asking(view.encoder.asked) for view in views]
+        given = [answer_without(view, own, ()) for view, own in zip(views, asked, strict=True)]
+        written = _free_answer(views, parsed)
+    return {
+        "op1": int(parsed.op1[0]),
+        "operator": OPERATORS[int(parsed.operator[0])],
+        "op2": int(parsed.op2[0]),
+        "answer": int(parsed.answer[0]),
+        "steps": [{"right": int(own.result[0]), **asdict(one)} for own, one in zip(asked, given, strict=True)],
+        "log_p": float(np.log([max(one.p_answer, TINY) for one in given]).sum()),
+        "free": written,
+    }
+
+
+@torch.no_grad()
+def _free_answer(views: list[Model], prompt: Prompts) -> str:
+    """What a model writes by itself, as many tokens as the answer has."""
+    ids = views[0].encode(prompt)
+    for view in views:
+        ids = torch.cat([ids, view.logits(ids).argmax(-1, keepdim=True)], dim=1)
+    return "".join(str(views[0].tokenizer.decode([token])) for token in ids[0, -len(views) :].tolist())
 
 
 def ablation(registry: RunRegistry, served: ServedRun, request: AblationRequest) -> dict[str, Any]:

@@ -138,6 +138,13 @@ class Stratum:
         """What is asked for: `tens`."""
         return place_name(self.tokens.answer, self.step - 1, len(str(self.answers[1])))
 
+    @property
+    def token_name(self) -> str:
+        """The token that is asked for: `tens digit`, `last 3 digits`; `answer` if it is the whole answer."""
+        if self.steps == 1:
+            return "answer"
+        return f"{self.step_name} digit" if self.step_name == power_name(self.asked.low) else self.step_name
+
     @cached_property
     def sides(self) -> tuple[Ints, Ints]:
         """The operands on the two sides of the operand grid, ascending."""

@@ -319,8 +319,8 @@ class Run(StudyResults):
         Raises:
             UserError: If it cannot be found or loaded, or is not the same model.
         """
-        if self._whole is not None:
-            return self._whole.model.at(self.stratum)
+        if self.owner is not self:
+            return self.owner.model.at(self.stratum)
         known = self.manifest["model"]
         quantize = known["quantization"] if known["quantization"] in QUANTIZATIONS else None
         source = known["source"] if self.elsewhere is None else self.elsewhere
@@ -351,15 +351,24 @@ class Run(StudyResults):
             )
         return model
 
+    @property
+    def owner(self) -> "Run":
+        """The run whose model this one uses: for an answer step that of its layout, otherwise the run itself."""
+        return self._whole or self
+
     def release(self) -> None:
         """Drop the loaded model to free its memory."""
-        self.__dict__.pop("model", None)
+        for run in (self, *self.__dict__.get("steps", {}).values()):
+            run.__dict__.pop("model", None)
 
     def reopened(self) -> "Run":
         """The run as it is on disk now. Results that have not changed are not read again; the model stays with this one."""
         run = Run(self.path, self.elsewhere, self.options)
         unchanged = run.folder.unchanged_since(self.folder).intersection(run.stages)
         run._results = self._results.only([stage_named(name).result for name in unchanged])
+        if self._whole is not None:
+            run._whole = self._whole
+            self._whole.steps[self.stratum.step] = run
         return run
 
     def take_model(self, earlier: "Run") -> None:
@@ -461,11 +470,6 @@ def runs_in(path: str | Path) -> list[Path]:
     return [manifest.parent for manifest in inside] or [folder]
 
 
-def runs_with_steps(path: str | Path) -> list[Path]:
-    """The same, each run of a layout followed by those of its answer steps."""
-    return [each for run in runs_in(path) for each in (run, *(step.path for step in steps_of(RunFolder(run))))]
-
-
 def run_of_step(run: Run, step: int | None) -> Run:
     """The run of an answer step of a layout; without a step, the run itself.
 
@@ -496,8 +500,10 @@ def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """A printable name for each run: the model's; the folder's, if those repeat; or else the path."""
-    for names in ([printable(run.name) for run in runs], [printable(run.path.resolve().name) for run in runs]):
+    """A printable name for each run: the model's, with the layout if there is one; the folder's, if those repeat; or else the
+    path."""
+    titles = [run.name if run.stratum.whole else f"{run.name}-{run.stratum.layout_name}" for run in runs]
+    for names in (list(map(printable, titles)), [printable(run.path.resolve().name) for run in runs]):
         if len(set(names)) == len(names):
             return names
     return [printable(str(run.path)) for run in runs]

@@ -6,7 +6,7 @@ import { h, interval, number, s, signed } from "./dom.js";
 const MAX_DOTS = 25; // a line with more points shows none of them
 
 /** An element whose content is drawn again whenever its width changes. */
-function fit_width(className, draw) {
+export function fit_width(className, draw) {
   const holder = h("div", { className });
   let width = 0;
   new ResizeObserver(([entry]) => {
@@ -30,7 +30,7 @@ function ticks(low, high, count) {
 }
 
 /**
- * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points sorted by x.
+ * series: [{name, colour, dashed, points: [{x, value, low, high}]}], points sorted by x; dashed may be "dotted".
  * names: labels of x = 0, 1, 2…. marks: [{x, text}], vertical lines.
  */
 export function line_chart({ series, x_label, y_label, height = 240, y_range, names, marks = [], title }) {
@@ -93,7 +93,7 @@ export function line_chart({ series, x_label, y_label, height = 240, y_range, na
 }
 
 function line_class(dashed) {
-  return dashed ? "line dashed" : "line";
+  return `line ${dashed === "dotted" ? "dotted" : dashed ? "dashed" : ""}`;
 }
 
 /**
@@ -115,7 +115,8 @@ export function matrix({ rows, columns, value, colour, text, label, pick, is_sel
     return h("td", {}, cell);
   }));
   const corner = h("td", { className: "corner" }, row_title ?? "");
-  return h("div", { className: "matrix" }, h("p", { className: "hint" }, title), h("table", { ariaLabel: title },
+  const is_steep = columns.length > 6 && columns.some((name) => name.length > 4);
+  return h("div", { className: is_steep ? "matrix steep" : "matrix" }, h("p", { className: "hint" }, title), h("table", { ariaLabel: title },
     h("thead", {}, h("tr", {}, corner, columns.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), cells[i])))));
 }

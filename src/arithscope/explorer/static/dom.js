@@ -63,20 +63,6 @@ export function prompt_text(op1, operator, op2) {
   return `${op1}${operator}${op2}`;
 }
 
-/** The correct answer; null for division by zero. */
-export function answer(op1, operator, op2) {
-  if (operator === "+") return op1 + op2;
-  if (operator === "-") return op1 - op2;
-  if (operator === "*") return op1 * op2;
-  return op2 === 0 ? null : Math.floor(op1 / op2);
-}
-
-/** Whether a prompt has an answer from 0 to limit − 1. */
-export function is_legal(op1, operator, op2, limit) {
-  const result = answer(op1, operator, op2);
-  return result !== null && result >= 0 && result < limit;
-}
-
 /** A labelled select. Choices are [value, text]. */
 export function choice(label, value, choices, onchange) {
   const select = h("select", { onchange: (event) => onchange(event.target.value) },
@@ -85,10 +71,10 @@ export function choice(label, value, choices, onchange) {
 }
 
 /** A group of buttons, one of which is pressed. Choices are [value, text, title]. */
-export function buttons(label, value, choices, onchange) {
+export function buttons(label, value, choices, onchange, is_disabled = () => false) {
   const group = h("div", { className: "buttons", role: "group", ariaLabel: label });
   const draw = (current) => group.replaceChildren(...choices.map(([v, text, title]) =>
-    h("button", { type: "button", "aria-pressed": String(v === current), title: title ?? null,
+    h("button", { type: "button", "aria-pressed": String(v === current), title: title ?? null, disabled: is_disabled(v),
       onclick: () => { draw(v); group.querySelector('[aria-pressed="true"]')?.focus(); onchange(v); } }, text)));
   draw(value);
   return h("div", { className: "control" }, h("span", {}, label), group);

@@ -3,12 +3,12 @@
 import { get, run_path } from "../api.js";
 import { line_chart, matrix } from "../charts.js";
 import { viridis } from "../colours.js";
-import { OPERATOR_COLOURS, buttons, count, h, interval, number, operator_buttons, percent, s } from "../dom.js";
+import { draw_diagram, head_name, is_named, position_style } from "../diagram.js";
+import { OPERATOR_COLOURS, buttons, count, h, interval, number, operator_buttons, percent } from "../dom.js";
 import { save_settings } from "../state.js";
+import { final_position, step_buttons } from "../steps.js";
 
 const MEASURES = [["log_ratio", "log ratio"], ["probability", "probability (Eq. 1)"], ["logit", "logit"]];
-const POSITION_COLOURS = { op1: "var(--plus)", operator: "var(--operator)", op2: "var(--times)", last: "var(--minus)" };
-const MIN_EFFECT = 0.05; // of an MLP in the diagram, as a share of the largest MLP effect
 const LEAD = "Activation patching: each head and each MLP is patched, at one position, with its activation on a "
   + "counterfactual prompt. The circuit consists of all MLPs and the fewest heads with the largest effects that "
   + "suffice.";
@@ -30,6 +30,7 @@ export async function show(root, params, { run, is_current }) {
   root.append(h("h1", {}, "Circuit"),
     h("p", { className: "lead" }, LEAD),
     h("div", { className: "controls panel" },
+      step_buttons(run),
       operator_buttons(run.operators, state.operator, (operator) => change({ operator, head: "" })),
       buttons("Effect", state.measure, MEASURES, (measure) => change({ measure })),
       buttons("Statistic", state.statistic, [["mean", "mean"], ["median", "median"]],
@@ -53,14 +54,14 @@ export async function show(root, params, { run, is_current }) {
       mark_head();
       draw_head();
     };
-    const diagram = draw_diagram(circuit, pick);
+    const diagram = draw_diagram(circuit, pick, () => mark_head());
     const maps = draw_maps(circuit, state.statistic, pick);
     function mark_head() {
       for (const element of [...diagram.querySelectorAll("[data-head]"), ...maps.querySelectorAll("[data-head]")]) {
         element.setAttribute("aria-pressed", String(element.dataset.head === state.head));
       }
     }
-    function draw_head() { attention.replaceChildren(...head_panel(circuit, state.head)); }
+    function draw_head() { attention.replaceChildren(...head_panel(circuit, state.head, run)); }
     body.replaceChildren(
       verdict(circuit, kept.length),
       h("div", { className: "two" },
@@ -71,16 +72,12 @@ export async function show(root, params, { run, is_current }) {
       maps,
       h("div", { className: "two" },
         h("section", { className: "panel" }, faithfulness_chart(circuit, kept.length, OPERATOR_COLOURS[state.operator])),
-        circuit.probe ? h("section", { className: "panel" }, probe_chart(circuit.probe)) : null));
+        circuit.probe ? h("section", { className: "panel" }, probe_chart(circuit.probe, run.token)) : null));
     mark_head();
     draw_head();
   }
 
   await load();
-}
-
-function head_name({ layer, head }) {
-  return `L${layer}H${head}`;
 }
 
 /** The circuit's measures beside those of random heads, and the heads that all operators share. */
@@ -105,18 +102,19 @@ function faithfulness_chart({ curve }, heads, colour) {
   });
 }
 
-function probe_chart({ table, first_answer_layer }) {
+function probe_chart({ table, first_answer_layer }, token) {
+  const positions = [...new Set(table.map((r) => r.position))].filter(is_named);
   return line_chart({
-    title: "Accuracy of linear probes for the answer", x_label: "layer", y_label: "accuracy", y_range: [0, 1],
-    marks: [{ x: first_answer_layer, text: "first answer layer" }],
-    series: Object.entries(POSITION_COLOURS).map(([position, colour]) => {
+    title: `Accuracy of linear probes for the ${token}`, x_label: "layer", y_label: "accuracy", y_range: [0, 1],
+    marks: [{ x: first_answer_layer, text: `first ${token} layer` }],
+    series: positions.map((position) => {
       const rows = table.filter((r) => r.position === position);
-      return { name: position, colour, points: rows.map((r) => ({ x: r.layer, ...r })) };
+      return { name: position, ...position_style(position), points: rows.map((r) => ({ x: r.layer, ...r })) };
     }),
   });
 }
 
-function head_panel(circuit, name) {
+function head_panel(circuit, name, run) {
   const ranked = circuit.heads.find((r) => head_name(r) === name);
   const role = circuit.roles.find((r) => head_name(r) === name);
   if (!ranked) return [h("h2", {}, "Attention pattern"), h("p", {}, "Choose a head.")];
@@ -130,7 +128,7 @@ function head_panel(circuit, name) {
   const { positions } = circuit, { attention_pattern } = role;
   return [title, effect,
     h("p", {},
-      "From the last position it attends most to ", h("strong", {}, role.attends_to), ` (${percent(role.attention)}). `,
+      `From ${final_position(run)} it attends most to `, h("strong", {}, role.attends_to), ` (${percent(role.attention)}). `,
       "Patching it has the largest effect at ", h("strong", {}, role.acts_at),
       `, where it attends most to ${role.reads} (${percent(role.reads_attention)}).`,
       isolated ? ` If the attended position is cut off from earlier tokens, faithfulness changes by ${interval(isolated)}.`
@@ -141,62 +139,6 @@ function head_panel(circuit, name) {
       value: (i, j) => (j <= i ? attention_pattern[i][j] : null),
       text: (i, j) => `from ${positions[i]} to ${positions[j]}: ${j <= i ? number(attention_pattern[i][j]) : "masked"}`,
     })];
-}
-
-/** Positions from left to right, layers from bottom to top; the height of a layer depends on its number of arrows. */
-function draw_diagram(circuit, pick) {
-  const lanes = circuit.positions.filter((p) => Object.hasOwn(POSITION_COLOURS, p) || circuit.roles.some((r) => r.reads === p));
-  const mlp_effects = Object.entries(circuit.effects).map(([position, { mean }]) => [position, mean.mlps]);
-  const arrows = mlp_effects[0][1].map((_, layer) => circuit.roles.filter((r) => r.layer === layer));
-  const [width, foot, spacing] = [110, 40, 15];
-  const heights = arrows.map((rows) => 26 + spacing * rows.length);
-  const height = heights.reduce((a, b) => a + b, 0) + foot + 10;
-  const x = (position) => 76 + lanes.indexOf(position) * width;
-  const bottom = (layer) => height - foot - heights.slice(0, layer).reduce((a, b) => a + b, 0);
-  const svg = s("svg", {
-    viewBox: `0 0 ${60 + lanes.length * width} ${height}`, class: "diagram", role: "group",
-    "aria-label": "The circuit's heads and MLPs",
-  });
-  for (const lane of lanes) {
-    svg.append(s("line", { x1: x(lane), x2: x(lane), y1: 6, y2: height - foot + 8, class: "lane" }),
-      s("text", { x: x(lane), y: height - 12, class: "label middle" }, lane));
-  }
-  const largest = Math.max(...mlp_effects.flatMap(([, effects]) => effects));
-  arrows.forEach((rows, layer) => {
-    const top = bottom(layer) - heights[layer] + 12;
-    svg.append(s("text", { x: 4, y: top + 4, class: "tick" }, `layer ${layer}`));
-    for (const [position, effects] of mlp_effects) {
-      if (!lanes.includes(position) || effects[layer] < MIN_EFFECT * largest) continue;
-      svg.append(
-        s("rect", { x: x(position) - 19, y: top - 8, width: 38, height: 16, rx: 3, class: "mlp" },
-          s("title", {}, `MLP ${layer} at ${position}: effect ${number(effects[layer])}`)),
-        s("text", { x: x(position), y: top + 3.5, class: "mlp-name middle" }, `MLP${layer}`));
-    }
-    rows.forEach((row, i) => svg.append(arrow(row, x(row.reads), x(row.acts_at), bottom(layer) - 6 - spacing * i, pick)));
-  });
-  return h("div", { className: "scroller" }, svg);
-}
-
-/** A head in the diagram, at height y: an arrow between two lanes, or a loop on one. */
-function arrow(row, from, to, y, pick) {
-  const name = head_name(row);
-  const is_loop = from === to;
-  const path = is_loop ? `M${from} ${y + 4} c-26 0 -26 -8 -4 -8` : `M${from} ${y} H${to - 7}`;
-  const tip = is_loop ? `M${to} ${y - 4} l-7 -4 v8 z` : `M${to - 1} ${y} l-8 -4 v8 z`;
-  const onkeydown = (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    pick(name);
-  };
-  return s("g", {
-    class: `arrow${row.shared ? " shared" : ""}`, tabindex: 0, role: "button", "data-head": name,
-    "aria-label": `${name}, reads ${row.reads}, acts at ${row.acts_at}`, onclick: () => pick(name), onkeydown,
-  },
-  s("path", { d: path, class: "hit" }),
-  s("circle", { cx: from, cy: is_loop ? y + 4 : y, r: 3 }),
-  s("path", { d: path }),
-  s("path", { d: tip, class: "tip" }),
-  s("text", { x: is_loop ? from - 56 : from + 9, y: is_loop ? y + 3 : y - 2.5, class: "head-name" }, name));
 }
 
 /** A matrix of layers × heads for each position, with the MLP as the last column. */

@@ -4,10 +4,12 @@ import { get, get_bytes, run_path } from "../api.js";
 import { matrix, share_bar } from "../charts.js";
 import { page_colour, viridis } from "../colours.js";
 import {
-  SIGNS, buttons, choice, count, criterion_buttons, h, interval, is_legal, notice, number, operator_buttons,
+  SIGNS, buttons, choice, count, criterion_buttons, h, interval, notice, number, operator_buttons,
 } from "../dom.js";
+import { grid_of } from "../grid.js";
 import { heatmap } from "../heatmap.js";
 import { criterion_of, link, save_settings, settings } from "../state.js";
+import { step_buttons } from "../steps.js";
 import { no_classification, pager, sorted_table } from "../table.js";
 
 const PAGE_SIZE = 50;
@@ -21,7 +23,7 @@ const LEAD = "Heuristics that top neurons match, the number of neurons that matc
 export async function show(root, params, { run, is_current }) {
   const state = { ...settings(params, DEFAULTS), criterion: criterion_of(params) };
   if (!run.classified_operators.length) {
-    root.append(h("h1", {}, "Heuristics"), no_classification());
+    root.append(h("h1", {}, "Heuristics"), step_buttons(run) ?? "", no_classification());
     return;
   }
   const results = h("div", { className: "results panel" });
@@ -34,8 +36,9 @@ export async function show(root, params, { run, is_current }) {
   });
   root.append(
     h("h1", {}, "Heuristics"),
-    h("p", { className: "lead" }, LEAD),
+    h("p", { className: "lead" }, LEAD, run.step ? ` The result is the ${run.token}.` : ""),
     h("div", { className: "controls panel" },
+      step_buttons(run),
       operator_buttons(run.classified_operators, state.operator, (operator) => change({ operator }), true),
       choice("Kind", state.kind, [["", "any"], ...run.kinds.map((k) => [k, k])], (kind) => change({ kind })),
       h("label", { className: "control" }, h("span", {}, "Search"), search),
@@ -138,17 +141,17 @@ export async function show(root, params, { run, is_current }) {
       detail.replaceChildren(notice(`No neuron matches ${heuristic} (${state.criterion}).`, "error"));
       return;
     }
-    const mask = new Uint8Array(mask_bytes), size = run.max_operand + 1;
+    const mask = new Uint8Array(mask_bytes), grid = grid_of(run);
     const [inside, outside] = [page_colour("--accent"), page_colour("--faint")];
-    const legal = (a, b) => is_legal(a, operator, b, run.limit);
-    const status = (a, b) => {
-      if (mask[a * size + b]) return "holds";
-      return legal(a, b) ? "does not hold" : "not a legal prompt";
+    const status = (cell) => {
+      if (mask[cell]) return "holds";
+      return grid.is_legal_cell(cell, operator) ? "does not hold" : grid.empty;
     };
     const map = heatmap({
-      size, label: `Prompts of ${heuristic}`, logarithmic: operator === "*",
-      colour: (cell) => (mask[cell] ? inside : legal(Math.floor(cell / size), cell % size) ? outside : null),
-      describe: (a, b) => `${a} ${SIGNS[operator]} ${b}: ${status(a, b)}`,
+      grid, label: `Prompts of ${heuristic}`, logarithmic: grid.is_logarithmic(operator),
+      colour: (cell) => (mask[cell] ? inside : grid.is_legal_cell(cell, operator) ? outside : null),
+      describe: (a, b, cell) => `${grid.describe(a, operator, b)}: ${status(cell)}`,
+      empty: grid.empty,
     });
     const close = () => { state.selected = ""; state.selected_operator = ""; load(); };
     detail.replaceChildren(h("section", { className: "panel two detail" },

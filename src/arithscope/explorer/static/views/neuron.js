@@ -3,9 +3,11 @@
 import { get, get_bytes, run_path } from "../api.js";
 import { line_chart } from "../charts.js";
 import { colour_scale } from "../colours.js";
-import { SIGNS, answer, buttons, h, interval, is_legal, notice, number, percent } from "../dom.js";
+import { SIGNS, buttons, h, interval, notice, number, percent } from "../dom.js";
+import { grid_of } from "../grid.js";
 import { heatmap, link_maps } from "../heatmap.js";
 import { link, save_settings } from "../state.js";
+import { final_position, step_buttons } from "../steps.js";
 import { sorted_table } from "../table.js";
 
 const ZOOMS = [["", "whole grid"], ["100", "100 × 100"], ["30", "30 × 30"]];
@@ -23,17 +25,20 @@ export async function show(root, params, { run, is_current }) {
     throw new Error("The link names no neuron; choose one in the table of neurons.");
   }
   const save = () => save_settings("neuron", { run: run.name, ...state });
+  const steps = step_buttons(run, ["layer", "neuron"]);
+  if (steps) root.append(steps);
   const path = run_path(run.name, "neurons", state.layer, state.neuron);
   const neuron = await get(path, { operator: state.operator });
   if (!is_current()) return;
   const { layer, neuron: index, operator } = state;
   const with_operator = (o, i) => [i ? ", " : "",
     h("a", { href: link("neuron", { run: run.name, operator: o, layer, neuron: index }) }, SIGNS[o])];
-  root.append(
+  root.prepend(
     h("p", { className: "trail" },
       h("a", { href: link("neurons", { run: run.name, operator, layer }) }, "← neurons of this layer")),
-    h("h1", {}, `${neuron.name}, operator ${SIGNS[neuron.operator]}`),
-    h("p", { className: "lead" }, map_facts(neuron.activation_map)),
+    h("h1", {}, `${neuron.name}, operator ${SIGNS[neuron.operator]}`));
+  root.append(
+    h("p", { className: "lead" }, map_facts(neuron.activation_map, run.token)),
     h("p", {},
       neuron.top_for.length ? ["Also a top neuron for ", neuron.top_for.map(with_operator)]
         : "Not a top neuron for any other operator.",
@@ -45,16 +50,16 @@ export async function show(root, params, { run, is_current }) {
   root.append(maps_holder, details);
   if (!neuron.activation_map) {
     maps_holder.append(notice("Not a top neuron of its layer for this operator, so its activation map was not stored."));
-    details.append(effects_table(neuron));
+    details.append(effects_table(neuron, run));
     return;
   }
-  const size = run.max_operand + 1;
+  const grid = grid_of(run);
   const activation = new Float32Array(await get_bytes(`${path}/activation_map`, { operator: state.operator }));
   if (!is_current()) return;
-  const { maps, panels } = draw_maps(neuron, activation, size, run.limit);
+  const { maps, panels } = draw_maps(neuron, activation, grid, run);
   const zoom = buttons("Zoom", state.zoom, ZOOMS, (value) => { state.zoom = value; save(); set_zoom(); });
   const set_zoom = () => {
-    const centre = [Math.floor(0.6 * size), Math.floor(0.3 * size)];
+    const centre = [0.6, 0.3].map((share, axis) => Math.floor(share * grid.sides[axis].length));
     const part = state.zoom ? { centre, width: Number(state.zoom) } : null;
     maps.forEach((m) => m.zoom(part));
   };
@@ -138,20 +143,20 @@ export async function show(root, params, { run, is_current }) {
         title: "Logit of each number (logit lens)", x_label: "number", y_label: "logit",
         series: [{ name: "logit", colour: "var(--accent)", points: logits.map((value, x) => ({ x, value })) }],
       })),
-    effects_table(neuron)));
+    effects_table(neuron, run)));
   if (state.heuristic) outline("").catch((error) => heuristics.append(notice(error.message, "error")));
 }
 
-function map_facts(map) {
+function map_facts(map, token) {
   if (!map) return "";
   const shares = ["op1", "op2", "result"].map((name) => `${name}: ${percent(map[`variance_explained_${name}`])}`);
   return `Rank ${map.rank} in its layer. Variance of the activation map explained by ${shares.join(", ")}. `
-    + `Correlation with its value vector's logit of the answer: ${number(map.alignment)} `
+    + `Correlation with its value vector's logit of the ${token}: ${number(map.alignment)} `
     + `(${map.direct ? "direct" : "indirect"}).`;
 }
 
-function effects_table(neuron) {
-  return h("section", { className: "panel" }, h("h2", {}, "Effect at the last position"), sorted_table({
+function effects_table(neuron, run) {
+  return h("section", { className: "panel" }, h("h2", {}, `Effect at ${final_position(run)}`), sorted_table({
     caption: "Activation patching from counterfactual prompts; mean with 95 % interval",
     rows: neuron.effects,
     columns: [
@@ -163,36 +168,36 @@ function effects_table(neuron) {
   }));
 }
 
-/** Maps over the operand grid of the activation, the logit of the answer, and their product. */
-function draw_maps(neuron, activation, size, limit) {
-  const { operator } = neuron;
+/** Maps over the operand grid of the activation, the logit of the token that is asked for, and their product. */
+function draw_maps(neuron, activation, grid, run) {
+  const { operator } = neuron, { token } = run;
   const { logits } = neuron.activation_map;
-  const [on_answer, product, on_legal] = Array.from({ length: 3 }, () => new Float32Array(size * size).fill(NaN));
-  for (let cell = 0; cell < size * size; cell++) {
-    const [op1, op2] = [Math.floor(cell / size), cell % size];
-    if (!is_legal(op1, operator, op2, limit)) continue;
-    const logit = logits[answer(op1, operator, op2)];
-    on_answer[cell] = logit;
+  const [on_asked, product, on_legal] = Array.from({ length: 3 }, () => new Float32Array(grid.cells).fill(NaN));
+  for (let cell = 0; cell < grid.cells; cell++) {
+    if (!grid.is_legal_cell(cell, operator)) continue;
+    const logit = logits[grid.asked(cell, operator)];
+    on_asked[cell] = logit;
     on_legal[cell] = activation[cell];
     product[cell] = activation[cell] * logit;
   }
   const contents = [ // title, values, values that set the colour scale, whether it is diverging, hint
-    ["Activation", activation, on_legal, false, "at the last position"],
-    ["Logit of the answer", on_answer, on_answer, true, "in its value vector"],
-    ["Activation × logit", product, product, true, "its contribution to the answer"],
+    ["Activation", activation, on_legal, false, `at ${final_position(run)}`],
+    [`Logit of the ${token}`, on_asked, on_asked, true, "in its value vector"],
+    ["Activation × logit", product, product, true, `its contribution to the ${token}`],
   ];
   const maps = contents.map(([name, values, scaled, diverging]) => {
     const scale = colour_scale(scaled, diverging);
     return heatmap({
-      size, label: `${name} of ${neuron.name} for each pair of operands`, logarithmic: operator === "*",
+      grid, label: `${name} of ${neuron.name} for each pair of operands`,
+      logarithmic: grid.is_logarithmic(operator), empty: run.step ? grid.empty : null,
       colour: (cell) => {
         if (Number.isNaN(values[cell])) return null;
-        return fade(scale.colour(values[cell]), Number.isNaN(on_answer[cell]));
+        return fade(scale.colour(values[cell]), !grid.is_legal_cell(cell, operator));
       },
-      describe: (a, b) => {
-        const result = answer(a, operator, b), value = values[a * size + b];
-        const prompt = `${a} ${SIGNS[operator]} ${b}${result === null ? "" : ` = ${result}`}`;
-        return `${prompt}: ${Number.isNaN(value) ? "not a legal prompt" : number(value)}`;
+      describe: (a, b, cell) => {
+        const value = values[cell];
+        const shown = Number.isNaN(value) && !grid.is_legal_cell(cell, operator) ? grid.empty : number(value);
+        return `${grid.describe(a, operator, b)}: ${shown}`;
       },
       legend: { ...scale, text: number },
     });

@@ -3,6 +3,7 @@
 import { get, run_path } from "../api.js";
 import { SIGNS, buttons, choice, criterion_buttons, h, notice, number, operator_buttons, percent } from "../dom.js";
 import { criterion_of, link, save_settings, settings } from "../state.js";
+import { final_position, step_buttons } from "../steps.js";
 import { no_classification, pager, sorted_table } from "../table.js";
 
 const PAGE_SIZE = 50;
@@ -10,14 +11,12 @@ const DEFAULTS = {
   operator: "", layer: "", kind: "", heuristic: "", classified: "any", sort: "effect", descending: "true", offset: "0",
 };
 const CLASSIFIED = [["any", "all"], ["classified", "classified"], ["unclassified", "not classified"]];
-const LEAD = "The neurons with the largest effect at the last position, for each operator, with the heuristic that each "
-  + "matches best.";
 const VARIABLES = ["op1", "op2", "result"];
 
 export async function show(root, params, { run, is_current }) {
   const state = { ...settings(params, DEFAULTS), criterion: criterion_of(params) };
   if (!run.classified_operators.length) {
-    root.append(h("h1", {}, "Neurons"), no_classification());
+    root.append(h("h1", {}, "Neurons"), step_buttons(run) ?? "", no_classification());
     return;
   }
   const results = h("div", { className: "results panel" });
@@ -27,8 +26,10 @@ export async function show(root, params, { run, is_current }) {
   const kinds = [["", "any"], ...run.kinds.map((k) => [k, k])];
   root.append(
     h("h1", {}, "Neurons"),
-    h("p", { className: "lead" }, LEAD),
+    h("p", { className: "lead" }, `The neurons with the largest effect at ${final_position(run)}, for each operator, `,
+      `with the heuristic that each matches best.${run.step ? ` The result is the ${run.token}.` : ""}`),
     h("div", { className: "controls panel" },
+      step_buttons(run),
       operator_buttons(run.classified_operators, state.operator, (operator) => change({ operator }), true),
       choice("Layer", state.layer, layers, (layer) => change({ layer })),
       choice("Kind of heuristic", state.kind, kinds, (kind) => change({ kind })),
@@ -75,7 +76,7 @@ export async function show(root, params, { run, is_current }) {
           { title: "rank", sort: "rank", numeric: true, hint: "in its layer, by effect", cell: (r) => r.rank },
           {
             title: "effect", sort: "effect", numeric: true,
-            hint: "mean effect of activation patching at the last position", cell: (r) => number(r.effect),
+            hint: `mean effect of activation patching at ${final_position(run)}`, cell: (r) => number(r.effect),
           },
           { title: "heuristic", cell: (r) => r.heuristic ?? h("span", { className: "faint" }, "none") },
           { title: "score", sort: "score", numeric: true, cell: (r) => number(r.score) },
@@ -95,7 +96,7 @@ export async function show(root, params, { run, is_current }) {
           })),
           {
             title: "alignment", sort: "alignment", numeric: true,
-            hint: "correlation of its activation with its value vector's logit of the answer",
+            hint: `correlation of its activation with its value vector's logit of the ${run.token}`,
             cell: (r) => number(r.alignment),
           },
         ],

@@ -1,22 +1,22 @@
 // One prompt: the model's answer, the heuristics behind it, and the answer with some of their neurons ablated.
 
-import { get, get_bytes, post, run_path } from "../api.js";
+import { get, post, run_path } from "../api.js";
 import { share_bar, waterfall } from "../charts.js";
-import { page_colour } from "../colours.js";
-import {
-  SIGNS, answer, count, criterion_buttons, h, notice, number, operator_buttons, prompt_text, signed,
-} from "../dom.js";
-import { heatmap } from "../heatmap.js";
+import { SIGNS, count, criterion_buttons, h, notice, number, operator_buttons, prompt_text, signed } from "../dom.js";
+import { answer, grid_of } from "../grid.js";
+import { predictions_map } from "../predictions.js";
 import { criterion_of, link, save_settings } from "../state.js";
+import { final_position, step_buttons } from "../steps.js";
 import { sorted_table } from "../table.js";
+import { shown_token, token_row } from "../tokens.js";
 
 const FIRST_ROWS = 12; // shown before "Show all" is clicked
 const ALL = "all"; // in the address: all associated neurons
-const NOT_A_NUMBER = -1, ILLEGAL = -2; // in predictions
 const ATTRIBUTION_HINT = "Associated neurons by kind of heuristic: each counts once, for the best-scoring heuristic that "
-  + "holds. Then everything else that writes to the residual stream at the last position.";
+  + "holds. Then everything else that writes to the residual stream at ";
 
 export async function show(root, params, { run, is_current }) {
+  const grid = grid_of(run);
   const state = {
     prompt: params.get("prompt") ?? default_prompt(run),
     criterion: criterion_of(params),
@@ -35,61 +35,46 @@ export async function show(root, params, { run, is_current }) {
     type: "text", name: "prompt", value: state.prompt, autocomplete: "off", spellcheck: false, ariaLabel: "Prompt",
   });
   const map_holder = h("div", { className: "map-holder" });
+  const tokens = run.layout ? h("section", { className: "panel" }) : null;
   const result = h("div", { className: "result" });
   const onsubmit = (event) => { event.preventDefault(); choose(field.value); };
   const form = h("form", { className: "prompt-form", onsubmit },
     h("label", {}, "Prompt", field), h("button", { type: "submit", className: "primary" }, "Explain"));
   const controls = h("div", { className: "controls" });
-  root.append(h("h1", {}, "How does the model get its answer?"),
+  root.append(h("h1", {}, `How does the model get ${run.step ? `the ${run.token}` : "its answer"}?`),
     h("div", { className: "two" },
       h("section", { className: "panel picker" }, form, controls, map_holder),
-      result));
+      h("div", {}, tokens, result)));
 
   function draw_controls() {
     const set_criterion = (criterion) => { state.criterion = criterion; restore_all(); save(); explain(); };
-    controls.replaceChildren(
+    controls.replaceChildren(...[
+      step_buttons(run),
       operator_buttons(run.operators, state.operator, (operator) => { state.operator = operator; draw_map(); }),
-      criterion_buttons(state.criterion, set_criterion));
+      criterion_buttons(state.criterion, set_criterion),
+    ].filter(Boolean));
   }
 
   async function draw_map() {
     const { operator } = state;
-    const size = run.max_operand + 1;
     map_holder.replaceChildren(notice("Loading the model's predictions…"));
-    const bytes = await get_bytes(run_path(run.name, "predictions"), { operator });
+    const pick = (a, b) => choose(prompt_text(a, operator, b));
+    const { map, element } = await predictions_map(run, operator, pick);
     if (!is_current() || operator !== state.operator) return;
-    const predicted = new Int32Array(bytes, 0, size * size);
-    const p_answer = new Float32Array(bytes, 4 * size * size, size * size);
-    const [correct_colour, incorrect_colour] = [page_colour("--correct"), page_colour("--incorrect")];
-    const is_correct = (cell) => predicted[cell] === answer(Math.floor(cell / size), operator, cell % size);
-    let legal = 0, correct = 0;
-    for (let cell = 0; cell < size * size; cell++) {
-      if (predicted[cell] !== ILLEGAL) { legal += 1; correct += is_correct(cell); }
-    }
-    const map = heatmap({
-      size,
-      label: `Prompts with ${SIGNS[operator]}, correct or incorrect`,
-      logarithmic: operator === "*",
-      colour: (cell) => (predicted[cell] === ILLEGAL ? null : is_correct(cell) ? correct_colour : incorrect_colour),
-      describe: (a, b) => {
-        const cell = a * size + b;
-        const text = `${a} ${SIGNS[operator]} ${b}`;
-        if (predicted[cell] === ILLEGAL) return `${text}: not a legal prompt`;
-        const shown = predicted[cell] === NOT_A_NUMBER ? "not a number" : predicted[cell];
-        const verdict = is_correct(cell) ? "correct" : `incorrect, the answer is ${answer(a, operator, b)}`;
-        return `${text} = ${shown} (${verdict}), P(answer) = ${number(p_answer[cell])}`;
-      },
-      pick: (a, b) => choose(prompt_text(a, operator, b)),
-    });
     const parts = operands(state.prompt);
-    if (parts && parts[1] === operator) map.select([parts[0], parts[2]]);
-    const key = {
-      correct: `correct (${correct.toLocaleString("en")})`,
-      incorrect: `incorrect (${(legal - correct).toLocaleString("en")})`,
-      empty: "not legal",
-    };
-    map_holder.replaceChildren(map.element, h("p", { className: "key-line" },
-      Object.entries(key).map(([name, text]) => h("span", {}, h("span", { className: `swatch ${name}` }), text))));
+    const cell = parts && parts[1] === operator ? grid.cell(parts[0], parts[2]) : undefined;
+    if (cell !== undefined) map.select(cell);
+    map_holder.replaceChildren(...element);
+  }
+
+  async function draw_tokens() {
+    if (!tokens) return;
+    const { prompt } = state;
+    tokens.hidden = true; // what is wrong with a prompt is said below
+    const row = await token_row(run, prompt).catch(() => null);
+    if (!row || !is_current() || prompt !== state.prompt) return;
+    tokens.replaceChildren(...row);
+    tokens.hidden = false;
   }
 
   function choose(text) {
@@ -100,6 +85,7 @@ export async function show(root, params, { run, is_current }) {
     save();
     draw_controls();
     draw_map();
+    draw_tokens();
     explain();
   }
 
@@ -115,7 +101,7 @@ export async function show(root, params, { run, is_current }) {
   }
 
   function draw_explanation(explanation) {
-    const { op1, operator, op2, right, criterion } = explanation;
+    const { right, criterion } = explanation;
     const ablation = h("section", { className: "panel ablation", ariaLive: "polite" });
     const toggles = h("div", { className: "toggles" });
     const is_correct = explanation.answer.number === right;
@@ -124,20 +110,21 @@ export async function show(root, params, { run, is_current }) {
       ...explanation.kinds.map((k) => ({ name: k.name, value: k.contribution, note: count(k.neurons, "neuron") })),
       ...Object.entries(others).map(([name, value]) => ({ name, value })),
     ];
-    const correction = is_correct ? "" : `; the correct answer is ${right}, P = ${number(explanation.answer.p_answer)}`;
+    const correct = `the correct ${run.token} is ${grid.written(right)}, P = ${number(explanation.answer.p_answer)}`;
+    const correction = is_correct ? "" : `; ${correct}`;
     result.replaceChildren(
       h("section", { className: "panel verdict" },
         h("p", { className: "equation" },
-          `${op1} ${SIGNS[operator]} ${op2} = `,
+          equation(explanation),
           h("strong", { className: is_correct ? "good" : "bad" }, answer_text(explanation.answer)),
           h("span", { className: "small" }, ` with P = ${number(explanation.answer.probability)}${correction}`)),
         h("p", {}, `Heuristics that hold for this prompt: ${explanation.heuristics.length}, `,
           `with ${count(explanation.neurons.length, "associated neuron")} (${criterion} matches).`)),
       ablation,
       h("section", { className: "panel" },
-        h("h2", {}, `Direct logit attribution for ${right}`),
-        h("p", { className: "hint" }, ATTRIBUTION_HINT),
-        waterfall({ steps, total: explanation.logit, total_name: `logit of ${right}` })),
+        h("h2", {}, `Direct logit attribution for ${grid.written(right)}`),
+        h("p", { className: "hint" }, `${ATTRIBUTION_HINT}${final_position(run)}.`),
+        waterfall({ steps, total: explanation.logit, total_name: `logit of ${grid.written(right)}` })),
       toggles);
     draw_toggles(explanation, toggles, () => { save(); ablate(explanation, ablation); tick_toggles(toggles); });
     ablate(explanation, ablation);
@@ -184,7 +171,7 @@ export async function show(root, params, { run, is_current }) {
       ],
     }), tick);
     expandable(neurons, "Associated neurons", explanation.neurons, (rows) => sorted_table({
-      caption: "Neurons by their contribution to the logit of the correct answer; untick one to ablate it",
+      caption: `Neurons by their contribution to the logit of the correct ${run.token}; untick one to ablate it`,
       rows,
       columns: [
         { title: "on", cell: (r) => toggle(state.neurons, names, neuron_name(r), `Neuron ${neuron_name(r)}`) },
@@ -209,7 +196,7 @@ export async function show(root, params, { run, is_current }) {
 
   let latest = 0;
   async function ablate(explanation, panel) {
-    const { op1, operator, op2, ablated } = explanation;
+    const { ablated } = explanation;
     const request = ++latest;
     const neurons = state.neurons.has(ALL) ? explanation.neurons.map((n) => [n.layer, n.neuron])
       : [...state.neurons].map(parse_neuron).filter(Boolean);
@@ -217,7 +204,8 @@ export async function show(root, params, { run, is_current }) {
       const strong = (given) => h("strong", {}, with_probability(given));
       panel.replaceChildren(h("h2", {}, "Ablate neurons"), h("p", {},
         "Untick heuristics or neurons below to ablate them. ",
-        `With all ${ablated.neurons} associated neurons ablated, the model answers `, strong(ablated.answer),
+        `With all ${ablated.neurons} associated neurons ablated, `,
+        run.step ? `the ${run.token} is ` : "the model answers ", strong(ablated.answer),
         ablated.control ? ["; with as many other top neurons of each layer ablated, ", strong(ablated.control), "."]
           : " (too few other top neurons for a control)."));
       return;
@@ -228,15 +216,16 @@ export async function show(root, params, { run, is_current }) {
       const { before, after, ...reply } = await post(run_path(run.name, "ablate"), body);
       if (request !== latest || !is_current()) return;
       const className = after.number === reply.right ? "good" : "bad";
-      const change = before.token === after.token ? " as before" : ` instead of ${before.number ?? before.token}`;
+      const change = before.token === after.token ? " as before" : ` instead of ${answer_text(before)}`;
       panel.replaceChildren(
         h("h2", {}, `With ${count(reply.neurons, "neuron")} ablated`),
         h("p", { className: "equation" },
-          `${op1} ${SIGNS[operator]} ${op2} = `,
+          equation(explanation),
           h("strong", { className, id: "new-answer" }, answer_text(after)),
           h("span", { className: "small" }, change)),
         h("div", { className: "candidates" },
-          candidates("before", before, reply.right), candidates("after ablation", after, reply.right)));
+          ...[["before", before], ["after ablation", after]].map(([title, given]) =>
+            candidates(title, given, grid.written(reply.right)))));
     } catch (error) {
       if (request === latest && is_current()) panel.replaceChildren(notice(error.message, "error"));
     } finally {
@@ -244,14 +233,28 @@ export async function show(root, params, { run, is_current }) {
     }
   }
 
+  /** A prompt with the equals sign, and the tokens of the right answer that are given. */
+  function equation({ op1, operator, op2 }) {
+    const before = grid.given(answer(op1, operator, op2));
+    return [`${op1} ${SIGNS[operator]} ${op2} = `, before ? h("span", { className: "faint" }, before) : ""];
+  }
+
+  function answer_text(given) {
+    return run.step ? shown_token(given.token) : String(given.number ?? JSON.stringify(given.token));
+  }
+
+  function with_probability(given) {
+    return `${answer_text(given)} (P = ${number(given.probability)})`;
+  }
+
   draw_controls();
-  await Promise.all([draw_map(), explain()]);
+  await Promise.all([draw_map(), draw_tokens(), explain()]);
 }
 
 /** The most probable tokens with their probabilities. */
 function candidates(title, given, right) {
   const rows = given.most_probable.map(([token, p]) =>
-    h("tr", { className: token.trim() === String(right) ? "is-correct" : "" },
+    h("tr", { className: token.trim() === right ? "is-correct" : "" },
       h("th", { scope: "row" }, token), h("td", {}, share_bar(p)), h("td", { className: "figure" }, number(p))));
   return h("table", { className: "probabilities" }, h("caption", {}, title), h("tbody", {}, rows));
 }
@@ -264,14 +267,6 @@ function expandable(section, title, rows, draw, drawn) {
       n < rows.length ? h("button", { type: "button", onclick: show_all }, `Show all ${rows.length}`) : "");
   };
   fill(FIRST_ROWS);
-}
-
-function answer_text(given) {
-  return String(given.number ?? JSON.stringify(given.token));
-}
-
-function with_probability(given) {
-  return `${answer_text(given)} (P = ${number(given.probability)})`;
 }
 
 function neuron_name({ layer, neuron }) {
@@ -297,7 +292,14 @@ function operator_of(text, operators) {
 
 /** The paper's example if the run has it, or a similar prompt. */
 function default_prompt(run) {
-  if (run.operators.includes("-") && run.max_operand >= 226) return "226-68";
-  const [a, b] = [Math.floor(0.75 * run.max_operand), Math.floor(0.25 * run.max_operand)];
-  return prompt_text(a, run.operators.find((o) => o !== "*") ?? run.operators[0], Math.max(1, b));
+  const operator = run.operators.find((o) => o !== "*") ?? run.operators[0];
+  const grid = grid_of(run);
+  if (run.stratum.layout) {
+    const legal = Array.from({ length: grid.cells }, (_, cell) => cell).filter((c) => grid.is_legal_cell(c, operator));
+    const [a, b] = grid.operands(legal[Math.floor(0.6 * legal.length)]);
+    return prompt_text(a, operator, b);
+  }
+  const largest = run.stratum.op1.at(-1);
+  if (run.operators.includes("-") && largest >= 226) return "226-68";
+  return prompt_text(Math.floor(0.75 * largest), operator, Math.max(1, Math.floor(0.25 * largest)));
 }

@@ -3,16 +3,18 @@
 import { get, get_bytes, run_path } from "../api.js";
 import { line_chart } from "../charts.js";
 import { colour_scale } from "../colours.js";
-import { OPERATOR_COLOURS, SIGNS, criterion_buttons, h, is_legal, notice, number, operator_buttons } from "../dom.js";
+import { OPERATOR_COLOURS, SIGNS, criterion_buttons, h, notice, number, operator_buttons } from "../dom.js";
+import { grid_of } from "../grid.js";
 import { heatmap } from "../heatmap.js";
 import { criterion_of, save_settings } from "../state.js";
+import { step_buttons } from "../steps.js";
 
 const KNOCKOUT_SIZE = 25; // neurons ablated per layer
 
 export async function show(root, params, { run, is_current }) {
   root.append(h("h1", {}, "Training"));
   if (!run.checkpoints.length) {
-    root.append(notice("This run has no training checkpoints; run it with --checkpoints all."));
+    root.append(step_buttons(run) ?? "", notice("This run has no training checkpoints; run it with --checkpoints all."));
     return;
   }
   const last = run.checkpoints.length - 1;
@@ -29,7 +31,7 @@ export async function show(root, params, { run, is_current }) {
   root.append(
     h("p", { className: "lead" },
       "How much of the final model's bag of heuristics earlier checkpoints already have, and how much it contributes there."),
-    h("div", { className: "controls panel" }, criterion_buttons(state.criterion, set_criterion)),
+    h("div", { className: "controls panel" }, step_buttons(run), criterion_buttons(state.criterion, set_criterion)),
     curves, stepper);
   const save = () => save_settings("training", { run: run.name, ...state });
   const training = await get(run_path(run.name, "training"));
@@ -115,14 +117,14 @@ export async function show(root, params, { run, is_current }) {
   }
 
   function draw_map(values, checkpoint) {
-    const size = run.max_operand + 1, { operator } = state;
-    const on_legal = (v, cell) => (is_legal(Math.floor(cell / size), operator, cell % size, run.limit) ? v : NaN);
-    const legal = values.map(on_legal);
+    const grid = grid_of(run), { operator } = state;
+    const legal = values.map((v, cell) => (grid.is_legal_cell(cell, operator) ? v : NaN));
     const scale = colour_scale(legal, false);
     map_holder.replaceChildren(heatmap({
-      size, label: `Activation of L${state.layer}N${state.neuron} at ${checkpoint}`, logarithmic: operator === "*",
+      grid, label: `Activation of L${state.layer}N${state.neuron} at ${checkpoint}`,
+      logarithmic: grid.is_logarithmic(operator), empty: grid.empty,
       colour: (cell) => (Number.isNaN(legal[cell]) ? null : scale.colour(values[cell])),
-      describe: (a, b) => `${a} ${SIGNS[operator]} ${b}: ${number(values[a * size + b])}`,
+      describe: (a, b, cell) => `${grid.describe(a, operator, b)}: ${number(values[cell])}`,
       legend: { ...scale, text: number },
     }).element);
   }
