@@ -17,17 +17,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.8.1"
+__version__ = "0.9.0"
 
 if TYPE_CHECKING:
     from arithscope.errors import UserError as UserError
     from arithscope.models.load import LoadOptions as LoadOptions
     from arithscope.models.load import load as load
     from arithscope.models.model import Model as Model
-    from arithscope.prompts import Prompts as Prompts
-    from arithscope.prompts import Template as Template
-    from arithscope.prompts import legal_prompts as legal_prompts
-    from arithscope.prompts import parse_prompt as parse_prompt
+    from arithscope.prompts.parse import parse_prompt as parse_prompt
+    from arithscope.prompts.stratum import legal_prompts as legal_prompts
+    from arithscope.prompts.table import Prompts as Prompts
+    from arithscope.prompts.template import Template as Template
     from arithscope.results.comparison import compare as compare
     from arithscope.results.explanation import ask as ask
     from arithscope.results.neuron import Neuron as Neuron
@@ -43,7 +43,10 @@ _NAMES = {
     "errors": ["UserError"],
     "models.load": ["LoadOptions", "load"],
     "models.model": ["Model"],
-    "prompts": ["Prompts", "Template", "legal_prompts", "parse_prompt"],
+    "prompts.parse": ["parse_prompt"],
+    "prompts.stratum": ["legal_prompts"],
+    "prompts.table": ["Prompts"],
+    "prompts.template": ["Template"],
     "results.comparison": ["compare"],
     "results.explanation": ["ask"],
     "results.neuron": ["Neuron"],
