@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from arithscope.prompts.template import Template as Template
     from arithscope.results.comparison import compare as compare
     from arithscope.results.explanation import ask as ask
+    from arithscope.results.lab import Lab as Lab
     from arithscope.results.neuron import Neuron as Neuron
-    from arithscope.results.run import Lab as Lab
     from arithscope.results.run import Run as Run
     from arithscope.results.run import open as open
     from arithscope.results.run import run as run
@@ -49,8 +49,9 @@ _NAMES = {
     "prompts.template": ["Template"],
     "results.comparison": ["compare"],
     "results.explanation": ["ask"],
+    "results.lab": ["Lab"],
     "results.neuron": ["Neuron"],
-    "results.run": ["Lab", "Run", "open", "run", "run_layouts"],
+    "results.run": ["Run", "open", "run", "run_layouts"],
     "settings": ["SampleSizes", "Settings"],
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}

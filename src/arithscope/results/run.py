@@ -1,20 +1,17 @@
-"""What a notebook opens: a finished run in a folder (`Run`), or a study in memory, computed on first use (`Lab`)."""
+"""What a notebook opens: a finished run in a folder. A study in memory is a `Lab` (lab.py)."""
 
 import html
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from arithscope.errors import UserError
-from arithscope.experiments.accuracy import Accuracy, measure_accuracy
-from arithscope.experiments.classify import CALIBRATED, CRITERIA
-from arithscope.experiments.common.result import MEAN, Result, summary_numbers
+from arithscope.experiments.classify import CALIBRATED
+from arithscope.experiments.common.result import MEAN, summary_numbers
 from arithscope.experiments.common.stage import Results
 from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, load
 from arithscope.models.model import Model
@@ -22,29 +19,22 @@ from arithscope.models.sources import ModelNotFound
 from arithscope.pipeline.configuration import encoding_of, stored_encoding, stored_stratum
 from arithscope.pipeline.layouts import steps_of
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
-from arithscope.pipeline.runner import compute_stage
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import MANIFEST, RunFolder, plain
 from arithscope.pipeline.study import study
 from arithscope.prompts import (
     OPERATORS,
     Operands,
-    Prompts,
-    Stratum,
-    parse_in_stratum,
     parse_operands,
     template_from_json,
 )
-from arithscope.results.explanation import Explanation, explain_prompt
-from arithscope.results.neuron import Neuron, NeuronFinder
-from arithscope.settings import SampleSizes, Settings, stratum_of
-from arithscope.utils.executor import LocalExecutor
+from arithscope.results.explanation import Explanation
+from arithscope.results.neuron import NeuronFinder
+from arithscope.results.study_results import R, StudyResults
+from arithscope.settings import Settings
 from arithscope.utils.files import user_path
-from arithscope.utils.out_of_memory import explain_out_of_memory
 from arithscope.utils.printing import printable
-from arithscope.utils.progress import Progress, Silent
-
-R = TypeVar("R", bound=Result)
+from arithscope.utils.progress import Progress
 
 
 def open(path: str | Path, elsewhere: str | None = None, options: LoadOptions | None = None) -> "Run":
@@ -129,88 +119,6 @@ def run_layouts(
     options: dict[str, Any] = dict(cluster=cluster, overwrite=overwrite, progress=progress)
     folders = study(model, chosen, user_path(out), stages, **options)
     return {folder.path.name: Run(folder.path) for folder in folders}
-
-
-class StudyResults(ABC):
-    """Results by class, `run[Circuit]`, or by stage, `run.circuit`; also single neurons and explanations of prompts."""
-
-    operators: Sequence[str]
-    stratum: Stratum  # operands and legal answers; the layout and answer step where numbers take several tokens
-    limit: int  # single-token limit: the numbers 0…limit−1 are one token each
-    seed: int  # of every random choice
-
-    @property
-    @abstractmethod
-    def model(self) -> Model:
-        """The model that was studied."""
-
-    @abstractmethod
-    def __getitem__(self, kind: type[R]) -> R:
-        """The result of a class."""
-
-    def result(self, stage: str) -> Any:
-        """The result of a stage, by its name.
-
-        Raises:
-            UserError: If there is no such stage, or it was not run.
-        """
-        return self[stage_named(stage).result]
-
-    def __getattr__(self, name: str) -> Any:
-        # Called only if there is no such attribute.
-        if name.startswith("_") or name not in {stage.name for stage in all_stages()}:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self.result(name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(stage.name for stage in all_stages())})
-
-    @cached_property
-    def _finder(self) -> NeuronFinder:
-        return NeuronFinder(*map(self.result, ("neurons", "patterns", "classify")))
-
-    def neuron(self, layer: int, neuron: int, operator: str) -> Neuron:
-        """Everything known about a neuron under an operator.
-
-        Raises:
-            UserError: If the study has no such neuron.
-        """
-        return self._finder.find(operator, int(layer), int(neuron))
-
-    def map_row(self, layer: int, neuron: int, operator: str) -> int | None:
-        """Row of a neuron in the activation maps; None if it is not among the operator's top neurons."""
-        return self._finder.map_row(operator, int(layer), int(neuron))
-
-    def prompt(self, text: str) -> Prompts:
-        """Parse a prompt such as `226-68=`.
-
-        Raises:
-            UserError: If it is not a prompt of this study.
-        """
-        return parse_in_stratum(text, self.operators, self.stratum)
-
-    def explain(self, prompt: str, criterion: str = CALIBRATED) -> Explanation:
-        """Explain the answer to one prompt with the heuristics that were found.
-
-        Args:
-            prompt: A prompt such as `226-68=`, whatever the study's template.
-            criterion: Which matches to use: `raw` or `calibrated`.
-
-        Returns:
-            The answer, the heuristics that hold, the direct logit attribution of their neurons, and the answer without them.
-
-        Raises:
-            UserError: If the prompt or the criterion is unknown, or no neuron was found for the operator.
-        """
-        if criterion not in CRITERIA:
-            raise UserError(f"There is no criterion {criterion!r}; choose {' or '.join(CRITERIA)}.")
-        parsed = self.prompt(prompt)
-        classification = self.result("classify")
-        operator = OPERATORS[int(parsed.operator[0])]
-        if operator not in classification.operators:
-            raise UserError(f"The run found no neurons for {operator}, so it cannot explain its prompts.")
-        with explain_out_of_memory("explaining a prompt"):
-            return explain_prompt(self.model, classification, parsed, criterion, self.seed)
 
 
 class Run(StudyResults):
@@ -394,75 +302,6 @@ class Run(StudyResults):
         return f"<b>{html.escape(repr(self))}</b><table><tr><th>stage</th><th>seconds</th></tr>{rows}</table>"
 
 
-class Lab(StudyResults):
-    """A study in memory, which writes nothing. `lab.circuit` computes the circuit and all that it needs, each once.
-
-    Args:
-        model: The model to study.
-        prompts: Prompts to draw samples from (those that the model answers correctly); by default all legal prompts.
-        sizes: Sample sizes; by default those of the preset.
-        known: Results that need not be computed, by stage: `{"circuit": run.circuit}`.
-        progress: Where progress is shown.
-        **settings: Fields of `Settings`: `Lab(model, operators="+", max_operand=99)`. If you pass prompts, operators and
-            largest operand are by default theirs.
-
-    Raises:
-        UserError: If prompts, settings and model do not fit together.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        prompts: Prompts | None = None,
-        sizes: SampleSizes | None = None,
-        known: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
-        **settings: Any,
-    ):
-        self._model = model
-        self.progress = progress or Silent()
-        self._stages = {stage.name: stage for stage in all_stages() if not stage.on_request}
-        if unknown := sorted(set(known or {}) - set(self._stages)):
-            raise UserError(f"There is no stage {unknown[0]!r}; choose from {', '.join(self._stages)}.")
-        self._results = Results(*(known or {}).values())
-        extent = {} if prompts is None else _extent(prompts)
-        self.settings = Settings(**extent | settings, custom_sizes=sizes)
-        self.settings.check(model)
-        self.operators, self.stratum = self.settings.operators, stratum_of(model, self.settings)
-        self.limit, self.seed = model.limit, self.settings.seed
-        if prompts is not None:
-            most = self.settings.max_operand
-            if extent["max_operand"] > most or set(extent["operators"]) - set(self.operators):
-                raise UserError(
-                    f"The prompts go beyond operators {' '.join(self.operators)} and operands up to {most}; leave "
-                    "these settings out, or choose other prompts."
-                )
-            if Accuracy in self._results:
-                raise UserError("Prompts and a known accuracy exclude each other; pass only one of them.")
-            rows = np.stack([prompts.op1, prompts.operator, prompts.op2])
-            first = np.sort(np.unique(rows, axis=1, return_index=True)[1])  # samples must not share a repeated prompt
-            self._results.add(measure_accuracy(model, prompts[first], self.progress))
-
-    def __getitem__(self, kind: type[R]) -> R:
-        if kind not in self._results:
-            stage = stage_of(kind)
-            if stage.name not in self._stages:
-                raise UserError(f"The stage {stage.name!r} needs a run folder; choose from {', '.join(self._stages)}.")
-            for needed in stage.needs:
-                self[needed]
-            executor = LocalExecutor(self.progress.note)
-            self._results.add(compute_stage(stage, self.model, self.settings, self._results, self.progress, executor))
-        return self._results[kind]
-
-    @property
-    def model(self) -> Model:
-        return self._model
-
-    def __repr__(self) -> str:
-        done = ", ".join(name for name, stage in self._stages.items() if stage.result in self._results) or "nothing yet"
-        return f"Lab({self.model!r}, operators {' '.join(self.settings.operators)}, computed: {done})"
-
-
 def runs_in(path: str | Path) -> list[Path]:
     """The run folders that a path stands for: itself, or where it holds the runs of several layouts, these."""
     folder = user_path(path)
@@ -483,14 +322,6 @@ def run_of_step(run: Run, step: int | None) -> Run:
         problem = "has several answer steps" if step is None else f"has no answer step {step}"
         raise UserError(f"The run in {run.path} {problem}; choose one with --step (studied: {known}).")
     return run.steps[step]
-
-
-def _extent(prompts: Prompts) -> dict[str, Any]:
-    """Operators and largest operand of prompts, as settings."""
-    if not len(prompts):
-        raise UserError("There are no prompts to study; choose some with `legal_prompts`.")
-    operators = tuple(OPERATORS[i] for i in np.unique(prompts.operator))
-    return {"operators": operators, "max_operand": max(1, int(max(prompts.op1.max(), prompts.op2.max())))}
 
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
