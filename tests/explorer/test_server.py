@@ -27,7 +27,7 @@ def test_list_of_runs(address: str, run: Run) -> None:
     first, second = listed["runs"]
     assert [first["name"], second["name"]] == ["tiny-llama", "tiny-pythia"]
     assert first["operators"] == first["classified_operators"] == ["+", "-"]
-    assert (first["max_operand"], first["limit"]) == (40, run.limit)
+    assert (first["stratum"]["op1"], first["limit"]) == ([*range(41)], run.limit)
     assert first["stages"] == run.stages
     assert first["neuron_layers"] == sorted(run.patterns.neurons.layer.unique())
     assert second["checkpoints"] == ["step-00000", "step-01500", "final"]

@@ -64,7 +64,7 @@ def test_another_folder_gets_the_same_numbers(tmp_path: Path) -> None:
 
 def test_chosen_stages() -> None:
     assert [s.name for s in chosen_stages(None)] == [
-        s.name for s in all_stages() if s.name not in ("training", "stability")
+        s.name for s in all_stages() if not s.joins_steps and s.name not in ("training", "stability")
     ]
     assert [s.name for s in chosen_stages(["means"])] == ["means"]
     assert [s.name for s in chosen_stages(["circuit"])] == ["means", "accuracy", "localize", "circuit"]

@@ -20,8 +20,9 @@ from arithscope.pipeline.registry import stage_named
 from arithscope.pipeline.runner import run_stages
 from arithscope.results.run import Run
 from arithscope.utils.progress import Silent
-from arithscope.verify.checks import STANDARD_ERRORS, TABLES, WHOLE_GRID, VerifyContext, share_error
+from arithscope.verify.checks import STANDARD_ERRORS, TABLES, VerifyContext, share_error
 from arithscope.verify.compare import Tally, noise_of
+from arithscope.verify.sweeps import WHOLE_GRID
 from arithscope.verify.verify import Verification
 from tests.conftest import smaller
 

@@ -1,7 +1,7 @@
 """`arithscope doctor`: what a model is, how it tokenizes prompts, whether it passes all checks, the memory it needs, and how
 many prompts it answers correctly."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,9 +31,12 @@ def examine(
     settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     yield from check_soundness(model, settings)
     yield from compare_wordings(model, settings)
-    if operands is None and model.limit > Settings.max_operand:
-        yield from _check_ability(model, settings)
-    elif not (yield from compare_layouts(model, settings.operators, operands)):
+    able = False
+    if operands is not None or (max_operand is None and model.limit <= Settings.max_operand):
+        able = yield from compare_layouts(model, settings.operators, operands)
+    if operands is None and (max_operand is not None or model.limit > 10):  # more than the digits are single tokens
+        able = (yield from _check_ability(model, settings)) or able
+    if not able:
         raise _unable(model)
 
 
@@ -81,8 +84,8 @@ def check_soundness(model: Model, settings: Settings) -> Iterator[str]:
         yield f"  {stage.name:17}{_size(stage.memory(model, settings))}"
 
 
-def _check_ability(model: Model, settings: Settings) -> Iterator[str]:
-    """How many prompts the model answers correctly. Raises UserError if it does no better than one fixed answer."""
+def _check_ability(model: Model, settings: Settings) -> Generator[str, None, bool]:
+    """How many prompts of whole numbers the model answers correctly. Returns whether it does better than one fixed answer."""
     prompts = legal_prompts(settings.operators, settings.max_operand, model.limit)
     yield "accuracy      beside that of always giving the most frequent answer, with 95 % intervals"
     able = []
@@ -90,10 +93,10 @@ def _check_ability(model: Model, settings: Settings) -> Iterator[str]:
         is_able, line = _accuracy(model, prompts[prompts.operator == OPERATORS.index(operator)], operator)
         able += [operator] if is_able else []
         yield f"  {operator}  {line}"
-    if not able:
-        raise _unable(model)
-    only = f" with --operators '{''.join(able)}'; with others it is no better than one fixed answer"
-    yield f"This model can be studied{'' if len(able) == len(settings.operators) else only}."
+    if able:
+        only = f" with --operators '{''.join(able)}'; with others it is no better than one fixed answer"
+        yield f"This model can be studied{'' if len(able) == len(settings.operators) else only}."
+    return bool(able)
 
 
 def _unable(model: Model) -> UserError:

@@ -22,6 +22,7 @@ from arithscope.experiments.common.result import Result, summary_table
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.experiments.means import Answers, MeanActivations, Singles, mean_of_operators, prompt_units
+from arithscope.models.layouts import FEWEST_PROMPTS
 from arithscope.models.memory import logit_bytes
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Ints, Prompts, Stratum, stratum_from_json
@@ -69,6 +70,27 @@ class WholeAnswers(Result):
         heads, neurons = (np.ascontiguousarray(x[:, :positions]) for x in (self.heads, self.neurons))
         predicted, p_answer = self.predicted[step - 1], np.exp(self.log_p[step - 1])
         return MeanActivations(heads, neurons, predicted, p_answer, self.operators, stratum.as_json())
+
+    def left_out(self, step: int) -> dict[str, str]:
+        """Operators for which a step is not studied, with the reason: too few prompts, or always giving the same answer would
+        be right as often, so that correct answers say nothing. (The first digit of all three-digit sums of two-digit numbers
+        is 1.)"""
+        reasons, right = {}, self.right()[step - 1]
+        asked = self.stratum.at_step(step).asked
+        for operator in self.operators:
+            rows = np.flatnonzero(self.prompts.operator == operator)
+            values, counts = np.unique(asked.of(self.prompts.answer.to_numpy()[rows]), return_counts=True)
+            constant, share = values[counts.argmax()], share_of(right[rows])
+            if len(values) == 1:
+                reasons[operator] = f"{constant} is asked for in all prompts"
+            elif len(rows) < FEWEST_PROMPTS:
+                reasons[operator] = f"there are only {len(rows)} prompts"
+            elif share.low <= counts.max() / len(rows):
+                reasons[operator] = (
+                    f"the model is right in {share.value:.0%} of the prompts, always answering {constant} in "
+                    f"{counts.max() / len(rows):.0%}"
+                )
+        return reasons
 
     def right(self) -> NDArray[np.bool_]:
         """Whether each step of each prompt is right: [steps, prompts]."""
@@ -166,7 +188,8 @@ def free_answers(
     for rows, batch in batches(model, prompts, 0):
         answered = model.encoder.encode_answered(batch).to(model.device)
         following = model.encoder.tokens(model.logits(answered).argmax(-1))
-        stops[rows] = [not token[:1].isdecimal() for token in following]
+        # A model may have more logits than its tokenizer has tokens; these are None.
+        stops[rows] = [not (token or "")[:1].isdecimal() for token in following]
     advance(len(prompts))
     return free, stops
 

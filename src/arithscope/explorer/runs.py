@@ -231,13 +231,15 @@ class ServedRun:
     @cached_property
     def left_out(self) -> dict[int, str]:
         """Of a layout's run: why answer steps have no run."""
-        reasons = {}
-        for stratum in self.run.stratum.every_step():
-            if stratum.step not in self.run.steps:
-                values = np.unique(stratum.prompts(self.run.operators).result)
-                few = "not studied: the model gets too few right, or the study is not finished"
-                reasons[stratum.step] = f"not studied: it is {values[0]} in all answers" if len(values) == 1 else few
-        return reasons
+        missing = [step for step in range(1, self.run.stratum.steps + 1) if step not in self.run.steps]
+        return {step: f"not studied: {self._why_left_out(step)}" for step in missing}
+
+    def _why_left_out(self, step: int) -> str:
+        reasons = self.run.whole_answers.left_out(step) if "whole_answers" in self.run.stages else {}
+        if set(self.run.operators) - set(reasons):
+            return "the study is not finished"
+        distinct = set(reasons.values())
+        return distinct.pop() if len(distinct) == 1 else "; ".join(f"{o}: {why}" for o, why in reasons.items())
 
     def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer; of a layout's run, those

@@ -229,10 +229,9 @@ def explanation(registry: RunRegistry, served: ServedRun, prompt: str, criterion
 
 
 def answer_steps(registry: RunRegistry, served: ServedRun, prompt: str) -> dict[str, Any]:
-    """The model's answer to a prompt of a layout: at each step, given the right tokens before it, and by itself."""
-    if served.layout is None:
-        raise NotFound(f"The run {served.name} is not that of a layout, so its answers have no steps.")
-    whole = served.layout.run
+    """The model's answer to a prompt: at each step, given the right tokens before it, and by itself. Where numbers are whole,
+    there is one step."""
+    whole = (served.layout or served).run
     parsed = whole.prompt(prompt)
     with registry.model(whole) as model:
         views = model.every_step()

@@ -153,9 +153,9 @@ class Model:
         return known[stratum]
 
     def every_step(self) -> list[Model]:
-        """The model at each answer step of its stratum."""
-        assert self.encoder.stratum is not None
-        return [self.at(stratum) for stratum in self.encoder.stratum.every_step()]
+        """The model at each answer step of its stratum; itself where numbers are whole."""
+        stratum = self.encoder.stratum
+        return [self] if stratum is None else [self.at(each) for each in stratum.every_step()]
 
     def with_engine(self, engine: Engine) -> Model:
         """Return a shallow copy with another engine; modules, weights and tokenizer are shared."""

@@ -6,8 +6,8 @@
 
 1. `whole_answers` runs every prompt with its answer once. Accuracy and mean activations of all steps come from this sweep; the
    other stages run step by step, as each asks for another token.
-2. A step that asks for the same token in all prompts has nothing to study and is left out (the first digit of all three-digit
-   sums of two-digit numbers is 1), and so is one that the model hardly ever gets right.
+2. An operator is left out of a step that asks for the same token in all its prompts (the first digit of all three-digit sums
+   of two-digit numbers is 1), or that the model gets right no more often than one fixed answer would be.
 3. The stages that join the steps run last.
 """
 
@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from arithscope.errors import UserError
 from arithscope.experiments.circuit import Circuit
@@ -85,16 +83,21 @@ def study_layouts(
         The run folder of each layout.
 
     Raises:
-        UserError: If operands are cut in several ways, or no layout has enough prompts; or as `run_stages` does.
+        UserError: If operands are cut in several ways, no layout has enough prompts, or the model gets almost no prompt of any
+            of them right; or as `run_stages` does.
     """
     strata = find_strata(model.encoder, settings.operators, operands)
-    runs = []
+    runs, refused = [], []
     for name, stratum in zip(stratum_names(strata), strata, strict=True):
         operators = tuple(o for o in settings.operators if len(stratum.prompts(o)))
         own = replace(settings, operands=operands, operators=operators)
         progress.note(f"layout {name}: operands {stratum.described()}, {' '.join(operators)}")
         asked = model.at(stratum.every_step()[-1])
-        runs.append(_study_layout(asked, own, child(out, name), stages, study_step, run_joined, progress))
+        run, too_few = _study_layout(asked, own, child(out, name), stages, study_step, run_joined, progress)
+        runs.append(run)
+        refused.append(too_few)
+    if all(refused):
+        raise TooFewCorrect
     return runs
 
 
@@ -106,30 +109,39 @@ def _study_layout(
     study_step: StudyStep,
     run_joined: RunJoined,
     progress: Progress,
-) -> RunWriter:
+) -> tuple[RunWriter, bool]:
+    """The run folder of a layout, and whether no answer step could be studied, as the model gets too few of each right."""
     joined = {stage.name: stage for stage in joined_stages()}
     named = [name for name in joined if stages is None or name in stages]
     alone = [name for name in named if not joined[name].given]
     run = run_joined(model, settings, out, [stage_of(WholeAnswers).name, *alone], [])
+    studied, refused = 0, 0
     if stages is None or set(stages) - set(joined):
         answers = run.read(WholeAnswers)
         for view in model.every_step():
             stratum = view.encoder.stratum
             assert stratum is not None
             about = f"{out.name}, answer step {stratum.step} of {stratum.steps} ({stratum.step_name})"
-            values = np.unique(stratum.prompts(settings.operators).result)
-            if len(values) == 1:
-                progress.note(f"{about} is left out: it asks for {values[0]} in all prompts")
-                continue
             progress.note(about)
+            left_out = answers.left_out(stratum.step)
+            for operator in [o for o in settings.operators if o in left_out]:
+                progress.note(f"{operator} is left out: {left_out[operator]}")
+            operators = tuple(o for o in settings.operators if o not in left_out)
+            if not operators:
+                refused += 1
+                continue
             shared: Shared = {"means": partial(answers.means_at, stratum.step)}
             try:
-                study_step(view, settings, step_folder(out, stratum.step), shared)
+                study_step(view, replace(settings, operators=operators), step_folder(out, stratum.step), shared)
+                studied += 1
             except TooFewCorrect:
+                refused += 1
                 progress.note(f"{about} is left out: the model gets almost no prompt right")
     joining = [name for name in named if joined[name].given]
     found = step_results(run)
-    return run_joined(model, settings, out, joining, [Given("", found)]) if joining and len(found.circuits) > 1 else run
+    if joining and len(found.circuits) > 1:
+        run = run_joined(model, settings, out, joining, [Given("", found)])
+    return run, refused > 0 and not studied
 
 
 def joined_stages() -> list[Stage]:
