@@ -15,7 +15,7 @@ from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
-from arithscope.pipeline.study import follow_training
+from arithscope.pipeline.study import follow_training, study
 from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Silent
 from tests.families import small
@@ -164,3 +164,15 @@ def small_training_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
 
     return made_once(tmp_path_factory, "small-training-run", make)
+
+
+@pytest.fixture(scope="session")
+def small_layouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of tiny-digits, which reads numbers digit by digit, for + and −: the layouts 2-2-1, 2-2-2 and 2-2-3, whose first
+    step asks for 1 in all prompts. Several processes read it: copy it before you change anything."""
+
+    def make(folder: Path) -> None:
+        own: dict[str, Any] = dict(operands=((40, 69), (20, 59)), topk=16, neurons="atp", custom_sizes=SMALL_SAMPLES)
+        study("tiny-digits", Settings(("+", "-"), **own), folder)
+
+    return made_once(tmp_path_factory, "small-layouts", make)

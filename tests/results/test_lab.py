@@ -20,7 +20,7 @@ from arithscope.pipeline import runner
 from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import compute_stage
 from arithscope.prompts import OPERATORS, Prompts
-from arithscope.results import run as run_module
+from arithscope.results import lab as lab_module
 from arithscope.results.explanation import explain_prompt
 from arithscope.settings import SampleSizes
 from arithscope.utils.progress import Silent
@@ -95,7 +95,7 @@ def test_stages_are_computed_once_and_only_if_needed(monkeypatch: pytest.MonkeyP
         computed.append(stage.name)
         return compute_stage(stage, *arguments)
 
-    monkeypatch.setattr(run_module, "compute_stage", counted)
+    monkeypatch.setattr(lab_module, "compute_stage", counted)
     lab = Lab(copy_and_add(), sizes=FEW, **ARGUMENTS)
     assert lab.circuit is lab.circuit
     assert computed == ["means", "accuracy", "localize", "circuit"]

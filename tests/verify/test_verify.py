@@ -112,7 +112,7 @@ def everything(checked: Verification) -> list[Verdict]:
 
 
 def test_every_stage_has_changes_to_try() -> None:
-    assert {stage.name for stage in all_stages()} == set(CHANGED)
+    assert {stage.name for stage in all_stages() if not stage.joins_steps} == set(CHANGED)
 
 
 def test_an_unchanged_run_agrees(small_run: Path, model: Any) -> None:

@@ -39,6 +39,10 @@ class Place:
         value = numbers // 10**self.low
         return value if self.high is None else value % 10 ** (self.high - self.low)
 
+    def text(self, value: int) -> str:
+        """The token's digits; behind other tokens with leading zeros, `07`."""
+        return str(value) if self.high is None else f"{value:0{self.high - self.low}}"
+
 
 @dataclass(frozen=True, eq=False)
 class Prompts:

@@ -13,7 +13,7 @@ from rich.table import Table
 from arithscope.experiments.common.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.experiments.neurons import neuron_name
 from arithscope.heuristics.kinds import kind_name
-from arithscope.prompts import Stratum
+from arithscope.prompts import Stratum, parse_in_stratum
 from arithscope.report.formatting import NOTHING, short_number
 from arithscope.results.neuron import Neuron
 from arithscope.results.run import Run
@@ -22,6 +22,7 @@ WIDEST = 8  # characters of both ends of an interval, if on one line; so five co
 MOST_HEURISTICS, MOST_NEURONS, MOST_OF_NEURON = 12, 15, 15  # rows of a prompt's tables, and heuristics of a neuron
 BAR = 24  # characters of the longest bar
 SHADES = " ·:-=+*#%@"
+OUTSIDE = "_"  # a part of a map without prompts
 WIDTH, HEIGHT = 50, 25  # characters of a map; a character is about twice as high as wide
 COLUMNS = ["heuristic", "sign", "size", "score", "chance", "corrected", "expected"]  # of a neuron's heuristics
 COLUMNS += ["neg_log10_p_hypergeom", "fdr", "calibrated"]
@@ -116,14 +117,25 @@ def explanation_report(e: Explanation) -> Iterator[str | Table]:
 
 
 def steps_report(stratum: Stratum, by_step: Mapping[int, Explanation]) -> Iterator[str | Table]:
-    """The explanation of each answer step of a prompt."""
-    written = [each.answer.token.strip() for each in by_step.values()]
-    first = next(iter(by_step.values()))
-    yield f"{first.prompt} {'·'.join(written)}: {', '.join(stratum.at_step(step).step_name for step in by_step)}"
+    """The explanation of each answer step of a prompt, below a line with the model's token at each of them. Tokens of steps
+    that were not studied are the right ones."""
+    first, tokens = next(iter(by_step.values())), []
+    answer = parse_in_stratum(f"{first.op1}{first.operator}{first.op2}", [first.operator], stratum).answer
+    for view in stratum.every_step():
+        known = by_step.get(view.step)
+        own = view.asked.text(int(view.asked.of(answer)[0])) if known is None else _written(view, known.answer)
+        tokens.append(own)
+    studied = ", ".join(stratum.at_step(step).step_name for step in by_step)
+    yield f"{first.op1} {first.operator} {first.op2} = {'·'.join(tokens)}: {studied}"
     for step, each in by_step.items():
         yield ""
         yield f"Answer step {step} of {stratum.steps}, {stratum.at_step(step).step_name}"
         yield from explanation_report(each)
+
+
+def _written(stratum: Stratum, answer: Answer) -> str:
+    """The model's token at a step."""
+    return answer.token.strip() if answer.number is None else stratum.asked.text(answer.number)
 
 
 def _prediction(answer: Answer) -> str:
@@ -182,7 +194,9 @@ def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[
         return
     p = info.activation_map
     a, share = p.activations, p.variance_explained
-    yield f"activation from {a.min():.3g} (blank) to {a.max():.3g} ({SHADES[-1]}), op1 downwards, op2 to the right:"
+    outside = f"; {OUTSIDE} is not in this layout" if np.isnan(a).any() else ""
+    ends = f"{np.nanmin(a):.3g} (blank) to {np.nanmax(a):.3g} ({SHADES[-1]})"
+    yield f"activation from {ends}, op1 downwards, op2 to the right{outside}:"
     yield from shaded(a)
     yield (
         f"variance explained by op1 {share['op1']:.0%}, by op2 {share['op2']:.0%}, by the result {share['result']:.0%}; "
@@ -193,13 +207,22 @@ def neuron_report(run: Run, layer: int, neuron: int, operator: str) -> Iterator[
 
 
 def shaded(values: NDArray[np.float32]) -> list[str]:
-    """A map in characters, averaged down to fit a terminal; shades run from the 2nd to the 98th percentile."""
+    """A map in characters, averaged down to fit a terminal; shades run from the 2nd to the 98th percentile. A block of the map
+    has a shade if any of it has a value."""
     height, width = (min(n, most) for n, most in zip(values.shape, (HEIGHT, WIDTH), strict=True))
-    small = np.stack([part.mean(0) for part in np.array_split(values, height)])
-    small = np.stack([part.mean(1) for part in np.array_split(small, width, axis=1)], axis=1)
-    low, high = np.quantile(small, [0.02, 0.98])
-    shade = ((small - low) / max(high - low, 1e-30) * len(SHADES)).clip(0, len(SHADES) - 1).astype(int)
-    return ["  |" + "".join(SHADES[i] for i in line) + "|" for line in shade]
+    known, filled = ~np.isnan(values), np.nan_to_num(values)
+    sums, counts = (_block_sums(x, height, width) for x in (filled, known))
+    small = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    low, high = np.nanquantile(small, [0.02, 0.98])
+    shade = ((small - low) / max(high - low, 1e-30) * len(SHADES)).clip(0, len(SHADES) - 1)
+    lines = [[OUTSIDE if np.isnan(i) else SHADES[int(i)] for i in line] for line in shade]
+    return [f"  |{''.join(line)}|" for line in lines]
+
+
+def _block_sums(values: NDArray[Any], height: int, width: int) -> NDArray[np.float64]:
+    """Sums over blocks of a map, [height, width]."""
+    rows = np.stack([part.sum(0, dtype=np.float64) for part in np.array_split(values, height)])
+    return np.stack([part.sum(1) for part in np.array_split(rows, width, axis=1)], axis=1)
 
 
 def _heuristics(neuron: Neuron) -> Iterator[str | Table]:
