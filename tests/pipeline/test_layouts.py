@@ -23,7 +23,7 @@ from tests.contexts import context
 from tests.notes import RecordedNotes
 
 OF_A_STEP = [stage.name for stage in all_stages() if not stage.on_request]
-JOINED = ["whole_answers", "carries", "step_overlap"]
+JOINED = ["whole_answers", "carries", "digit_probes", "step_overlap"]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ CHANGED = {
     "whole_answers": ["prompts.log_p", "table.value", "heads", "log_p"],
     "carries": ["exchange.value", "held.value", "components.value"],
     "step_overlap": ["table.iou"],
+    "digit_probes": ["table.value", "table.shuffled", "first.best"],
 }
 
 
