@@ -24,6 +24,7 @@ from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.whole_answers import written_numbers
 from arithscope.heuristics.kinds import kind_name
 from arithscope.models.model import Model
+from arithscope.pipeline.layouts import is_layout, left_out_steps
 from arithscope.pipeline.store import manifest_stamp
 from arithscope.pipeline.study import CHECKPOINTS
 from arithscope.results.comparison import Comparison, compare
@@ -203,8 +204,7 @@ class ServedRun:
 
     def __init__(self, name: str, run: Run, layout: "ServedRun | None" = None):
         self.name, self.run, self.stamp = name, run, run.folder.stamp
-        is_layout = run.steps or "whole_answers" in run.stages
-        self.layout = self if is_layout else layout
+        self.layout = self if is_layout(run.folder) else layout
         self.predictions = cache(self._predictions)
         self._maps: dict[MapName, NDArray[np.float32]] = {}  # computed here
 
@@ -231,13 +231,7 @@ class ServedRun:
     @cached_property
     def left_out(self) -> dict[int, str]:
         """Of a layout's run: why answer steps have no run."""
-        reasons = {}
-        for stratum in self.run.stratum.every_step():
-            if stratum.step not in self.run.steps:
-                values = np.unique(stratum.prompts(self.run.operators).result)
-                few = "not studied: the model gets too few right, or the study is not finished"
-                reasons[stratum.step] = f"not studied: it is {values[0]} in all answers" if len(values) == 1 else few
-        return reasons
+        return left_out_steps(self.run.stratum, self.run.operators, self.run.steps)
 
     def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer; of a layout's run, those

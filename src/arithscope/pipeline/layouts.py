@@ -11,7 +11,7 @@
 3. The stages that join the steps run last.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages, stage_of
 from arithscope.pipeline.runner import Given
 from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter
-from arithscope.prompts import Operands, operands_of_digits
+from arithscope.prompts import Operands, Stratum, operands_of_digits
 from arithscope.settings import Settings
 from arithscope.utils.files import child
 from arithscope.utils.progress import Progress
@@ -117,9 +117,9 @@ def _study_layout(
             stratum = view.encoder.stratum
             assert stratum is not None
             about = f"{out.name}, answer step {stratum.step} of {stratum.steps} ({stratum.step_name})"
-            values = np.unique(stratum.prompts(settings.operators).result)
-            if len(values) == 1:
-                progress.note(f"{about} is left out: it asks for {values[0]} in all prompts")
+            only = only_token(stratum, settings.operators)
+            if only is not None:
+                progress.note(f"{about} is left out: it asks for {only} in all prompts")
                 continue
             progress.note(about)
             shared: Shared = {"means": partial(answers.means_at, stratum.step)}
@@ -145,6 +145,34 @@ def steps_of(run: RunFolder) -> list[RunFolder]:
     """The run folders of a layout's answer steps, in order; empty for another run."""
     found = [folder.parent for folder in (run.path / STEPS).glob(f"*/{MANIFEST}") if folder.parent.name.isdecimal()]
     return [RunFolder(child(run.path / STEPS, folder.name)) for folder in sorted(found, key=lambda x: int(x.name))]
+
+
+def is_layout(run: RunFolder) -> bool:
+    """Whether a run folder is that of a layout, rather than of an answer step or of whole numbers."""
+    return stage_of(WholeAnswers).name in run.manifest["stages"]
+
+
+def layout_of(step: RunFolder) -> Path | None:
+    """The run folder of the layout that an answer step's run lies in; None for another run."""
+    steps, layout = step.path.parent, step.path.parent.parent
+    return layout if steps.name == STEPS and (layout / MANIFEST).is_file() else None
+
+
+def only_token(stratum: Stratum, operators: Sequence[str]) -> int | None:
+    """The value of the token that a step asks for in all prompts, if there is only one."""
+    values = np.unique(stratum.prompts(operators).result)
+    return int(values[0]) if len(values) == 1 else None
+
+
+def left_out_steps(layout: Stratum, operators: Sequence[str], studied: Collection[int]) -> dict[int, str]:
+    """Why answer steps of a layout are not among those studied, by step."""
+    reasons = {}
+    for stratum in layout.every_step():
+        if stratum.step not in studied:
+            only = only_token(stratum, operators)
+            few = "the model gets too few right, or the study is not finished"
+            reasons[stratum.step] = f"not studied: {few if only is None else f'it is {only} in all answers'}"
+    return reasons
 
 
 def step_results(run: RunFolder) -> StepResults:

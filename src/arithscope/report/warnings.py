@@ -5,7 +5,9 @@ from math import nan
 from typing import Any, NamedTuple
 
 from arithscope.figures.style import SIGNS
+from arithscope.figures.words import WHOLE_NUMBERS, words_for
 from arithscope.pipeline.store import RunFolder
+from arithscope.prompts import stratum_from_json
 from arithscope.report.formatting import as_mean, number, with_interval, worded
 from arithscope.stats.intervals import Mean
 
@@ -77,7 +79,8 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
         apart = _apart(*(_means(summary, experiment, prefix + m) for m in ("faithfulness", "accuracy")))
         name = f"Faithfulness disagrees with accuracy, for {circuit}"
         reasons.append((section, name, apart, worded("warnings", "disagreement", apart=apart)))
-    return [ResultWarning(section, name, text) for section, name, operators, text in reasons if operators]
+    words = words_for(stratum_from_json(settings["stratum"])) if settings.get("stratum") else WHOLE_NUMBERS
+    return [ResultWarning(section, name, words.fill(text)) for section, name, found, text in reasons if found]
 
 
 def _correct_prompts_needed(settings: Mapping[str, Any]) -> int:
