@@ -16,7 +16,9 @@ from arithscope.prompts.samples import random_source
 from tests.contexts import context
 from tests.families import FAMILY_AND_ATTENTION, STRATA, small, small_at
 from tests.hand_built_digits import LONG_SUMS, SHORT_SUMS, carry_adder
+from tests.test_carries import columns, longest_chain
 
+BOTH = Stratum((180, 209), (1, 9), (100, 999), Layout((2, 1, 0), (0,), (2, 1, 0)))  # sums, differences and products
 FEW = Stratum((10, 19), (85, 95), (100, 114), Layout((1, 0), (1, 0), (2, 1, 0)))
 
 
@@ -90,3 +92,35 @@ def test_measured_answers_are_those_of_the_stage() -> None:
     rows = [by_operands[pair] for pair in zip(some.op1.tolist(), some.op2.tolist(), strict=True)]
     assert set(found.prompts.operator) == {OPERATORS[0]}
     np.testing.assert_array_equal(right, found.right()[:, rows])
+
+
+def test_accuracy_by_chain_is_that_of_plain_counting() -> None:
+    """The oracle does schoolbook arithmetic, prompt by prompt. Products have no chains."""
+    _, found = studied(small("llama", "sdpa", numbers="digits"), BOTH, ("+", "-", "*"))
+    right = {"accuracy": found.right().all(0), **{f"accuracy_{i}": own for i, own in enumerate(found.right(), 1)}}
+    assert set(found.prompts.operator) > set("+-*")
+    counted: dict[tuple[str, int, str], list[bool]] = {}
+    for i, row in found.prompts.iterrows():
+        if row.operator in "+-":
+            chain = longest_chain(columns(row.op1, row.operator, row.op2))
+            for measure, own in right.items():
+                counted.setdefault((row.operator, chain, measure), []).append(bool(own[i]))
+    keys = ["operator", "chain", "measure"]
+    rows = found.chains.set_index(keys)
+    assert set(rows.index) == set(counted)
+    assert {chain for _, chain, _ in counted} == {0, 1, 2}
+    assert 0 < rows.value.max() < 1
+    for key, values in counted.items():
+        assert rows.loc[key, "value"] == pytest.approx(sum(values) / len(values))
+        assert rows.loc[key, "n"] == len(values)
+    summary = found.summary()
+    assert [name for name in summary["-"] if "chain" in name] == [f"accuracy_chain_{n}" for n in range(3)]
+    assert summary["+"]["accuracy_chain_1"]["value"] == rows.loc[("+", 1, "accuracy"), "value"]
+    assert not any("chain" in name for o in ("*", "mean") for name in summary[o])
+
+
+def test_without_sums_and_differences_there_are_no_chains() -> None:
+    few = Stratum((10, 19), (2, 9), (20, 99), Layout((1, 0), (0,), (1, 0)))
+    _, found = studied(small("llama", "sdpa", numbers="digits"), few, ("*",))
+    assert len(found.chains) == 0
+    assert list(found.chains) == found.columns("chains")

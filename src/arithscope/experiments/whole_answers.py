@@ -6,6 +6,7 @@
 3. Let the model continue by itself (free running): the tokens it writes agree with those of the steps up to the first wrong
    one; from there on they may differ. Only prompts with a wrong step that is not the last have to be run.
 4. After the right answer, does the model stop, or does it write another digit?
+5. Sums and differences: how often is the whole answer right by how far a carry travels?
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from arithscope.experiments.accuracy import as_prompts
 from arithscope.experiments.common import schema
-from arithscope.experiments.common.result import Result, summary_table
+from arithscope.experiments.common.result import Result, mean_entry, mean_rows, summary_table
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.experiments.means import Answers, MeanActivations, Singles, mean_of_operators, prompt_units
 from arithscope.models.memory import logit_bytes
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Ints, Prompts, Stratum, stratum_from_json
-from arithscope.stats.intervals import share_of, t_mean, unit_mean
+from arithscope.prompts import OPERATORS, Ints, Place, Prompts, Stratum, chain_length, stratum_from_json
+from arithscope.stats.intervals import Mean, share_of, t_mean, unit_mean
 from arithscope.utils.progress import Advance
+
+CARRYING = "+-"  # operators with carries or borrows
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +38,8 @@ class WholeAnswers(Result):
     """Measures: `accuracy`, the share of answers with every token right; `accuracy_1`, `accuracy_2`, … of each step, given the
     right tokens before it; `log_p`, the mean log-probability of the right answer, and `p_answer`, its mean probability;
     `agreement`, the share of prompts for which free running writes what the steps say; `stops`, the share of prompts for which
-    the model writes no further digit after the right answer."""
+    the model writes no further digit after the right answer; `accuracy_chain_0`, `accuracy_chain_1`, …, the accuracy of the
+    sums or differences whose longest carry travels so many places."""
 
     prompts: pd.DataFrame = schema.table(
         "Every legal prompt of the layout.",
@@ -52,6 +57,13 @@ class WholeAnswers(Result):
     )
     log_p: Singles = schema.array("log-probability of the right token", "float32", "steps, prompts")
     table: pd.DataFrame = schema.table("Measures by operator that is studied, and their average.")
+    chains: pd.DataFrame = schema.table(
+        "Accuracy of sums and differences by how far a carry travels.",
+        schema.OPERATOR,
+        schema.integer("chain", "places that the longest carry or borrow travels; 0 without any", key=True),
+        schema.text("measure", "`accuracy` of whole answers; `accuracy_1`, `accuracy_2`, … of each step", key=True),
+        *schema.MEAN_COLUMNS,
+    )
     heads: Singles = schema.array("mean activation of each head", "float32", "layers, positions, heads, head dim")
     neurons: Singles = schema.array("mean activation of each neuron", "float32", "layers, positions, neurons")
     operators: list[str] = schema.value("operators that have prompts in this layout")
@@ -61,6 +73,12 @@ class WholeAnswers(Result):
     def stratum(self) -> Stratum:
         """The layout, at its last step."""
         return stratum_from_json(self.studied)
+
+    def summary(self) -> dict[str, Any]:
+        out = super().summary()
+        for row in self.chains[self.chains.measure == "accuracy"].to_dict("records"):
+            out[str(row["operator"])][f"accuracy_chain_{row['chain']}"] = mean_entry(row)
+        return out
 
     def means_at(self, step: int) -> MeanActivations:
         """Mean activations and answers of one step: what the stage `means` computes for it alone."""
@@ -99,8 +117,9 @@ def whole_answers(ctx: Context) -> WholeAnswers:
         agrees=(free == predicted).all(axis=0),
         stops=stops,
     )
-    summary = _summary(table[table.operator.isin(ctx.settings.operators)], right)
-    return WholeAnswers(table, predicted, log_p, summary, mean_heads, mean_neurons, operators, stratum.as_json())
+    studied = table[table.operator.isin(ctx.settings.operators)]
+    derived = measures_of(studied, right), chains_of(studied, right)
+    return WholeAnswers(table, predicted, log_p, *derived, mean_heads, mean_neurons, operators, stratum.as_json())
 
 
 def right_values(stratum: Stratum, answers: Ints) -> Ints:
@@ -171,15 +190,32 @@ def free_answers(
     return free, stops
 
 
-def _summary(table: pd.DataFrame, right: NDArray[np.bool_]) -> pd.DataFrame:
+def measures_of(prompts: pd.DataFrame, right: NDArray[np.bool_]) -> pd.DataFrame:
+    """The table of measures; `right` says of each step and prompt whether it is right, and `prompts` are some of them."""
     measured = {}
-    for operator, rows in table.groupby("operator", sort=False):
+    for operator, rows in prompts.groupby("operator", sort=False):
         measured[str(operator)] = {
-            "accuracy": share_of(rows.correct),
-            **{f"accuracy_{step}": share_of(own[rows.index]) for step, own in enumerate(right, start=1)},
+            **_accuracies(right[:, rows.index]),
             "p_answer": unit_mean(np.exp(rows.log_p)),
             "log_p": t_mean(rows.log_p),
             "agreement": share_of(rows.agrees),
             "stops": share_of(rows.stops),
         }
     return summary_table(measured)
+
+
+def chains_of(prompts: pd.DataFrame, right: NDArray[np.bool_]) -> pd.DataFrame:
+    """The table of accuracy by how far a carry travels, with the same arguments."""
+    table: list[dict[str, Any]] = []
+    for operator in [o for o in CARRYING if (prompts.operator == o).any()]:
+        rows = prompts[prompts.operator == operator]
+        chains = chain_length(as_prompts(rows, Place()))
+        for chain in np.unique(chains).tolist():
+            table += mean_rows(_accuracies(right[:, rows.index[chains == chain]]), operator=operator, chain=chain)
+    return WholeAnswers.frame("chains", table)
+
+
+def _accuracies(right: NDArray[np.bool_]) -> dict[str, Mean]:
+    """Of whole answers and of each step."""
+    steps = {f"accuracy_{step}": share_of(own) for step, own in enumerate(right, start=1)}
+    return {"accuracy": share_of(right.all(axis=0)), **steps}

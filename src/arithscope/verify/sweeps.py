@@ -11,7 +11,14 @@ from torch import Tensor
 
 from arithscope.experiments.common.samples import batches
 from arithscope.experiments.means import Answers, MeanActivations
-from arithscope.experiments.whole_answers import WholeAnswers, free_answers, right_values, written_numbers
+from arithscope.experiments.whole_answers import (
+    WholeAnswers,
+    chains_of,
+    free_answers,
+    measures_of,
+    right_values,
+    written_numbers,
+)
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import Ints, Prompts
@@ -50,6 +57,9 @@ def check_whole_answers(ctx: VerifyContext, stored: WholeAnswers) -> None:
         sure &= _same_answers(ctx, view, asked, stored.predicted[i, rows], p_answer)
     right = stored.predicted == right_values(stratum, prompts.answer)
     tally.table("correct", stored.prompts[["correct"]], pd.DataFrame({"correct": right.all(0)}))
+    studied = stored.prompts[stored.prompts.operator.isin(ctx.settings.operators)]
+    tally.table("table", stored.table, measures_of(studied, right))
+    tally.table("chains", stored.chains, chains_of(studied, right))
     tally.close("log_p", stored.prompts.log_p.to_numpy(), stored.log_p.sum(0, dtype=np.float64), tally.noise)
     if ctx.model.full_precision:  # otherwise a token may differ further on, where nothing says how close the call was
         clear = rows[sure]
