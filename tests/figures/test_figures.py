@@ -183,7 +183,9 @@ def test_tuning_curves_are_the_activations(adder_results: dict[str, Any]) -> Non
 
 def test_tuning_curves_begin_at_the_smallest_operand(adder_results: dict[str, Any]) -> None:
     """Operands of two digits begin at 10."""
-    mlp0 = replace(adder_results["mlp0"], tuning=np.resize(adder_results["mlp0"].tuning, (512, 90)))
+    mlp0 = replace(
+        adder_results["mlp0"], tuning=np.resize(adder_results["mlp0"].tuning, (len(adder_results["mlp0"].tuning), 90))
+    )
     [line, *_] = drawn(number_tuning(mlp0, accuracy_of(SUMS))).axes[0].lines
     assert list(line.get_xdata()) == list(range(10, 100))
 

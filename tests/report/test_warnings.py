@@ -25,7 +25,7 @@ def mean(value: float | None, low: float | None = None, high: float | None = Non
 def warnings_of(summary: dict[str, Any], preset: str = "paper", **settings: Any) -> dict[str, tuple[str, str]]:
     """Section and text of each warning, by name."""
     run: Any = SimpleNamespace(
-        manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | settings},
+        manifest={"stages": {}, "configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | settings},
         summary=summary,
     )
     return {w.name: (w.section, w.text) for w in result_warnings(run)}

@@ -29,6 +29,11 @@ class StepReport:
     left_out: str
 
     @property
+    def name(self) -> str:
+        """answer step 2 (tens)"""
+        return f"answer step {self.stratum.step} ({self.stratum.step_name})"
+
+    @property
     def href(self) -> str:
         """Its report, as seen from the layout's."""
         return f"{STEPS}/{self.stratum.step}/{REPORT}"
