@@ -32,13 +32,14 @@ def held(answers: WholeAnswers, carries: Carries) -> Figure:
     and with it the carry (or borrow) into this place. Control: one lower digit differs, but not the carry. Colour: the
     share of answers that follow, on held-out prompts: they become the other prompt's token, or with the control, the
     token that another carry would give. Framed: the position at which most answers follow on other prompts, by layer.
-    After the last layer all follow at the position of the answer, by construction. (Not in the paper.)"""
+    In the embeddings the digit that differs is exchanged itself, and after the last layer all that the answer depends
+    on, so there they follow by construction. (Not in the paper.)"""
     table = carries.exchange[carries.exchange["sample"] == EVALUATION]
     places = list(dict.fromkeys(zip(table.operator, table.step, strict=True)))
     sources = [name for name in PANELS if name in set(table.sources)]
     layers = sorted(int(layer) for layer in table.layer.unique())
     widest = max((table[table.step == step].position.nunique() for _, step in places), default=1)
-    size = 1.6 + (0.5 + 0.42 * widest) * max(1, len(sources)), 0.6 + (1.0 + 0.26 * len(layers)) * max(1, len(places))
+    size = 1.2 + (0.4 + 0.34 * widest) * max(1, len(sources)), 0.6 + (1.0 + 0.26 * len(layers)) * max(1, len(places))
     figure, axes = new_figure(*size, max(1, len(places)), max(1, len(sources)))
     mesh: Any = None
     for row, (operator, step) in zip(axes, places, strict=False):
@@ -49,7 +50,7 @@ def held(answers: WholeAnswers, carries: Carries) -> Figure:
                 panel.set_visible(False)
                 continue
             mesh = _draw_shares(panel, own)
-            panel.set_title(f"{SIGNS[operator]}  {PANELS[kind].format(name)}", fontsize=8, loc="left")
+            panel.set_title(f"{SIGNS[operator]}  {PANELS[kind].format(name)}", loc="left")
             of_kind = carries.held[(carries.held.operator == operator) & (carries.held.step == step)]
             _frame(panel, of_kind[of_kind.sources == kind], list(own.position.unique()))
         row[0].set_ylabel("after layer")
@@ -69,11 +70,11 @@ def _draw_shares(panel: Axes, rows: pd.DataFrame) -> Any:
             if share >= 0.005:
                 colour = "white" if share > 0.5 else "black"
                 text = f"{share:.2f}"[1:] if share < 0.995 else "1"
-                panel.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=6, color=colour)
-    panel.set_xticks(np.arange(len(positions)) + 0.5, positions, rotation=60, ha="right", fontsize=7)
+                panel.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
+    panel.set_xticks(np.arange(len(positions)) + 0.5, positions, rotation=60, ha="right")
     step = -(-len(shares) // LAYERS_NAMED)
     names = ["embeddings" if layer == EMBEDDINGS else str(layer) for layer in shares.index]
-    panel.set_yticks(np.arange(len(shares))[::step] + 0.5, names[::step], fontsize=7)
+    panel.set_yticks(np.arange(len(shares))[::step] + 0.5, names[::step])
     panel.spines[:].set_visible(False)
     return mesh
 

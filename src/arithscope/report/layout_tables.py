@@ -19,16 +19,21 @@ OF_ANSWERS = {  # rows below those of accuracy, by measure of `WholeAnswers`
 }
 
 
+def answer_measures(studied: Studied) -> dict[str, str]:
+    """Names of the measures of whole answers and of each step."""
+    steps = {f"accuracy_{own.step}": f"{own.token_name.capitalize()} right" for own in studied.stratum.every_step()}
+    return {"accuracy": "Whole answer right", **steps, **OF_ANSWERS}
+
+
 def answers_table(run: RunFolder, studied: Studied) -> Table | None:
     """Measures of whole answers and of each step by operator; None if they are not computed yet."""
     summary = run.summary.get(stage_of(WholeAnswers).name)
     if summary is None:
         return None
     columns = [*studied.operators, *([AVERAGE] if len(studied.operators) > 1 else [])]
-    steps = {f"accuracy_{own.step}": f"{own.token_name.capitalize()} right" for own in studied.stratum.every_step()}
     rows = [
         [Cell(name, href="#answers"), *(value_cell(summary.get(column, {}).get(measure)) for column in columns)]
-        for measure, name in {"accuracy": "Whole answer right", **steps, **OF_ANSWERS}.items()
+        for measure, name in answer_measures(studied).items()
     ]
     caption = (
         "Whole answers, and each token of them given the right ones before it, with 95 % intervals and sample sizes"
