@@ -85,8 +85,10 @@ def test_the_numbers_of_a_layout_are_those_of_the_results(layout: Path) -> None:
         assert rows[name] == [shown(summary["+"][measure])]
     steps = [json.loads((layout / "steps" / step / "summary.json").read_text()) for step in ("2", "3")]
     assert rows["Accuracy on legal prompts"] == [shown(step["accuracy"]["+"]["accuracy"]) for step in steps]
-    header = next(cells for cells in Document(layout / "report.html").rows if "tens +" in [c.strip() for c in cells])
-    assert [cell.strip() for cell in header] == ["", "tens +", "units +"]
+    header = next(
+        cells for cells in Document(layout / "report.html").rows if "tens digit +" in [c.strip() for c in cells]
+    )
+    assert [cell.strip() for cell in header] == ["", "tens digit +", "units digit +"]
 
 
 def test_the_report_of_a_step(layout: Path) -> None:
@@ -94,7 +96,7 @@ def test_the_report_of_a_step(layout: Path) -> None:
     step = layout / "steps" / "2"
     document = Document(write_report(RunFolder(step)))
     text = plain(document)
-    assert "How carry adder does arithmetic: layout 2-2-3, answer step 2 of 3 (tens)" in text
+    assert "How carry adder does arithmetic: layout 2-2-3, answer step 2 of 3 (tens digit)" in text
     assert "Answer step 2 of 3: the tens digit of the answer, given the right tokens before it." in text
     [link] = [link for link in document.links if link.startswith("..")]
     assert (step / link).resolve() == layout / "report.html"
@@ -110,7 +112,7 @@ def test_a_step_without_its_layout_has_no_link(layout: Path, tmp_path: Path) -> 
     alone = Path(shutil.copytree(layout / "steps" / "3", tmp_path / "alone"))
     document = Document(write_report(RunFolder(alone)))
     assert not [link for link in document.links if link.startswith("..")]
-    assert "answer step 3 of 3 (units)" in document.text
+    assert "answer step 3 of 3 (units digit)" in document.text
 
 
 def of(stratum: Stratum) -> Studied:
@@ -172,7 +174,7 @@ def test_warnings_of_a_layout(layout: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(warnings, "OFTEN_RIGHT", 1.1)
     found = {w.name: w for w in result_warnings(RunFolder(layout))}
     assert "1.00 [" in found["Few whole answers are right"].text
-    assert "no study of answer step 3 (units):" in found["Answer step left out"].text
+    assert "no study of answer step 3 (units digit):" in found["Answer step left out"].text
     assert {w.section for w in found.values()} == {"answers"}
     assert (
         {name.lower() for name in found} == OF_LAYOUTS <= documented_rows("docs/reliability.md", "| warning | when |")
@@ -198,9 +200,11 @@ def test_commands_name_what_they_are_about(
     assert call("report", folder) == 0
     lines = " ".join(capsys.readouterr().out.split())
     assert f"The report of layout 2-2-2 is {folder / '2-2-2' / 'report.html'}" in lines
-    assert f"The report of answer step 2 (tens) is {folder / '2-2-3' / 'steps' / '2' / 'report.html'}" in lines
+    assert f"The report of answer step 2 (tens digit) is {folder / '2-2-3' / 'steps' / '2' / 'report.html'}" in lines
     assert call("report", folder / "2-2-3" / "steps" / "3") == 0
-    assert "The report of layout 2-2-3, answer step 3 of 3 (units) is" in " ".join(capsys.readouterr().out.split())
+    assert "The report of layout 2-2-3, answer step 3 of 3 (units digit) is" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert call("compare", folder / "2-2-2", folder / "2-2-3", "--out", tmp_path / "both") == 0
     output = capsys.readouterr().out
     assert "carry adder-2-2-2" in output

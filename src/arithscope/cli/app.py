@@ -110,7 +110,7 @@ def run(
         for warning in result_warnings(folder):
             say(f"Warning, explained in the report: {warning.name}")
         for step in studied.steps:
-            say(f"{step.name}: {write_report_of(step.run, progress) if step.run else step.left_out}")
+            say(f"{step.name.capitalize()}: {write_report_of(step.run, progress) if step.run else step.left_out}")
         say(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
 
 

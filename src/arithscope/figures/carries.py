@@ -15,11 +15,7 @@ from arithscope.figures.registry import figure
 from arithscope.figures.style import SIGNS, errors, grid_shape, hide_unused, new_figure, position_colour
 from arithscope.models.hooks import EMBEDDINGS
 
-PANELS = {
-    DIGIT: "another token: {}",
-    CARRY: "another carry into the {}",
-    SAME_CARRY: "control: the same carry into the {}",
-}
+PANELS = {DIGIT: "another token: {place}", CARRY: "another {carry}", SAME_CARRY: "control: the same {carry}"}
 MOST_COMPONENTS = 10  # named of each carry
 LAYERS_NAMED = 10
 CELLS = 120  # with shares written into them
@@ -50,7 +46,9 @@ def held(answers: WholeAnswers, carries: Carries) -> Figure:
                 panel.set_visible(False)
                 continue
             mesh = _draw_shares(panel, own)
-            panel.set_title(f"{SIGNS[operator]}  {PANELS[kind].format(name)}", loc="left")
+            panel.set_title(
+                f"{SIGNS[operator]}  {PANELS[kind].format(place=name, carry=carry_into(name, operator))}", loc="left"
+            )
             of_kind = carries.held[(carries.held.operator == operator) & (carries.held.step == step)]
             _frame(panel, of_kind[of_kind.sources == kind], list(own.position.unique()))
         row[0].set_ylabel("after layer")
@@ -59,6 +57,11 @@ def held(answers: WholeAnswers, carries: Carries) -> Figure:
     else:
         figure.colorbar(mesh, ax=axes, label="share that follow", shrink=0.8)
     return figure
+
+
+def carry_into(place: str, operator: str) -> str:
+    """`carry into the tens`, or for − `borrow into the tens`."""
+    return f"{'borrow' if operator == '-' else 'carry'} into the {place}"
 
 
 def _draw_shares(panel: Axes, rows: pd.DataFrame) -> Any:
@@ -118,7 +121,7 @@ def carry_components(answers: WholeAnswers, carries: Carries) -> Figure:
         panel.set_yticks(y, [component_place(row) for row in top.to_dict("records")], fontsize=7)
         panel.invert_yaxis()
         name = answers.stratum.at_step(int(step)).step_name
-        panel.set(title=f"{SIGNS[operator]}: carry into the {name}", xlabel="effect of patching (log-ratio)")
+        panel.set(title=f"{SIGNS[operator]}: {carry_into(name, operator)}", xlabel="effect of patching (log-ratio)")
     if not places:
         panels[0].text(0.5, 0.5, "no step has a carry into its place", ha="center", va="center")
     hide_unused(panels, max(1, len(places)))

@@ -19,11 +19,10 @@ STEP_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 
 def measures_of(stratum: Stratum) -> dict[str, tuple[str, str]]:
     """Measures of accuracy, of whole answers and of each step, with name and colour."""
-    steps = {
-        f"accuracy_{own.step}": (own.step_name, STEP_COLOURS[(own.step - 1) % len(STEP_COLOURS)])
-        for own in stratum.every_step()
-    }
-    return {"accuracy": ("whole answer", WHOLE_COLOUR), **steps}
+    steps = stratum.every_step() if stratum.steps > 1 else []
+    colours = {own.step: STEP_COLOURS[(own.step - 1) % len(STEP_COLOURS)] for own in steps}
+    right = {f"accuracy_{own.step}": (own.step_name, colours[own.step]) for own in steps}
+    return {"accuracy": ("whole answer", WHOLE_COLOUR), **right}
 
 
 @figure("whole-answers", WholeAnswers, section="answers", order=300, title="Accuracy of whole answers and of each step")

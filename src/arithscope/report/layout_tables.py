@@ -21,8 +21,9 @@ OF_ANSWERS = {  # rows below those of accuracy, by measure of `WholeAnswers`
 
 def answer_measures(studied: Studied) -> dict[str, str]:
     """Names of the measures of whole answers and of each step."""
-    steps = {f"accuracy_{own.step}": f"{own.token_name.capitalize()} right" for own in studied.stratum.every_step()}
-    return {"accuracy": "Whole answer right", **steps, **OF_ANSWERS}
+    steps = studied.stratum.every_step() if studied.stratum.steps > 1 else []
+    right = {f"accuracy_{own.step}": f"{own.token_name.capitalize()} right" for own in steps}
+    return {"accuracy": "Whole answer right", **right, **OF_ANSWERS}
 
 
 def answers_table(run: RunFolder, studied: Studied) -> Table | None:
@@ -47,7 +48,7 @@ def steps_table(run: RunFolder, studied: Studied) -> Table | None:
     runs = [step for step in studied.steps if step.run is not None]
     summaries = [step.run.summary for step in runs if step.run is not None]
     signs = [SIGNS[operator] for operator in studied.operators] + ([ALL] if several else [])
-    header = [Cell(f"{step.stratum.step_name} {sign}", href=step.href) for step in runs for sign in signs]
+    header = [Cell(f"{step.stratum.token_name} {sign}", href=step.href) for step in runs for sign in signs]
     rows = []
     for row in KEY_NUMBERS:
         entries: list[Any] = []
@@ -56,4 +57,4 @@ def steps_table(run: RunFolder, studied: Studied) -> Table | None:
             entries += [*own, overall] if several else [overall if own[0] is None else own[0]]
         if any(entry is not None for entry in entries):
             rows.append([row.name, *map(value_cell, entries)])
-    return Table("Answer steps side by side", ["", *header], rows, "numbers") if rows else None
+    return Table("Answer steps side by side", ["", *header], rows, "side-by-side") if rows else None

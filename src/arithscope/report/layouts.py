@@ -30,8 +30,8 @@ class StepReport:
 
     @property
     def name(self) -> str:
-        """answer step 2 (tens)"""
-        return f"answer step {self.stratum.step} ({self.stratum.step_name})"
+        """answer step 2 (tens digit)"""
+        return f"answer step {self.stratum.step} ({self.stratum.token_name})"
 
     @property
     def href(self) -> str:
@@ -63,11 +63,11 @@ class Studied:
 
     @property
     def part(self) -> str:
-        """The layout and the answer step: `layout 2-2-3, answer step 2 of 3 (tens)`; empty for whole numbers."""
+        """The layout and the answer step: `layout 2-2-3, answer step 2 of 3 (tens digit)`; empty for whole numbers."""
         s = self.stratum
         if s.whole:
             return ""
-        step = "" if self.is_layout else f", answer step {s.step} of {s.steps} ({s.step_name})"
+        step = "" if self.is_layout else f", answer step {s.step} of {s.steps} ({s.token_name})"
         return f"layout {s.layout_name}{step}"
 
     @property

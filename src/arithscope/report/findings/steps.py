@@ -8,7 +8,7 @@ from arithscope.experiments.carries import CARRY, Carries
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.step_overlap import StepOverlap
 from arithscope.experiments.whole_answers import WholeAnswers
-from arithscope.figures.carries import component_place, strongest_components
+from arithscope.figures.carries import carry_into, component_place, strongest_components
 from arithscope.figures.steps import measures_of
 from arithscope.figures.style import SIGNS
 from arithscope.models.hooks import EMBEDDINGS
@@ -67,11 +67,11 @@ def held(answers: WholeAnswers, result: Carries) -> Finding:
 def _path(result: Carries, stratum: Stratum, operator: str, step: int, sources: str) -> str:
     """For +, the carry into the tens is held at op2.2 from L1 to L3 (.93 [.79, .98] follow, control .02), then …"""
     name = stratum.at_step(step).step_name
-    about = f"For {SIGNS[operator]}, " + (f"the carry into the {name}" if sources == CARRY else f"the {name}")
+    about = f"For {SIGNS[operator]}, " + (f"the {carry_into(name, operator)}" if sources == CARRY else f"the {name}")
     h = result.held
     rows: Any = h[(h.operator == operator) & (h.step == step) & (h.sources == sources)].set_index("layer")
     parts = [
-        f"at {position} {_layers(low, high, int(rows.index.max()))} ({_follow(rows.loc[low])})"
+        f"at {'the last position' if position == 'last' else position} {_layers(low, high, int(rows.index.max()))} ({_follow(rows.loc[low])})"
         for position, low, high in result.path(operator, step, sources)
     ]
     where = ", then ".join(parts) or "at no single position: nowhere do more than half of the answers follow"
@@ -103,7 +103,9 @@ def _strongest(result: Carries, stratum: Stratum, operator: str, step: int) -> s
     rows = strongest_components(result.components, operator, step)
     best = [of_kind.iloc[0] for of_kind in (rows[rows["head"] != MLP], rows[rows["head"] == MLP])]
     shown = [f"{component_place(row)} ({with_interval(as_mean(row))})" for row in best]
-    return f"for {SIGNS[operator]} and the carry into the {stratum.at_step(step).step_name} {' and '.join(shown)}"
+    return (
+        f"for {SIGNS[operator]} and the {carry_into(stratum.at_step(step).step_name, operator)} {' and '.join(shown)}"
+    )
 
 
 @finding("step-overlap", WholeAnswers, StepOverlap)
