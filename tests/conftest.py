@@ -160,7 +160,7 @@ def layout_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         settings: dict[str, Any] = {"operators": "+", "custom_sizes": SMALL_SAMPLES}
-        run_layouts(carry_adder(), folder, "10-99", ["accuracy", "carries"], **settings)
+        run_layouts(carry_adder(), folder, "10-99", ["accuracy", "carries", "digit_probes"], **settings)
 
     return made_once(tmp_path_factory, "layout-runs", make)
 

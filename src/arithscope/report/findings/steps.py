@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from arithscope.experiments.carries import CARRY, Carries
+from arithscope.experiments.digit_probes import DigitProbes
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.step_overlap import StepOverlap
 from arithscope.experiments.whole_answers import WholeAnswers
@@ -13,7 +14,7 @@ from arithscope.figures.steps import measures_of
 from arithscope.figures.style import SIGNS
 from arithscope.models.hooks import EMBEDDINGS
 from arithscope.prompts import Stratum
-from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
+from arithscope.report.findings.finding import Finding, Numbers, Value, finding, per_operator, worded
 from arithscope.report.formatting import as_mean, means_of, number, with_interval
 from arithscope.stats.intervals import Mean, difference
 
@@ -71,11 +72,15 @@ def _path(result: Carries, stratum: Stratum, operator: str, step: int, sources: 
     h = result.held
     rows: Any = h[(h.operator == operator) & (h.step == step) & (h.sources == sources)].set_index("layer")
     parts = [
-        f"at {'the last position' if position == 'last' else position} {_layers(low, high, int(rows.index.max()))} ({_follow(rows.loc[low])})"
+        f"at {_position(position)} {_layers(low, high, int(rows.index.max()))} ({_follow(rows.loc[low])})"
         for position, low, high in result.path(operator, step, sources)
     ]
     where = ", then ".join(parts) or "at no single position: nowhere do more than half of the answers follow"
     return f"{about} {'is' if sources == CARRY else 'are'} held {where}"
+
+
+def _position(name: str) -> str:
+    return "the last position" if name == "last" else name
 
 
 def _layers(low: int, high: int, last: int) -> str:
@@ -106,6 +111,37 @@ def _strongest(result: Carries, stratum: Stratum, operator: str, step: int) -> s
     return (
         f"for {SIGNS[operator]} and the {carry_into(stratum.at_step(step).step_name, operator)} {' and '.join(shown)}"
     )
+
+
+@finding("digit-probes", DigitProbes)
+def digit_probes(result: DigitProbes) -> Finding:
+    made = result.first[~result.first.given.astype(bool)]
+    if made.empty:
+        return Finding("No operator has enough whole answers that are right.")
+    numbers: dict[str, dict[str, Value]] = {}
+    texts = per_operator(made, lambda rows: [_readable(rows[rows.variable == v]) for v in rows.variable.unique()])
+    for row in _best_places(made).to_dict("records"):
+        for name, value in (("best accuracy", row["best"]), ("chance", row["chance"]), ("permuted", row["shuffled"])):
+            numbers.setdefault(f"{row['variable']}: {name}", {})[row["operator"]] = float(value)
+    return worded("digit_probes", numbers, texts=texts)
+
+
+def _best_places(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each variable, the position at which it is read best."""
+    ordered = rows.sort_values("best", ascending=False, kind="stable")
+    return ordered.drop_duplicates(["operator", "variable"]).sort_index()
+
+
+def _readable(rows: pd.DataFrame) -> str:
+    """The carry into tens at op2.2 after L1; best at answer.1."""
+    variable, best = str(rows.variable.iloc[0]), _best_places(rows).iloc[0]
+    readable = rows[rows.layer >= 0].sort_values("layer", kind="stable")
+    if readable.empty:
+        return f"{variable} nowhere"
+    first = readable.iloc[0]
+    place = f"{variable} at {_position(first.position)} after L{first.layer}"
+    best_there = f"best at {_position(best.position)}, {number(float(best.best))}; chance {number(float(best.chance))}"
+    return f"{place} ({best_there})"
 
 
 @finding("step-overlap", WholeAnswers, StepOverlap)
