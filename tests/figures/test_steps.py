@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 
 from arithscope.experiments.carries import CARRY, Carries
+from arithscope.experiments.digit_probes import DigitProbes
 from arithscope.experiments.step_overlap import StepOverlap
 from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.figures.carries import carry_components, held, strongest_components
+from arithscope.figures.digit_probes import digit_probes
 from arithscope.figures.steps import carry_chains, step_overlap, whole_answers
 from arithscope.pipeline.store import RunFolder
 from tests.figures.test_figures import drawn, texts
@@ -87,3 +89,18 @@ def test_overlaps_of_steps(answers: WholeAnswers) -> None:
     assert [axes.patches[0].get_height() for axes in figure.axes] == [0.6, 0.3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["random sets", "tens, units"]
     drawn(step_overlap(answers, StepOverlap(OVERLAP[:0], pd.DataFrame(), [], [])))
+
+
+def test_the_first_readable_layers(layout_runs: Path) -> None:
+    probes = RunFolder(layout_runs / "2-2-3").read(DigitProbes)
+    panel = drawn(digit_probes(probes)).axes[0]
+    positions = [text.get_text() for text in panel.get_xticklabels()]
+    variables = [text.get_text() for text in panel.get_yticklabels()]
+    shown = {(int(t.get_position()[0]), int(t.get_position()[1])): t.get_text() for t in panel.texts}
+    expected = {
+        (positions.index(row["position"]), variables.index(row["variable"])): str(row["layer"]).replace("-1", "–")
+        for row in probes.first[~probes.first.given].to_dict("records")
+    }
+    assert shown == expected
+    nothing = DigitProbes(probes.table[:0], probes.first[:0])
+    assert texts(drawn(digit_probes(nothing))) == ["too few whole answers are right"]

@@ -15,12 +15,13 @@ import pytest
 from rich.console import Console
 
 from arithscope.experiments.carries import CARRY, Carries
+from arithscope.experiments.digit_probes import DigitProbes
 from arithscope.experiments.step_overlap import StepOverlap
 from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import Layout, Stratum
 from arithscope.report import warnings
-from arithscope.report.findings.steps import carry_components, held, step_overlap, whole_answers
+from arithscope.report.findings.steps import carry_components, digit_probes, held, step_overlap, whole_answers
 from arithscope.report.formatting import number
 from arithscope.report.layouts import Studied, studied_by
 from arithscope.report.page import write_report
@@ -155,6 +156,19 @@ def test_a_carry_that_is_nowhere(layout_runs: Path) -> None:
     nothing = Carries(carries.exchange[:0], carries.held[:0], carries.components[:0])
     assert "Too few prompts" in held(run.read(WholeAnswers), nothing).text
     assert "No step has a carry" in carry_components(run.read(WholeAnswers), nothing).text
+
+
+def test_where_digits_can_be_read(layout_runs: Path) -> None:
+    probes = RunFolder(layout_runs / "2-2-3").read(DigitProbes)
+    rows = probes.first[(probes.first.variable == "carry into tens") & ~probes.first.given]
+    first = rows[rows.layer >= 0].sort_values("layer", kind="stable").iloc[0]
+    found = digit_probes(probes)
+    assert f"carry into tens at {first.position} after L{first.layer} (best at" in found.text
+    assert f"chance {number(first.chance)}" in found.text
+    assert found.numbers["carry into tens: best accuracy"] == {"+": rows.best.max()}
+    never = digit_probes(DigitProbes(probes.table, probes.first.assign(layer=-1)))
+    assert "carry into tens nowhere" in never.text
+    assert "No operator has enough" in digit_probes(DigitProbes(probes.table, probes.first[:0])).text
 
 
 def test_what_steps_share(layout_runs: Path) -> None:

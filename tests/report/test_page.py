@@ -362,7 +362,7 @@ def test_the_report_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert (folder / "report.html").read_bytes() == (made / "report.html").read_bytes()
     with locked(folder):
         assert "Another process is writing" in error_message(capsys, "report", folder)
-    assert "no run at" in error_message(capsys, "report", tmp_path)
+    assert "no run at" in error_message(capsys, "report", tmp_path / "nothing")
     assert "no run at" in error_message(capsys, "report", tmp_path / "nowhere")
     record = json.loads((folder / "topk" / "stage.json").read_text().replace('"mlp_size"', '"size"'))
     (folder / "topk" / "stage.json").write_text(
