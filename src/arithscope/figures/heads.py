@@ -32,6 +32,7 @@ MOST_HEADS = 40  # heads drawn, counted once per operator
 ARROW_HEIGHT = 0.55  # an MLP has height 1
 MLP_SHARE = 0.05  # smallest effect of an MLP that is drawn, as a share of the largest
 MOST_PANELS, MOST_ROWS = 12, 40
+MOST_LEVEL = 6  # names of positions that fit beside each other
 PRECEDING = "before op1"  # BOS and a few-shot prefix, added up
 
 
@@ -168,7 +169,7 @@ def head_roles(heads: Heads) -> Figure:
     left.set_yticks(range(len(keys)), [f"{SIGNS[o]}  {component_name(*head)}" for o, *head in keys], fontsize=7)
     for text, shared in zip(left.get_yticklabels(), roles.shared, strict=True):
         text.set_fontweight("bold" if shared else "normal")
-    left.set_xticks(range(len(names)), map(literal, names))
+    left.set_xticks(range(len(names)), map(literal, names), rotation=0 if len(names) <= MOST_LEVEL else 60)
     from_where = "the last position" if heads.positions[-1] == "last" else heads.positions[-1]
     left.set(xlabel="attended position", title=f"mean attention from {from_where}")
     _isolation(right, heads.isolation, keys)

@@ -41,11 +41,12 @@ def words_for(stratum: Stratum) -> Words:
     if stratum.whole:
         return WHOLE_NUMBERS
     named = stratum.steps == 1 or stratum.token_name.endswith("digit")
+    given = ", with the right tokens before the one that is asked for" if stratum.step > 1 else ""
     return Words(
         answer=stratum.token_name if named else "answer token",
         last=f"answer.{stratum.step - 1}" if stratum.step > 1 else WHOLE_NUMBERS.last,
         op1="the last token of op1" if len(stratum.tokens.op1) > 1 else WHOLE_NUMBERS.op1,
-        legal="operands and an answer of this layout",
+        legal=f"operands and an answer of this layout{given}",
         example=WHOLE_NUMBERS.example if stratum.tokens.counts == (1, 1, 1) else "Columns are positions.",
     )
 
