@@ -16,10 +16,12 @@ from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.pipeline.study import follow_training, study
+from arithscope.results.run import run_layouts
 from arithscope.settings import SampleSizes, Settings
 from arithscope.utils.progress import Silent
 from tests.families import small
 from tests.hand_built import MAX_OPERAND, copy_and_add
+from tests.hand_built_digits import carry_adder
 
 with suppress(ImportError):  # may be missing on a machine that runs the GPU tests only
     import hypothesis
@@ -149,6 +151,18 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_stages(load("tiny-llama"), smaller(("+", "-"), 40, topk=64, neurons="atp"), folder, None, Silent())
 
     return made_once(tmp_path_factory, "small-run", make)
+
+
+@pytest.fixture(scope="session")
+def layout_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the hand-built model of digits, by layout: sums with answers of two and of three tokens. Of the steps, only their
+    accuracy; no figures. Several processes read them: copy them before you change anything."""
+
+    def make(folder: Path) -> None:
+        settings: dict[str, Any] = {"operators": "+", "custom_sizes": SMALL_SAMPLES}
+        run_layouts(carry_adder(), folder, "10-99", ["accuracy", "carries", "digit_probes"], **settings)
+
+    return made_once(tmp_path_factory, "layout-runs", make)
 
 
 @pytest.fixture(scope="session")

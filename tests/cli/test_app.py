@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from typer.models import OptionInfo
 
 from arithscope.cli.app import app
-from arithscope.figures.registry import all_figures
 from arithscope.models.load import load
 from arithscope.models.untrained import number_tokenizer
 from arithscope.pipeline.runner import run_stages
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests.command_line import call, error_message
+from tests.figures.test_figures import OF_A_RUN
 from tests.hand_built import MAX_OPERAND, SUMS
 from tests.tokenizers_for_tests import digit_splitting, misreading
 
@@ -55,7 +55,7 @@ def test_run(saved_adder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert manifest["configuration"]["max_operand"] == 9
     assert {stage["status"] for stage in manifest["stages"].values()} == {"done"}
     drawn = {p.name: p.stat().st_size for p in (out / "figures").iterdir()}
-    names = [spec.name for spec in all_figures() if spec.name not in ("training", "stability")]
+    names = [spec.name for spec in OF_A_RUN]
     assert drawn.keys() == {f"{name}.{kind}" for name in names for kind in ("png", "svg")} | {"index.json"}
     assert min(drawn.values()) > 1000
     assert str(out / "report.html") in output.out.replace("\n", "")

@@ -38,6 +38,7 @@ from tests.families import small
 from tests.figures.test_figures import drawn, texts
 from tests.hand_built import ADDING_LAYER, OPERANDS, copy_and_add
 from tests.heuristics import brute
+from tests.strata import OF_WHOLE_NUMBERS
 
 SIZES = SampleSizes(discovery=5, evaluation=5, first_mlp=1, probe=1)
 SETTINGS = Settings(custom_sizes=SIZES)
@@ -219,15 +220,15 @@ def test_without_a_calibrated_match(rule: str, criterion: str, found: int) -> No
     assert (e.criterion, len(e.neurons), len(e.heuristics)) == (criterion, found, found > 0)
     assert e.logits.shape == (found, model.limit)
     assert np.any(e.total) == (found > 0)
-    figure = drawn(drawn_prompt(e))
+    figure = drawn(drawn_prompt(e, OF_WHOLE_NUMBERS))
     assert len([axes for axes in figure.axes if axes.get_xlabel() == "number"]) == 2
-    text = finding(e).text
+    text = finding(e, OF_WHOLE_NUMBERS).text
     assert ("3 of 9 top neurons are associated with it by raw heuristics" in text) == (found == 3)
     assert ("No top neuron is associated with it" in text) == (found == 0)
 
 
 def test_the_figure_shows_the_logits(adder: Example) -> None:
-    figure = drawn(drawn_prompt(adder))
+    figure = drawn(drawn_prompt(adder, OF_WHOLE_NUMBERS))
     whole = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("result in")]
     assert [axes.get_title(loc="left") for axes in whole] == [
         f"result in [10, 50]   (L{ADDING_LAYER}N{n})" for n in adder.neurons.neuron[:SHOWN]
@@ -258,10 +259,10 @@ def test_the_finding_says_what_is_stored() -> None:
     total = np.where(np.arange(1000) < 4, 12.4, 0.0).astype(np.float32)
     total[158] = 12.3
     e = Example("-", 226, 68, 158, CALIBRATED, 512, answers, parts, pd.DataFrame(), neurons, nothing, total, nothing)
-    assert finding(e).text == (
+    assert finding(e, OF_WHOLE_NUMBERS).text == (
         "226−68=: the model answers 158 (P = .980). 37 of 512 top neurons are associated with it by calibrated heuristics and "
         "add 12.3 to the logit of 158, which is 20.1. They add more to 4 of the 999 other numbers. Without them the answer is "
         "no number (P(158) = .040), without as many other top neurons of each layer 158 (.900)."
     )
-    fewer = finding(replace(e, answers=answers[:2])).text
+    fewer = finding(replace(e, answers=answers[:2]), OF_WHOLE_NUMBERS).text
     assert fewer.endswith("(P(158) = .040); some layers have too few other top neurons for a control.")

@@ -25,6 +25,7 @@ from arithscope.figures.causal import (
 from arithscope.figures.studies import training_curves
 from tests.experiments.test_failures import known  # noqa: F401 (a fixture)
 from tests.figures.test_figures import drawn, texts
+from tests.strata import OF_WHOLE_NUMBERS
 
 
 def some_knockout(operators: str, heuristics: int) -> Knockout:
@@ -117,7 +118,7 @@ def test_failures_show_every_prompt(known: Any) -> None:  # noqa: F811
     rows = failures.prompts[(failures.prompts.operator == "-") & ~failures.prompts.correct]
     dots = [line for line in figure.axes[3].lines if line.get_marker() == "."]
     assert sorted(dots[1].get_ydata()) == pytest.approx(sorted(rows.calibrated_contribution))
-    cells = texts(drawn(worst_prompts(failures)))
+    cells = texts(drawn(worst_prompts(failures, OF_WHOLE_NUMBERS)))
     worst = failures.worst.iloc[0]
     assert f"{worst.op1}+{worst.op2}=" in cells
     assert str(worst.predicted) in cells
@@ -126,7 +127,7 @@ def test_failures_show_every_prompt(known: Any) -> None:  # noqa: F811
 def test_figures_without_failures(adder_results: dict[str, Any]) -> None:
     assert adder_results["failures"].prompts.empty
     drawn(failure_contributions(adder_results["failures"]))
-    drawn(worst_prompts(adder_results["failures"]))
+    drawn(worst_prompts(adder_results["failures"], adder_results["accuracy"]))
 
 
 def some_training(checkpoints: int) -> Training:

@@ -31,6 +31,7 @@ from arithscope.figures.style import finish
 from arithscope.heuristics.kinds import parse
 from arithscope.pipeline.registry import stage_of
 from tests.hand_built import ADDING_LAYER, OP1_HEAD, OP2_HEAD
+from tests.strata import SUMS, accuracy_of
 
 
 def drawn(figure: Figure) -> Figure:
@@ -99,7 +100,8 @@ def results_of(spec: FigureSpec, results: dict[str, Any]) -> list[Any]:
     return [results[stage_of(result).name] for result in spec.results]
 
 
-OF_A_RUN = [spec for spec in all_figures() if spec.name not in ("training", "stability")]
+OF_LAYOUTS = ("answers", "carries", "shared")  # sections about numbers of several tokens, drawn in test_steps.py
+OF_A_RUN = [s for s in all_figures() if s.name not in ("training", "stability") and s.section not in OF_LAYOUTS]
 
 
 @pytest.mark.parametrize("spec", OF_A_RUN, ids=lambda spec: spec.name)
@@ -172,11 +174,21 @@ def test_the_table_lists_heads(adder_results: dict[str, Any]) -> None:
 
 
 def test_tuning_curves_are_the_activations(adder_results: dict[str, Any]) -> None:
-    mlp0 = adder_results["mlp0"]
-    figure = drawn(number_tuning(mlp0))
+    mlp0, accuracy = adder_results["mlp0"], adder_results["accuracy"]
+    figure = drawn(number_tuning(mlp0, accuracy))
     for axes in figure.axes:
         neuron = int(axes.get_title().split()[1])
         assert axes.lines[0].get_ydata() == pytest.approx(mlp0.tuning[neuron])
+        assert list(axes.lines[0].get_xdata()) == list(range(accuracy.stratum.op1[1] + 1))
+
+
+def test_tuning_curves_begin_at_the_smallest_operand(adder_results: dict[str, Any]) -> None:
+    """Operands of two digits begin at 10."""
+    mlp0 = replace(
+        adder_results["mlp0"], tuning=np.resize(adder_results["mlp0"].tuning, (len(adder_results["mlp0"].tuning), 90))
+    )
+    [line, *_] = drawn(number_tuning(mlp0, accuracy_of(SUMS))).axes[0].lines
+    assert list(line.get_xdata()) == list(range(10, 100))
 
 
 def test_probe_lines_are_the_table(adder_results: dict[str, Any]) -> None:

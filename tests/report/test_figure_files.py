@@ -81,7 +81,7 @@ def test_the_index_does_not_depend_on_the_order_of_drawing(tmp_path: Path) -> No
 
 def test_every_figure_needs_known_stages_and_has_a_unique_name() -> None:
     known = {stage.result for stage in all_stages()}
-    assert len(all_figures()) == len({spec.name for spec in all_figures()}) == 32
+    assert len(all_figures()) == len({spec.name for spec in all_figures()}) == 38
     for spec in all_figures():
         assert spec.results
         assert set(spec.results) <= known

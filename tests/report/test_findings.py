@@ -37,6 +37,7 @@ from arithscope.report.formatting import (
     with_interval,
 )
 from arithscope.stats.intervals import Mean
+from tests.strata import OF_WHOLE_NUMBERS
 
 NAN = float("nan")
 EMPTY = pd.DataFrame()
@@ -342,12 +343,12 @@ def test_failures() -> None:
     assert "do not clearly predict correctness" in causal.failure_contributions(unsure).text
     worse = failed(mean(0.0, -1.0, 1.0), mean(2.0, 1.0, 3.0), mean(0.4, 0.3, 0.5), 0.001)
     assert "do not clearly predict correctness" in causal.failure_contributions(worse).text
-    worst = causal.worst_prompts(result).text
+    worst = causal.worst_prompts(result, OF_WHOLE_NUMBERS).text
     assert worst.startswith("In 1 of 2 errors")
     assert worst.endswith("that of 9×9=: 81, where 72 was predicted.")
     nothing = Failures(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     assert "No operator has both" in causal.failure_contributions(nothing).text
-    assert "no incorrect prompts" in causal.worst_prompts(nothing).text
+    assert "no incorrect prompts" in causal.worst_prompts(nothing, OF_WHOLE_NUMBERS).text
 
 
 def test_training() -> None:

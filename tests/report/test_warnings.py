@@ -16,6 +16,7 @@ from arithscope.report.warnings import result_warnings
 from arithscope.settings import PRESETS
 
 ROOT = Path(__file__).parents[2]
+OF_LAYOUTS = {"few whole answers are right", "answer step left out"}  # warnings that test_layouts.py covers
 
 
 def mean(value: float | None, low: float | None = None, high: float | None = None, n: int = 500) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def mean(value: float | None, low: float | None = None, high: float | None = Non
 def warnings_of(summary: dict[str, Any], preset: str = "paper", **settings: Any) -> dict[str, tuple[str, str]]:
     """Section and text of each warning, by name."""
     run: Any = SimpleNamespace(
-        manifest={"configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | settings},
+        manifest={"stages": {}, "configuration": {"effect": "probability", "sizes": vars(PRESETS[preset])} | settings},
         summary=summary,
     )
     return {w.name: (w.section, w.text) for w in result_warnings(run)}
@@ -168,7 +169,7 @@ def test_every_warning_is_documented() -> None:
         "topk": {"+": {"ranked_by": "mean", "share_of_neurons": 0.9, "floor_accuracy": mean(0.9)}},
     }
     documented = documented_rows("docs/reliability.md", "| warning | when |")
-    assert {name.split(",")[0].lower() for name in warnings_of(summary)} == documented
+    assert {name.split(",")[0].lower() for name in warnings_of(summary)} | OF_LAYOUTS == documented
 
 
 def documented_rows(page: str, heading: str) -> set[str]:

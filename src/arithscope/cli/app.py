@@ -75,10 +75,10 @@ def run(
 ) -> None:
     """Study a model: run all stages, or some, and write a run folder. An interrupted run resumes where it stopped."""
     from arithscope.cli.default_folder import default_folder
-    from arithscope.pipeline.layouts import steps_of
     from arithscope.pipeline.study import study as run_study
     from arithscope.report.figure_files import FigureDrawing
-    from arithscope.report.terminal import summary_tables
+    from arithscope.report.layouts import studied_by
+    from arithscope.report.terminal import layout_table, summary_tables
     from arithscope.report.warnings import result_warnings
 
     progress, (template, load_options), chosen = _progress(), options.load_arguments(), settings.settings()
@@ -105,24 +105,28 @@ def run(
             digits_by_default=True,
         )
     for folder in folders:
-        _print_all(summary_tables(folder.summary))
+        studied, summary = studied_by(folder), folder.summary
+        _print_all([layout_table(studied, summary)] if studied.is_layout else summary_tables(summary))
         for warning in result_warnings(folder):
             say(f"Warning, explained in the report: {warning.name}")
-        for step in steps_of(folder):
-            say(f"Answer step {step.path.name}: {write_report_of(step, progress)}")
+        for step in studied.steps:
+            say(f"{step.name.capitalize()}: {write_report_of(step.run, progress) if step.run else step.left_out}")
         say(f"Results are in {folder.path}; open {write_report_of(folder, progress)} to read them.")
 
 
 def report(run: opt.RunPath) -> None:
     """Write a run's report.html, with all its results; figures that are missing or outdated are drawn first."""
-    from arithscope.pipeline.layouts import steps_of
     from arithscope.pipeline.store import RunFolder
+    from arithscope.report.layouts import studied_by
     from arithscope.results.run import runs_in
 
     for folder in map(RunFolder, runs_in(run)):
-        for step in steps_of(folder):
-            say(f"The report of answer step {step.path.name} is {write_report_of(step, _progress())}")
-        say(f"The report is {write_report_of(folder, _progress())}")
+        studied = studied_by(folder)
+        for step in studied.steps:
+            if step.run is not None:
+                say(f"The report of {step.name} is {write_report_of(step.run, _progress())}")
+        about = f" of {studied.part}" if studied.part else ""
+        say(f"The report{about} is {write_report_of(folder, _progress())}")
 
 
 def neuron(

@@ -24,6 +24,7 @@ from arithscope.experiments.patterns import ActivationMaps
 from arithscope.experiments.whole_answers import written_numbers
 from arithscope.heuristics.kinds import kind_name
 from arithscope.models.model import Model
+from arithscope.pipeline.layouts import is_layout, left_out_steps
 from arithscope.pipeline.store import manifest_stamp
 from arithscope.pipeline.study import CHECKPOINTS
 from arithscope.results.comparison import Comparison, compare
@@ -203,8 +204,7 @@ class ServedRun:
 
     def __init__(self, name: str, run: Run, layout: "ServedRun | None" = None):
         self.name, self.run, self.stamp = name, run, run.folder.stamp
-        is_layout = run.steps or "whole_answers" in run.stages
-        self.layout = self if is_layout else layout
+        self.layout = self if is_layout(run.folder) else layout
         self.predictions = cache(self._predictions)
         self._maps: dict[MapName, NDArray[np.float32]] = {}  # computed here
 
@@ -231,15 +231,7 @@ class ServedRun:
     @cached_property
     def left_out(self) -> dict[int, str]:
         """Of a layout's run: why answer steps have no run."""
-        missing = [step for step in range(1, self.run.stratum.steps + 1) if step not in self.run.steps]
-        return {step: f"not studied: {self._why_left_out(step)}" for step in missing}
-
-    def _why_left_out(self, step: int) -> str:
-        reasons = self.run.whole_answers.left_out(step) if "whole_answers" in self.run.stages else {}
-        if set(self.run.operators) - set(reasons):
-            return "the study is not finished"
-        distinct = set(reasons.values())
-        return distinct.pop() if len(distinct) == 1 else "; ".join(f"{o}: {why}" for o, why in reasons.items())
+        return left_out_steps(self.run.folder)
 
     def _predictions(self, operator: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Over the operand grid: predicted number (−1: not a number, −2: illegal prompt) and p_answer; of a layout's run, those

@@ -56,7 +56,7 @@ def neuron_figure(operator: str, activations: Map, logits: Map, attribution: Map
 @figure("heuristic-gallery", *RESULTS, section="gallery", order=160, title="Kinds of heuristics in neurons")
 def heuristic_gallery(maps: ActivationMaps, classify: Classification) -> Figure:
     """For each kind of heuristic, the neuron that a rule of this kind names and fits best (R² over legal prompts; for
-    rules about the result, of the activation times the answer's logit). Colour: activation at the last position for
+    rules about the result, of the activation times the {ANSWER}'s logit). Colour: activation at {LAST} for
     each pair of operands. Lines: where the rule holds. Pale: prompts that are not legal. “Also”: rules that hold for
     nearly the same legal prompts. Products have logarithmic axes; of sums and differences, rules that change often are
     shown for thirty numbers. (Paper: Figure 5.)"""
@@ -217,8 +217,8 @@ def _draw_grid(axes: Axes, operator: str, values: NDArray[Any], sides: Sides, **
 
 @figure("matching-walkthrough", *RESULTS, section="gallery", order=170, title="Matching a neuron with a heuristic")
 def matching_walkthrough(maps: ActivationMaps, classify: Classification) -> Figure:
-    """The activation map (a) times the value vector's logit of each prompt's answer (b, c) is the neuron's
-    contribution to the correct answer (d). Its top k prompts (e) are compared with the k prompts of the heuristic
+    """The activation map (a) times the value vector's logit of each prompt's {ANSWER} (b, c) is the neuron's
+    contribution to the correct {ANSWER} (d). Its top k prompts (e) are compared with the k prompts of the heuristic
     (f); the score is the share they have in common (g). (Paper: Figure 6.)"""
     figure, axes = new_figure(13, 6.6, 2, 4)
     panels = axes.ravel()

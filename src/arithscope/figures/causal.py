@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import NONE, TOP, Bag
 from arithscope.experiments.bag import RANDOM as RANDOM_TOP
 from arithscope.experiments.classify import CALIBRATED, CRITERIA, RAW
@@ -30,6 +31,7 @@ from arithscope.figures.style import (
     outside_legend,
     table_figure,
 )
+from arithscope.figures.words import shown_prompt
 
 MOST_NAMES = 60  # heuristics named in a panel
 GROUPS = (
@@ -148,7 +150,7 @@ def prompt_knockout_curves(knockout: PromptKnockout) -> Figure:
 @figure("bag-alone", Bag, section="proof", order=250, title="Faithfulness of the bag of heuristics alone")
 def bag_alone(bag: Bag) -> Figure:
     """The operator's circuit, in which each MLP from the first answer layer on keeps only some of its top neurons
-    at the last position. Without any of them the circuit reaches the floor, and only what lies above it is due to
+    at {LAST}. Without any of them the circuit reaches the floor, and only what lies above it is due to
     the neurons kept. {FAITHFULNESS} (Paper: Section 5, for training checkpoints.)"""
     operators = [str(o) for o in bag.curve.operator.unique()]
     figure, [panels] = new_figure(11, 3.4, 1, len(MEASURE_NAMES))
@@ -164,7 +166,7 @@ def bag_alone(bag: Bag) -> Figure:
 @figure("failure-contributions", Failures, section="failures", order=260, title="Why some prompts fail")
 def failure_contributions(failures: Failures) -> Figure:
     """Correctly and incorrectly answered prompts. Top: number of associated heuristic neurons (calibrated). Middle:
-    activation × value-vector logit of the correct answer, summed over all heuristic neurons. Titles: difference of
+    activation × value-vector logit of the correct {ANSWER}, summed over all heuristic neurons. Titles: difference of
     means, correct minus incorrect. Bottom: coefficients of a logistic regression of correctness on both. Lines:
     quartiles; diamonds: means; brackets and error bars: 95 % intervals. (Paper: Section 4.3.)"""
     operators = [str(o) for o in failures.prompts.operator.unique()]
@@ -212,21 +214,26 @@ def _plot_coefficients(panel: Axes, regression: pd.DataFrame, operator: str) -> 
 
 
 @figure(
-    "worst-prompts", Failures, section="failures", order=270, title="The worst errors, and the heuristics behind them"
+    "worst-prompts",
+    Failures,
+    Accuracy,
+    section="failures",
+    order=270,
+    title="The worst errors, and the heuristics behind them",
 )
-def worst_prompts(failures: Failures) -> Figure:
-    """For each operator the incorrect prompts with the least probable correct answer. Logit difference: how much more
-    heuristic neurons (calibrated) add to the predicted answer's logit than to the correct one's, in total and by
+def worst_prompts(failures: Failures, accuracy: Accuracy) -> Figure:
+    """For each operator the incorrect prompts with the least probable correct {ANSWER}. Logit difference: how much more
+    heuristic neurons (calibrated) add to the predicted {ANSWER}'s logit than to the correct one's, in total and by
     heuristic; each neuron counts for the heuristic it matches furthest beyond expectation. Logit lens, up to the
     final norm's scale. (Paper: Section 4.3.)"""
-    rows = []
+    rows, stratum = [], accuracy.stratum
     for _, worst in failures.worst.groupby("operator", sort=False):
         for row in worst.head(SHOWN).to_dict("records"):
             shares = [
                 f"{literal(h)} ({x:+.2f})" for h, x in zip(row["heuristics"], row["logit_differences"], strict=True)
             ]
-            prompt = f"{row['op1']}{SIGNS[row['operator']]}{row['op2']}="
-            answers = str(row["answer"]), str(row["predicted"])
+            prompt = shown_prompt(stratum, row["op1"], row["operator"], row["op2"])
+            answers = str(stratum.asked.of(row["answer"])), str(row["predicted"])
             numbers = f"{row['p_answer']:.1e}", f"{row['logit_difference']:+.2f}"
             rows.append([prompt, *answers, *numbers, textwrap.fill("; ".join(shares) or "none", LINE)])
     header = ["prompt", "correct", "predicted", "P(correct)", "logit diff.", "largest logit differences, by heuristic"]

@@ -36,8 +36,8 @@ HEADS_PER_LINE, MOST_NAMES = 6, 24  # in the table
 
 @figure("accuracy", Accuracy, section="accuracy", order=10, title="Accuracy on arithmetic prompts")
 def accuracy_table(accuracy: Accuracy) -> Figure:
-    """Share of legal prompts whose most probable next token is the answer, by operator; averaged with the same weight
-    for each operator, or for each prompt as in the paper. One fixed answer: always the operator's most frequent one.
+    """Share of legal prompts whose most probable next token is the {ANSWER}, by operator; averaged with the same weight
+    for each operator, or for each prompt as in the paper. One fixed {ANSWER}: always the operator's most frequent one.
     Brackets: 95 % intervals. (Paper: Appendix H, table of model accuracies.)"""
     names = {"accuracy": "accuracy", "p_answer": "mean P(answer)", "p_answer_correct": "… on correct prompts"}
     rows = []
@@ -56,10 +56,10 @@ def accuracy_table(accuracy: Accuracy) -> Figure:
     return table_figure(columns, rows, [1.6, 1.2, 2.0, 2.0, 2.0, 1.4])
 
 
-@figure("probe-accuracy", Probe, section="probes", order=120, title="Where the answer is linearly decodable")
+@figure("probe-accuracy", Probe, section="probes", order=120, title="Where the {ANSWER} is linearly decodable")
 def probe_accuracy(probe: Probe) -> Figure:
-    """Accuracy of linear probes from the residual stream to the answer, on held-out prompts. The first answer layer
-    is the first whose accuracy at the last position reaches half of the best layer's. Bands: 95 %
+    """Accuracy of linear probes from the residual stream to the {ANSWER}, on held-out prompts. The first answer layer
+    is the first whose accuracy at {LAST} reaches half of the best layer's. Bands: 95 %
     intervals. (Paper: Figure 3.)"""
     figure, [[left, right]] = new_figure(8.5, 3.6, 1, 2, sharey=True)
     table = probe.table
@@ -86,11 +86,11 @@ def probe_accuracy(probe: Probe) -> Figure:
     return figure
 
 
-@figure("answer-layers", AnswerLayers, Probe, section="probes", order=125, title="Which MLPs the answer needs")
+@figure("answer-layers", AnswerLayers, Probe, section="probes", order=125, title="Which MLPs the {ANSWER} needs")
 def answer_layers_figure(answer_layers: AnswerLayers, probe: Probe) -> Figure:
-    """Accuracy with all heads kept and the MLPs from a layer on at their means at the last position, on the evaluation
+    """Accuracy with all heads kept and the MLPs from a layer on at their means at {LAST}, on the evaluation
     prompts. Circles: the first answer layer by cause, the last from which on at most a tenth of the accuracy above one
-    fixed answer is left (chosen on other prompts). Dotted: accuracy of one fixed answer. Dashed: the probe's first
+    fixed {ANSWER} is left (chosen on other prompts). Dotted: accuracy of one fixed {ANSWER}. Dashed: the probe's first
     answer layer. Bands: 95 % intervals. (Not in the paper.)"""
     figure, [[axes]] = new_figure(6.5, 3.6, 1, 1)
     rows = answer_layers.curve[answer_layers.curve["sample"] == EVALUATION]

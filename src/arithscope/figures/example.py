@@ -6,10 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.example import CONTROL, NONE, OWN, Example
 from arithscope.experiments.neurons import neuron_name
 from arithscope.figures.registry import figure
-from arithscope.figures.style import OPERATOR_COLOURS, OTHER_COLOUR, SIGNS, NotebookFigure, literal
+from arithscope.figures.style import OPERATOR_COLOURS, OTHER_COLOUR, NotebookFigure, literal
+from arithscope.figures.words import shown_prompt
 
 NEAR = 20  # numbers on either side of the answer that are shown enlarged
 MOST_PROBABLE = 3  # answers marked besides the right one
@@ -17,13 +19,13 @@ RIGHT = "#000000"  # colour of the right answer
 _ABLATED = {NONE: "the model", OWN: "without the\nassociated neurons", CONTROL: "without as many\nother top neurons"}
 
 
-@figure("one-prompt", Example, section="gallery", order=155, title="How one prompt is answered")
-def one_prompt(example: Example) -> Figure:
+@figure("one-prompt", Example, Accuracy, section="gallery", order=155, title="How one prompt is answered")
+def one_prompt(example: Example, accuracy: Accuracy) -> Figure:
     """Left: of the neurons that match a heuristic which holds for the prompt, those with the largest contribution (in
-    absolute value) to its answer's logit; each with its best heuristic, and with what it adds to the logit of every
+    absolute value) to its {ANSWER}'s logit; each with its best heuristic, and with what it adds to the logit of every
     number (activation × logits of its value vector ÷ the final norm's scale). Below: the sum over all such neurons.
-    Middle: the same, near the right answer (dashed). Triangles: the most probable other answers. Right: what adds up
-    to the right answer's logit, and its probability with and without these neurons. (Paper: Figure 1.)"""
+    Middle: the same, near the right {ANSWER} (dashed). Triangles: the most probable other {ANSWER}s. Right: what adds
+    up to the right {ANSWER}'s logit, and its probability with and without these neurons. (Paper: Figure 1.)"""
     strips = len(example.logits) + 1
     figure = NotebookFigure(figsize=(12, max(0.72 * strips + 1.2, 5.4)), layout="constrained")
     halves: Any = figure.subfigures(1, 2, width_ratios=[2.7, 1])
@@ -50,7 +52,8 @@ def one_prompt(example: Example) -> Figure:
     left.supylabel("added to the number's logit", fontsize=9)
     parts, answers = right.subplots(2, 1, height_ratios=[1.5, 1])
     _draw_parts(parts, example)
-    _draw_answers(answers, example, colour)
+    prompt = shown_prompt(accuracy.stratum, example.op1, example.operator, example.op2)
+    _draw_answers(answers, example, prompt, colour)
     return figure
 
 
@@ -86,11 +89,10 @@ def _draw_parts(panel: Axes, example: Example) -> None:
     panel.set_title(f"logit of {example.answer}", loc="left")
 
 
-def _draw_answers(panel: Axes, example: Example, colour: str) -> None:
+def _draw_answers(panel: Axes, example: Example, prompt: str, colour: str) -> None:
     """Probability of the right answer, and the answer given, with and without associated neurons."""
     table = example.answers
     given = ["no number" if n < 0 else str(n) for n in table.predicted]
-    prompt = f"{example.op1}{SIGNS[example.operator]}{example.op2}="
     colours = [{OWN: colour, CONTROL: OTHER_COLOUR}.get(name, RIGHT) for name in table.ablated]
     bars = panel.barh([_ABLATED[name] for name in table.ablated], table.p_answer, color=colours, height=0.6)
     labels = [f"{prompt}{answer}" for answer in given]

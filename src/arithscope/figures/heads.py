@@ -32,6 +32,7 @@ MOST_HEADS = 40  # heads drawn, counted once per operator
 ARROW_HEIGHT = 0.55  # an MLP has height 1
 MLP_SHARE = 0.05  # smallest effect of an MLP that is drawn, as a share of the largest
 MOST_PANELS, MOST_ROWS = 12, 40
+MOST_LEVEL = 6  # names of positions that fit beside each other
 PRECEDING = "before op1"  # BOS and a few-shot prefix, added up
 
 
@@ -40,8 +41,8 @@ def circuit_diagram(localize: Localization, circuit: Circuit, heads: Heads) -> F
     """Drawn from the measurements, all operators together. An arrow is a head of an operator's circuit: it ends at
     the position where patching the head has its largest effect and starts at the position that receives most of its
     attention from there (mean share in brackets, then the operators). A box is an MLP whose effect at that position
-    is at least 5 % of the largest MLP effect (log-ratio, mean over operators). The tokens of 226−68= serve as an
-    example. Of very large circuits only the top heads are drawn. (Paper: Figure 2b.)"""
+    is at least 5 % of the largest MLP effect (log-ratio, mean over operators). {EXAMPLE} Of very large circuits only
+    the top heads are drawn. (Paper: Figure 2b.)"""
     mlps, arrows = _mlps(localize), _arrows(heads.top_rows(MOST_HEADS))
     # A layer is as high as its MLP and its arrows need.
     heights = [1.0 + ARROW_HEIGHT * (arrows.layer == layer).sum() for layer in range(localize.effects.layer.max() + 1)]
@@ -148,7 +149,7 @@ def attention_patterns(heads: Heads) -> Figure:
 
 @figure("head-roles", Heads, section="circuit", order=80, title="What the circuit's heads attend to")
 def head_roles(heads: Heads) -> Figure:
-    """Left: attention of each circuit head from the last position (shares of at least .10 are written out); the
+    """Left: attention of each circuit head from {LAST} (shares of at least .10 are written out); the
     most attended token, framed, is the head's role. Right: faithfulness of the circuit before and after that
     position is cut off from the prompt's earlier tokens in all layers below the head. {FAITHFULNESS} Heads in bold
     are shared by all operators; of very large circuits only the top heads are shown. (Paper: Appendix B.)"""
@@ -168,8 +169,9 @@ def head_roles(heads: Heads) -> Figure:
     left.set_yticks(range(len(keys)), [f"{SIGNS[o]}  {component_name(*head)}" for o, *head in keys], fontsize=7)
     for text, shared in zip(left.get_yticklabels(), roles.shared, strict=True):
         text.set_fontweight("bold" if shared else "normal")
-    left.set_xticks(range(len(names)), map(literal, names))
-    left.set(xlabel="attended position", title="mean attention from the last position")
+    left.set_xticks(range(len(names)), map(literal, names), rotation=0 if len(names) <= MOST_LEVEL else 60)
+    from_where = "the last position" if heads.positions[-1] == "last" else heads.positions[-1]
+    left.set(xlabel="attended position", title=f"mean attention from {from_where}")
     _isolation(right, heads.isolation, keys)
     return figure
 

@@ -11,6 +11,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, ONCE, RAW, Classification
 from arithscope.experiments.common.ablation import FOUND
 from arithscope.experiments.common.attribution import ATTRIBUTION_METHODS
@@ -95,14 +96,14 @@ def first_mlp_faithfulness(mlp0: FirstMlp) -> Figure:
     return figure
 
 
-@figure("number-tuning", FirstMlp, section="circuit", order=110, title="Number tuning of first-MLP neurons")
-def number_tuning(mlp0: FirstMlp) -> Figure:
-    """Activation at op1, for each number, of the first-MLP neurons with the highest effect rank, averaged over
+@figure("number-tuning", FirstMlp, Accuracy, section="circuit", order=110, title="Number tuning of first-MLP neurons")
+def number_tuning(mlp0: FirstMlp, accuracy: Accuracy) -> Figure:
+    """Activation at {OP1}, for each number, of the first-MLP neurons with the highest effect rank, averaged over
     operators. (Paper: Appendix B, MLP0 activation patterns.)"""
     neurons = top_first_mlp_neurons(mlp0)
     figure, axes = new_figure(9, 6, 3, 3, sharex=True)
     panels = axes.ravel()
-    numbers = np.arange(mlp0.tuning.shape[1])
+    numbers = accuracy.stratum.sides[0]
     for panel, neuron in zip(panels, neurons, strict=False):
         panel.plot(numbers, mlp0.tuning[neuron], linewidth=0.5, color="#999999")
         panel.scatter(numbers, mlp0.tuning[neuron], s=3, color="#0072B2")
@@ -124,7 +125,7 @@ def top_first_mlp_neurons(mlp0: FirstMlp) -> list[int]:
 
 @figure("neuron-effects", NeuronEffects, section="neurons", order=130, title="Effects of single neurons")
 def neuron_effects(neurons: NeuronEffects) -> Figure:
-    """Each neuron of the answer layers is patched on its own at the last position (or its effect is
+    """Each neuron of the answer layers is patched on its own at {LAST} (or its effect is
     estimated, with the option --neurons). {EFFECT} Within each layer, neurons are sorted by mean effect (solid) or
     median effect (dotted); neurons with a negligible or negative effect lie at the bottom. (Paper: Section 3.1,
     effects of the neurons of layer 17.)"""
@@ -199,8 +200,8 @@ def _plot_recall(axes: Axes, rows: pd.DataFrame) -> None:
 
 @figure("faithfulness-by-neurons", TopK, section="neurons", order=150, title="How many neurons the circuit needs")
 def faithfulness_by_neurons(topk: TopK) -> Figure:
-    """The operator's circuit, in which each MLP of the answer layers keeps only its top k neurons by effect at the
-    last position, on the evaluation prompts. {FAITHFULNESS} Circles: k, chosen on other prompts. Dotted: k random
+    """The operator's circuit, in which each MLP of the answer layers keeps only its top k neurons by effect at
+    {LAST}, on the evaluation prompts. {FAITHFULNESS} Circles: k, chosen on other prompts. Dotted: k random
     neurons per layer instead (mean over draws). Dash-dotted: another ranking. At 0: the floor, with no neuron kept.
     (Paper: Section 3.1, faithfulness over neurons.)"""
     size, label = topk.curve["size"], "neurons kept per MLP (k)"

@@ -4,13 +4,14 @@
     def probe_accuracy(probe: Probe) -> Figure:
         \"\"\"Accuracy of linear probes from the residual stream to the answer. (Paper: Figure 3.)\"\"\"
 
+Titles and captions may have words of `Words`: {ANSWER} becomes `answer`, or where one of its tokens is studied, `tens digit`.
 A module outside this package registers its figures in the same way, on import.
 """
 
 import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TypeVar
 
@@ -18,13 +19,14 @@ from matplotlib.figure import Figure
 
 from arithscope import figures
 from arithscope.figures.style import styled
+from arithscope.figures.words import WHOLE_NUMBERS, Words
 
 LAST = 1000  # the order of figures that give none
 DEFINITIONS = {  # shared by captions, whose docstrings refer to them by name
-    "{EFFECT}": "The effect of an intervention (Eq. 1) is half the relative gain in the counterfactual answer's probability "
-    "plus half the relative loss in the correct answer's.",
-    "{FAITHFULNESS}": "Faithfulness (Eq. 2): the answer's normalised logit with everything outside the circuit mean-ablated, "
-    "on a scale from the empty circuit (0) to the full model (1). Bands and brackets: 95 % intervals.",
+    "{EFFECT}": "The effect of an intervention (Eq. 1) is half the relative gain in the counterfactual {ANSWER}'s "
+    "probability plus half the relative loss in the correct {ANSWER}'s.",
+    "{FAITHFULNESS}": "Faithfulness (Eq. 2): the {ANSWER}'s normalised logit with everything outside the circuit "
+    "mean-ablated, on a scale from the empty circuit (0) to the full model (1). Bands and brackets: 95 % intervals.",
 }
 _FIGURES: "dict[str, FigureSpec]" = {}
 Draw = TypeVar("Draw", bound=Callable[..., Figure])
@@ -38,17 +40,28 @@ class FigureSpec:
         name: File name without its extension.
         results: Result classes; `draw` takes one result of each, in this order.
         draw: Draws the figure, without title and caption.
-        title: Heading in the report, drawn above the figure in its files.
+        heading: Title as it was registered.
         section: Section of the report; None for the last one, "More results".
         order: Position among all figures.
+        words: Words of title and caption.
     """
 
     name: str
     results: tuple[type, ...]
     draw: Callable[..., Figure]
-    title: str
+    heading: str
     section: str | None
     order: int
+    words: Words = WHOLE_NUMBERS
+
+    def in_words(self, words: Words) -> "FigureSpec":
+        """The same figure, with title and caption in other words."""
+        return replace(self, words=words)
+
+    @property
+    def title(self) -> str:
+        """Heading in the report, drawn above the figure in its files."""
+        return self.words.fill(self.heading)
 
     @property
     def caption(self) -> str:
@@ -56,7 +69,7 @@ class FigureSpec:
         text = " ".join((inspect.getdoc(self.draw) or "").split())
         for name, definition in DEFINITIONS.items():
             text = text.replace(name, definition)
-        return text
+        return self.words.fill(text)
 
 
 def figure(

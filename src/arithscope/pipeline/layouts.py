@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from arithscope.errors import UserError
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common.result import Result
@@ -26,10 +28,11 @@ from arithscope.experiments.topk import TopK
 from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.models.layouts import find_strata, stratum_names
 from arithscope.models.model import Model
+from arithscope.pipeline.configuration import stored_stratum
 from arithscope.pipeline.registry import all_stages, stage_of
 from arithscope.pipeline.runner import Given
 from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter
-from arithscope.prompts import Operands, operands_of_digits
+from arithscope.prompts import Operands, Stratum, operands_of_digits
 from arithscope.settings import Settings
 from arithscope.utils.files import child
 from arithscope.utils.progress import Progress
@@ -157,6 +160,40 @@ def steps_of(run: RunFolder) -> list[RunFolder]:
     """The run folders of a layout's answer steps, in order; empty for another run."""
     found = [folder.parent for folder in (run.path / STEPS).glob(f"*/{MANIFEST}") if folder.parent.name.isdecimal()]
     return [RunFolder(child(run.path / STEPS, folder.name)) for folder in sorted(found, key=lambda x: int(x.name))]
+
+
+def is_layout(run: RunFolder) -> bool:
+    """Whether a run folder is that of a layout, rather than of an answer step or of whole numbers."""
+    return stage_of(WholeAnswers).name in run.manifest["stages"]
+
+
+def layout_of(step: RunFolder) -> Path | None:
+    """The run folder of the layout that an answer step's run lies in; None for another run."""
+    steps, layout = step.path.parent, step.path.parent.parent
+    return layout if steps.name == STEPS and (layout / MANIFEST).is_file() else None
+
+
+def only_token(stratum: Stratum, operators: Sequence[str]) -> int | None:
+    """The value of the token that a step asks for in all prompts, if there is only one."""
+    values = np.unique(stratum.prompts(operators).result)
+    return int(values[0]) if len(values) == 1 else None
+
+
+def left_out_steps(run: RunFolder) -> dict[int, str]:
+    """Why answer steps of a layout's run have no run of their own, by step."""
+    configuration, studied = run.manifest["configuration"], {int(step.path.name) for step in steps_of(run)}
+    stratum = stored_stratum(configuration, int(run.manifest["model"]["limit"]))
+    answers = run.read(WholeAnswers) if run.is_done(stage_of(WholeAnswers).name) else None
+    missing = [step for step in range(1, stratum.steps + 1) if step not in studied]
+    return {step: f"not studied: {_why_left_out(answers, configuration['operators'], step)}" for step in missing}
+
+
+def _why_left_out(answers: WholeAnswers | None, operators: Sequence[str], step: int) -> str:
+    reasons = {} if answers is None else answers.left_out(step)
+    if missing := [operator for operator in operators if operator not in reasons]:
+        return f"the study of {' '.join(missing)} is not finished"
+    different = {reasons[operator] for operator in operators}
+    return different.pop() if len(different) == 1 else "; ".join(f"{o}: {reasons[o]}" for o in operators)
 
 
 def step_results(run: RunFolder) -> StepResults:

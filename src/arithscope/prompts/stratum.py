@@ -145,6 +145,12 @@ class Stratum:
             return "answer"
         return f"{self.step_name} digit" if self.step_name == power_name(self.asked.low) else self.step_name
 
+    def cut(self, number: str, value: int) -> list[str]:
+        """The digits of each token of a value of `op1`, `op2` or `answer`: 123 is `1`, `2`, `3` where digits are tokens."""
+        digits = str(value)
+        ends = [len(digits) - low for low in getattr(self.tokens, number)]
+        return [digits[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
     @cached_property
     def sides(self) -> tuple[Ints, Ints]:
         """The operands on the two sides of the operand grid, ascending."""

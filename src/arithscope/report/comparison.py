@@ -95,6 +95,7 @@ class Curves:
 
 FIGURES: tuple[Bars | Curves, ...] = (
     Bars("accuracy", "accuracy", ("accuracy", "p_answer")),
+    Bars("whole-answers", "whole_answers", ("accuracy", "p_answer", "agreement")),
     Curves("faithfulness-by-heads", "share of all heads", "faithfulness by share of heads"),
     Curves("probe-accuracy", "depth (share of layers)", "probe accuracy by depth"),
     Curves("faithfulness-by-neurons", "share of an MLP's neurons", "faithfulness by share of neurons"),

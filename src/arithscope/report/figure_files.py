@@ -36,6 +36,7 @@ from arithscope.figures.registry import FigureSpec, all_figures
 from arithscope.figures.style import STYLE, finish
 from arithscope.pipeline.registry import load_plugins, stage_of
 from arithscope.pipeline.store import RunFolder
+from arithscope.report.layouts import studied_by
 from arithscope.utils import files
 from arithscope.utils.progress import Progress
 
@@ -83,7 +84,9 @@ def draw_figure(run: RunFolder, spec: FigureSpec) -> dict[str, Any]:
     """Draw a figure into the run's folder; returns its entry for the index."""
     folder = run.path / FOLDER
     folder.mkdir(exist_ok=True)
-    title = f"{spec.title} · {run.manifest['model']['name']}"
+    studied = studied_by(run)
+    spec = spec.in_words(studied.words)
+    title = " · ".join(filter(None, [spec.title, run.manifest["model"]["name"], studied.part]))
     figure = spec.draw(*(run.read(result) for result in spec.results))
     body = save_figure(folder, spec.name, figure, title, spec.caption)
     entry = {"title": spec.title, "caption": spec.caption, "drawn_from": stage_keys(run, spec), "body": list(body)}

@@ -2,12 +2,10 @@
 numbers behind each finding, and how the run was made."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
-from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from arithscope.experiments.common.key_numbers import KEY_NUMBERS, key_number_entries
@@ -20,18 +18,19 @@ from arithscope.pipeline.store import RunFolder
 from arithscope.prompts import OPERATORS
 from arithscope.report.figure_files import FOLDER, Picture, drawn_figures, has_results, read_picture, within
 from arithscope.report.findings.finding import Finding, all_findings
-from arithscope.report.formatting import NOTHING, TEMPLATES, as_mean, interval, number
+from arithscope.report.formatting import NOTHING, TEMPLATES
+from arithscope.report.layout_tables import answers_table, steps_table
+from arithscope.report.layouts import ALL, REPORT, Studied, studied_by
 from arithscope.report.paper_numbers import PAPER, paper_models
+from arithscope.report.tables import Cell, Table, value_cell
 from arithscope.report.warnings import result_warnings
-from arithscope.stats.intervals import Mean
 from arithscope.utils.files import write_text
 
-REPORT = "report.html"
 PICTURE_BYTES = 14_000_000  # of all pictures together; with the text, the page stays below 15 MB
 MORE = "more"  # section of figures that name none
 SECTIONS = (  # in the paper's order; templates/sections.html has their titles and the question that each answers
     *("accuracy", "circuit", "probes", "neurons", "gallery", "classification", "proof", "failures", "training"),
-    *("stability", MORE),
+    *("stability", "answers", "carries", "shared", MORE),  # those before the last are about a layout of tokens
 )
 # Numbers shown as "k of n".
 _TOTALS = dict.fromkeys([("probe", "first_answer_layer"), ("answer_layers", "first_answer_layer")], "layers")
@@ -50,12 +49,15 @@ def write_report(run: RunFolder) -> Path:
 
 def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
     """The page as HTML, with these pictures of figures."""
-    groups, findings = figures_by_section(), all_findings()
+    studied, findings = studied_by(run), all_findings()
+    groups = figures_by_section(studied)
     read = cache(run.read)  # findings share results
 
     def entry(spec: FigureSpec) -> dict[str, Any]:
         results, compose = findings.get(spec.name, ((), None))
-        finding = compose(*map(read, results)) if compose and has_results(run, results) else None
+        finding = (
+            compose(*map(read, results)).in_words(studied.words) if compose and has_results(run, results) else None
+        )
         numbers = numbers_table(finding, spec.title) if finding else None
         return {"spec": spec, "picture": pictures.get(spec.name), "finding": finding, "numbers": numbers}
 
@@ -68,54 +70,28 @@ def page(run: RunFolder, pictures: dict[str, Picture]) -> str:
     return TEMPLATES.get_template(REPORT).render(
         manifest=run.manifest,
         operators=[SIGNS[o] for o in run.manifest["configuration"]["operators"]],
+        studied=studied,
+        tables=summary_tables(run, studied),
         warnings=result_warnings(run),
-        key_numbers=key_number_table(run),
         sections=[section(name, specs) for name, specs in groups.items()],
         appendix=run_tables(run, [spec for specs in groups.values() for spec in specs if spec.name in pictures]),
     )
 
 
-def figures_by_section() -> dict[str, list[FigureSpec]]:
-    """The figures of each section by its name."""
+def figures_by_section(studied: Studied) -> dict[str, list[FigureSpec]]:
+    """The figures that such a run can have, in its words, by their section's name."""
     load_plugins()
     groups: dict[str, list[FigureSpec]] = {name: [] for name in SECTIONS}
     for spec in all_figures():
-        groups[spec.section if spec.section in SECTIONS else MORE].append(spec)
+        if any(stage_of(result).joins_steps for result in spec.results) == studied.is_layout:
+            groups[spec.section if spec.section in SECTIONS else MORE].append(spec.in_words(studied.words))
     return {name: specs for name, specs in groups.items() if specs}
 
 
-class Cell(NamedTuple):
-    """A cell with small print below its text, with a link, or set as code."""
-
-    text: str
-    notes: tuple[str, ...] = ()
-    href: str = ""
-    code: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """The first cell of each row is its header; `style` is a class of the style sheet."""
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
-    style: str = ""
-
-
-def value_cell(value: Any, suffix: str = "") -> Cell | str:
-    """A value of a summary or a finding: a mean with its interval and sample size, names, a number or a text."""
-    if isinstance(value, dict):
-        value = as_mean(value)
-    if isinstance(value, Mean):
-        text = number(value.value)
-        notes = (interval(value),) if not isnan(value.low) else ()
-        return text if text == NOTHING else Cell(text, (*notes, f"n = {value.n:,}"))
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
-    if value is None or isinstance(value, float):
-        return number(value)
-    return f"{value:,}{suffix}" if isinstance(value, int) else str(value)
+def summary_tables(run: RunFolder, studied: Studied) -> list[Table]:
+    """The tables of the summary: key numbers, or of a layout, whole answers and its steps side by side."""
+    tables = [answers_table(run, studied), steps_table(run, studied)] if studied.is_layout else [key_number_table(run)]
+    return [table for table in tables if table is not None]
 
 
 def key_number_table(run: RunFolder) -> Table | None:
@@ -134,7 +110,7 @@ def key_number_table(run: RunFolder) -> Table | None:
             notes = tuple(f"{name}: {PAPER[name][key]}" for name in of_family if key in PAPER[name])
             reported = Cell(PAPER[first].get(key, NOTHING), notes)
             rows.append([Cell(row.name, href=f"#{row.section}"), *cells, reported])
-    header = ["", *(SIGNS[o] for o in operators), "all operators", f"paper’s {first}"]
+    header = ["", *(SIGNS[o] for o in operators), ALL, f"paper’s {first}"]
     caption = "Key numbers, each with its 95 % interval and sample size"
     return Table(caption, header, rows, "key-numbers") if rows else None
 
@@ -148,7 +124,7 @@ def numbers_table(finding: Finding, title: str) -> Table | None:
     if len(columns) > 1 and any(AVERAGE in values for values in lines.values()):
         columns.append(AVERAGE)
     rows = [[name, *(value_cell(values.get(c)) for c in columns)] for name, values in lines.items()]
-    return Table(f"Numbers: {title}", ["", *(SIGNS.get(c, "all operators") for c in columns)], rows, "numbers")
+    return Table(f"Numbers: {title}", ["", *(SIGNS.get(c, ALL) for c in columns)], rows, "numbers")
 
 
 def run_tables(run: RunFolder, figures: Iterable[FigureSpec]) -> dict[str, Table]:
@@ -166,11 +142,20 @@ def run_tables(run: RunFolder, figures: Iterable[FigureSpec]) -> dict[str, Table
     ]
     return {
         "model": Table("Model", ["", "value"], _settings(model)),
-        "settings": Table("Settings", ["", "value"], _settings(run.manifest["configuration"])),
+        "settings": Table("Settings", ["", "value"], _settings(configuration_in_words(run))),
         "stages": Table("Stages", ["stage", "status", "finished", "seconds"], stages, "files"),
         "files": Table("Data files", ["file", "size", "SHA-256, shortened"], _data_files(run), "files"),
         "figures": Table(f"Figures as files, in the folder {FOLDER}", ["figure", "", ""], pictures),
     }
+
+
+def configuration_in_words(run: RunFolder) -> dict[str, Any]:
+    """The settings of a run; of several tokens a number, with operands and layout in words."""
+    settings, studied = dict(run.manifest["configuration"]), studied_by(run)
+    if not studied.stratum.whole:
+        del settings["max_operand"]
+        settings["operands"], settings["stratum"] = studied.stratum.described(), studied.part
+    return settings
 
 
 def _settings(values: dict[str, Any]) -> list[list[Cell | str]]:

@@ -12,9 +12,13 @@ from rich.table import Table
 
 from arithscope.experiments.common.explanation import HEURISTIC_NEURONS, Answer, Explanation
 from arithscope.experiments.neurons import neuron_name
+from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.heuristics.kinds import kind_name
+from arithscope.pipeline.registry import stage_of
 from arithscope.prompts import Stratum, parse_in_stratum
 from arithscope.report.formatting import NOTHING, short_number
+from arithscope.report.layout_tables import answer_measures
+from arithscope.report.layouts import Studied
 from arithscope.results.neuron import Neuron
 from arithscope.results.run import Run
 
@@ -38,6 +42,14 @@ HEADERS |= {"neg_log10_p_hypergeom": "−log₁₀\nhyper-\ngeom.", "fdr": "FDR"
 def summary_tables(summary: dict[str, Any]) -> Iterator[Table]:
     """One table per experiment of summary.json, with a column per operator."""
     return (measures_table(experiment, columns) for experiment, columns in summary.items())
+
+
+def layout_table(studied: Studied, summary: Mapping[str, Any]) -> Table:
+    """Whole answers of a layout and each of their steps, with a column per operator."""
+    by_operator, names = summary[stage_of(WholeAnswers).name], answer_measures(studied)
+    shown = by_operator if len(studied.operators) > 1 else {o: by_operator[o] for o in studied.operators}
+    columns = {o: {names[m]: entry for m, entry in own.items() if m in names} for o, own in shown.items()}
+    return measures_table(studied.part, columns)
 
 
 def measures_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:

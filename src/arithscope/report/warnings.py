@@ -4,15 +4,22 @@ from collections.abc import Mapping
 from math import nan
 from typing import Any, NamedTuple
 
+from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.figures.style import SIGNS
+from arithscope.figures.words import WHOLE_NUMBERS, words_for
+from arithscope.pipeline.layouts import is_layout, only_token
+from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.store import RunFolder
+from arithscope.prompts import stratum_from_json
 from arithscope.report.formatting import as_mean, number, with_interval, worded
+from arithscope.report.layouts import studied_by
 from arithscope.stats.intervals import Mean
 
 SATURATED = 0.98  # mean probability of correct answers above which there is hardly room for differences
 STABLE = 0.5  # correlation of neuron effects between halves of the prompts below which their ranking is mostly chance
 DISAGREEMENT = 0.1  # between faithfulness and accuracy of the same circuit
 GOOD_FLOOR = 0.2  # accuracy above the baseline with no neuron kept, from which on the answer is computed elsewhere
+OFTEN_RIGHT = 0.5  # accuracy of whole answers below which the model mostly does something else
 MOST_NEURONS = 0.5  # share of an MLP's neurons beyond which top neurons are not few
 # Circuits with both measures: experiment, prefix of the measures' names, description, section of the report.
 CIRCUITS = (
@@ -73,11 +80,26 @@ def result_warnings(run: RunFolder) -> list[ResultWarning]:
         ("neurons", "Unstable ranking of neurons", low, worded("warnings", "unstable_ranking", low=low)),
         ("neurons", "Most neurons are needed", many, worded("warnings", "many_neurons", many=many)),
     ]
+    reasons += _reasons_of_layout(run) if is_layout(run) else []
     for experiment, prefix, circuit, section in CIRCUITS:
         apart = _apart(*(_means(summary, experiment, prefix + m) for m in ("faithfulness", "accuracy")))
         name = f"Faithfulness disagrees with accuracy, for {circuit}"
         reasons.append((section, name, apart, worded("warnings", "disagreement", apart=apart)))
-    return [ResultWarning(section, name, text) for section, name, operators, text in reasons if operators]
+    words = words_for(stratum_from_json(settings["stratum"])) if settings.get("stratum") else WHOLE_NUMBERS
+    return [ResultWarning(section, name, words.fill(text)) for section, name, found, text in reasons if found]
+
+
+def _reasons_of_layout(run: RunFolder) -> list[tuple[str, str, list[str], str]]:
+    """Section, name, what is found and text of the warnings about whole answers and their steps."""
+    answers = _means(run.summary, stage_of(WholeAnswers).name, "accuracy")
+    wrong = [f"{with_interval(mean)} for {SIGNS[o]}" for o, mean in answers.items() if mean.value < OFTEN_RIGHT]
+    studied = studied_by(run)
+    # A token that is the same in all answers gives no reason to doubt anything.
+    missing = [s.name for s in studied.steps if s.run is None and only_token(s.stratum, studied.operators) is None]
+    return [
+        ("answers", "Few whole answers are right", wrong, worded("warnings", "few_whole_answers", wrong=wrong)),
+        ("answers", "Answer step left out", missing, worded("warnings", "step_left_out", missing=missing)),
+    ]
 
 
 def _correct_prompts_needed(settings: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from arithscope.models.load import QUANTIZATIONS, LoadOptions, check_options, lo
 from arithscope.models.model import Model
 from arithscope.models.sources import ModelNotFound
 from arithscope.pipeline.configuration import encoding_of, stored_encoding, stored_stratum
-from arithscope.pipeline.layouts import steps_of
+from arithscope.pipeline.layouts import is_layout, steps_of
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
 from arithscope.pipeline.schema import check_description
 from arithscope.pipeline.store import MANIFEST, RunFolder, plain
@@ -331,10 +331,18 @@ def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """A printable name for each run: the model's, with the layout if there is one; the folder's, if those repeat; or else the
-    path."""
-    titles = [run.name if run.stratum.whole else f"{run.name}-{run.stratum.layout_name}" for run in runs]
+    """A printable name for each run: the model's, with layout and answer step if there are any; the folder's, if those repeat;
+    or else the path."""
+    titles = list(map(_title, runs))
     for names in (list(map(printable, titles)), [printable(run.path.resolve().name) for run in runs]):
         if len(set(names)) == len(names):
             return names
     return [printable(str(run.path)) for run in runs]
+
+
+def _title(run: Run) -> str:
+    """The model's name; `tiny-digits-2-2-3` for a layout, `tiny-digits-2-2-3-step-2` for an answer step."""
+    if run.stratum.whole:
+        return run.name
+    layout = f"{run.name}-{run.stratum.layout_name}"
+    return layout if is_layout(run.folder) else f"{layout}-step-{run.stratum.step}"

@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.bag import NONE, RANDOM, TOP, Bag
 from arithscope.experiments.classify import CALIBRATED, CRITERIA
 from arithscope.experiments.common.result import with_average
 from arithscope.experiments.failures import AUC, Failures
 from arithscope.experiments.knockout import Knockout
 from arithscope.experiments.prompt_knockout import REPORTED, PromptKnockout
+from arithscope.figures.words import shown_prompt
 from arithscope.report.findings.finding import Finding, Numbers, finding, per_operator, worded
 from arithscope.report.formatting import comparisons_in, means_of, operators_of, p_value
 from arithscope.stats.intervals import holm
@@ -112,9 +114,11 @@ def failure_contributions(result: Failures) -> Finding:
     return worded("failure_contributions", numbers, **words)
 
 
-@finding("worst-prompts", Failures)
-def worst_prompts(result: Failures) -> Finding:
-    worst = result.worst
+@finding("worst-prompts", Failures, Accuracy)
+def worst_prompts(result: Failures, accuracy: Accuracy) -> Finding:
+    worst, stratum = result.worst, accuracy.stratum
     if worst.empty:
         return Finding("There are no incorrect prompts.")
-    return worded("worst_prompts", worst=worst, least=worst.iloc[int(worst.p_answer.argmin())])
+    least: Any = worst.iloc[int(worst.p_answer.argmin())]
+    prompt, right = shown_prompt(stratum, least.op1, least.operator, least.op2), stratum.asked.of(least.answer)
+    return worded("worst_prompts", worst=worst, prompt=prompt, right=right, predicted=least.predicted)

@@ -31,7 +31,7 @@ def accuracy(result: Accuracy) -> Finding:
     baseline, over_prompts = (means_of(result.table, name) for name in ("baseline", "accuracy_over_prompts"))
     numbers: Numbers = {
         "accuracy": means,
-        "always the most frequent answer": baseline,
+        "always the most frequent {ANSWER}": baseline,
         "averaged over prompts": over_prompts,
     }
     words = {"operators": operators, "gap": gap, "pairs": pairs, "over_prompts": over_prompts.get(AVERAGE, NOTHING)}
@@ -146,7 +146,7 @@ def answer_layers(result: AnswerLayers, probe: Probe) -> Finding:
         "first answer layer by cause": result.first_layer,
         "accuracy left without its MLPs and those above": left,
         "… from the probe's first answer layer on": from_probe,
-        "accuracy of always giving the most frequent answer": result.baseline,
+        "accuracy of always giving the most frequent {ANSWER}": result.baseline,
     }
     words = {"layers": result.first_layer, "left": left, "probe": probe.first_answer_layer}
     return worded("answer_layers", numbers, total=probe.table.layer.nunique(), **words)

@@ -6,12 +6,13 @@ def probe_accuracy(probe: Probe) -> Finding: ...
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, TypeVar
 
 import pandas as pd
 
+from arithscope.figures.words import WHOLE_NUMBERS, Words
 from arithscope.report import findings, formatting
 from arithscope.stats.intervals import Mean
 
@@ -22,10 +23,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """Sentences, and the numbers behind them: by name, then by operator (`mean` is the average)."""
+    """Sentences, and the numbers behind them: by name, then by operator (`mean` is the average).
 
-    text: str
-    numbers: Numbers = field(default_factory=dict)
+    Attributes:
+        wording: The sentences as composed, which may have words of `Words` in braces.
+        named: The numbers as composed; their names may have such words, too.
+        words: The words of the run.
+    """
+
+    wording: str
+    named: Numbers = field(default_factory=dict)
+    words: Words = WHOLE_NUMBERS
+
+    @property
+    def text(self) -> str:
+        return self.words.fill(self.wording)
+
+    @property
+    def numbers(self) -> Numbers:
+        return {self.words.fill(name): values for name, values in self.named.items()}
+
+    def in_words(self, words: Words) -> "Finding":
+        return replace(self, words=words)
 
 
 Compose = TypeVar("Compose", bound=Callable[..., Finding])

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.classify import ALL_LAYERS, ANY, CALIBRATED, CRITERIA, ONCE, RAW, Classification
 from arithscope.experiments.common.result import with_average
 from arithscope.experiments.mlp0 import ALL_POSITIONS, FirstMlp
@@ -47,7 +48,8 @@ def first_mlp_effects(result: FirstMlp) -> Finding:
     rows = result.effects[(result.effects.measure == "probability") & (result.effects.position == ALL_POSITIONS)]
     above = _clearly_above(rows)
     numbers: Numbers = {"clearly above zero": above, **_strongest(rows, layer=0)}
-    return worded("first_mlp_effects", numbers, above=above, neurons=len(result.tuning))
+    positions = result.effects.position.nunique() - 1  # one stands for their average
+    return worded("first_mlp_effects", numbers, above=above, neurons=len(result.tuning), positions=positions)
 
 
 @finding("first-mlp-faithfulness", FirstMlp)
@@ -64,10 +66,10 @@ def first_mlp_faithfulness(result: FirstMlp) -> Finding:
     return worded("first_mlp_faithfulness", numbers, means=means, random=random, reduced=reduced)
 
 
-@finding("number-tuning", FirstMlp)
-def number_tuning(result: FirstMlp) -> Finding:
+@finding("number-tuning", FirstMlp, Accuracy)
+def number_tuning(result: FirstMlp, accuracy: Accuracy) -> Finding:
     best = top_first_mlp_neurons(result)[0]
-    numbers = np.argsort(-result.tuning[best], kind="stable")[:MOST_NUMBERS]
+    numbers = accuracy.stratum.sides[0][np.argsort(-result.tuning[best], kind="stable")[:MOST_NUMBERS]]
     return worded("number_tuning", neuron=neuron_name(0, best), numbers=map(str, numbers))
 
 
