@@ -90,6 +90,26 @@ def test_the_how_to_runs(
     assert len(names["activations"]) == len(names["neurons"]) > 0
 
 
+def test_the_page_about_several_tokens_runs(
+    small_layouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All blocks in order, as one program."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small_layouts, tmp_path / "runs" / "tiny-digits-add-sub-operands10-59")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/several-tokens.md").read_text(encoding="utf-8"), re.S)
+    assert len(blocks) >= 8
+    names: dict[str, Any] = {}
+    for i, code in enumerate(blocks, 1):
+        exec(compile(code, f"several-tokens.md, block {i}", "exec", dont_inherit=True), names)
+    printed = capsys.readouterr().out
+    for expected in ("1 is asked for in all prompts", "tens ", "1 45+38= 8 ", "2 45+38=8 3 "):
+        assert expected in printed
+    assert list(names["runs"]) == ["2-2-2"]
+    assert names["runs"]["2-2-2"].stages == ["whole_answers"]
+    assert [*names["explanations"]] == [1, 2]
+    assert names["lab"].stratum == names["tens"].stratum
+
+
 class ThisPython(KernelSpecManager):
     """Starts kernels with the interpreter that runs the tests, whatever kernels are installed."""
 
