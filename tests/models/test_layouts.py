@@ -241,7 +241,7 @@ def test_a_model_at_a_stratum_shares_its_weights() -> None:
     assert first is model.at(Stratum(*CASES["left, long"].operands, stratum.answers, stratum.layout))
     assert model.encoder.stratum is None
     assert first.hf_model is model.hf_model
-    second = first.at_step(2)
+    second = model.at(stratum.at_step(2))
     assert (second.encoder.step, second.encoder.length) == (2, first.encoder.length + 1)
     # The second token of 10000…19998 is 00…99, and not 0…99 as of whole numbers.
     assert model.token_numbers[LEFT.convert_tokens_to_ids(["7", "07", "42"])].tolist() == [7, -1, 42]
@@ -304,7 +304,9 @@ def test_answers_that_merge_with_the_equals_sign_are_refused() -> None:
     tokenizer = made.word_tokenizer(
         r"=\d\d+|\d|.", [*map(str, range(10)), *made.SIGNS, *(f"={n}" for n in range(10, 99))]
     )
-    assert "cut alike; use more operands, other operators or another --template" in refusal(tokenizer, "+", TWO)
+    assert "does not cut the answers 20…198 between their digits; use other operands, or another template" in refusal(
+        tokenizer, "+", TWO
+    )
     apart = PromptEncoder(tokenizer, Template("{op1}{operator}{op2} = "))
     assert [s.answers for s in find_strata(apart, "+", TWO)] == [(20, 99), (100, 198)]
 
