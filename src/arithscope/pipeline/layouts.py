@@ -29,8 +29,8 @@ from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.models.layouts import find_strata, stratum_names
 from arithscope.models.model import Model
 from arithscope.pipeline.registry import all_stages, stage_of
-from arithscope.pipeline.runner import Given
-from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter
+from arithscope.pipeline.runner import Given, check_folder
+from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter, plain, runs_inside
 from arithscope.prompts import Operands, operands_of_digits
 from arithscope.settings import Settings
 from arithscope.utils.files import child
@@ -68,6 +68,7 @@ def study_layouts(
     study_step: StudyStep,
     run_joined: RunJoined,
     progress: Progress,
+    overwrite: bool,
 ) -> list[RunWriter]:
     """Study every layout of a model's numbers.
 
@@ -80,22 +81,44 @@ def study_layouts(
         study_step: Studies one answer step.
         run_joined: Runs stages that join the steps.
         progress: Where progress is shown.
+        overwrite: Whether results of other settings in these folders may be replaced.
 
     Returns:
         The run folder of each layout.
 
     Raises:
-        UserError: If operands are cut in several ways, or no layout has enough prompts; or as `run_stages` does.
+        UserError: If operands are cut in several ways, no layout has enough prompts, or any of the folders cannot be written;
+            or as `run_stages` does.
     """
     strata = find_strata(model.encoder, settings.operators, operands)
-    runs = []
+    layouts = []
     for name, stratum in zip(stratum_names(strata), strata, strict=True):
         operators = tuple(o for o in settings.operators if len(stratum.prompts(o)))
         own = replace(settings, operands=operands, operators=operators)
-        progress.note(f"layout {name}: operands {stratum.described()}, {' '.join(operators)}")
-        asked = model.at(stratum.every_step()[-1])
-        runs.append(_study_layout(asked, own, child(out, name), stages, study_step, run_joined, progress))
+        layouts.append((model.at(stratum.every_step()[-1]), own, child(out, name), stratum.described()))
+    if not overwrite:
+        _refuse_other_operands(out, operands)
+    for asked, own, folder, _ in layouts:  # before anything is computed
+        check_folder(asked, own, folder, (), joined_stages(), overwrite=overwrite)
+        for view in asked.every_step():
+            check_folder(view, own, step_folder(folder, view.encoder.step), (), all_stages(), overwrite=overwrite)
+    runs = []
+    for asked, own, folder, described in layouts:
+        progress.note(f"layout {folder.name}: operands {described}, {' '.join(own.operators)}")
+        runs.append(_study_layout(asked, own, folder, stages, study_step, run_joined, progress))
     return runs
+
+
+def _refuse_other_operands(out: Path, operands: Operands) -> None:
+    """Raise UserError if a folder for layouts is a run folder itself, or holds layouts of other operands."""
+    if (out / MANIFEST).exists():
+        raise UserError(f"{out} is a run folder, and runs of layouts cannot be inside one; choose another --out.")
+    for folder in runs_inside(out):
+        known = RunFolder(folder).manifest["configuration"].get("operands")
+        if known != plain(operands):
+            shown = "others" if known is None else ",".join(f"{low}-{high}" for low, high in known)
+            advice = "choose another --out, or allow it with --overwrite (in Python, overwrite=True)"
+            raise UserError(f"{out} holds results of other settings (operands {shown}, in {folder.name}); {advice}.")
 
 
 def _study_layout(
