@@ -15,7 +15,7 @@ COMMANDS = {
     "neuron": ("2", "5"),
     "verify": (),
     "report": (),
-    "compare": (),
+    "compare": ("tests",),  # a second folder, which is not looked at
     "explore": ("--no-browser", "--port", "0"),
     "explain": ("85+68",),
 }
@@ -54,7 +54,7 @@ def test_places_without_a_run_are_refused(
         ("2-2-3", (), "has several answer steps; choose one with --step (studied: 2, 3)."),
         ("2-2-3", ("--step", "1"), "has no answer step 1; choose one with --step (studied: 2, 3)."),
         ("2-2-3", ("--step", "-1"), "has no answer step -1"),
-        ("2-2-3", ("--step", "two"), "'two' is not a valid int"),
+        ("2-2-3", ("--step", "two"), "should be a valid integer"),
         ("2-2-3/steps/2", ("--step", "2"), "holds no answer steps, so there is no step 2; leave out --step."),
     ],
 )

@@ -89,7 +89,6 @@ def test_run_refuses(
         (("--digits", "0"), "not a number of digits"),
         (("--operands", "7"), "not a range of numbers"),
         (("--digits", "2", "--operands", "10-99"), "exclude each other"),
-        (("--digits", "2", "--max-operand", "300"), "answers hardly any prompt"),  # the default, so nothing is ignored
         (("--digits", "2", "--max-operand", "5"), "takes its place; give one"),
         (("--operators", "", "--digits", "2"), "No operator was given"),
     ],
