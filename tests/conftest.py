@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,19 @@ def small_layouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         study("tiny-digits", Settings(("+", "-"), **own), folder)
 
     return made_once(tmp_path_factory, "small-layouts", make)
+
+
+@pytest.fixture(scope="session")
+def small_steps_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study of tiny-digits, + with operands 60…89. It has one layout, 2-2-3, with the answer steps 2 and 3: the
+    first digit of all sums is 1. Of the stages, those that the explorer's views and `explain` need. Several processes read it:
+    copy it before you change anything."""
+
+    def make(folder: Path) -> None:
+        sizes = replace(SMALL_SAMPLES, selection=16)
+        settings = Settings(("+",), operands=((60, 89), (60, 89)), topk=32, neurons="atp", custom_sizes=sizes)
+        study(
+            "tiny-digits", settings, folder, ["whole_answers", "carries", "step_overlap", "heads", "probe", "classify"]
+        )
+
+    return made_once(tmp_path_factory, "small-steps-run", make)

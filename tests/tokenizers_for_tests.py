@@ -68,12 +68,15 @@ def byte_level(limit: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>")
 
 
-def sentence_piece(digits: str = "0123456789") -> PreTrainedTokenizerFast:
+def sentence_piece(digits: str = "0123456789", signs: str = "") -> PreTrainedTokenizerFast:
     """BPE as in Llama 2 and Gemma: ▁ before each word and in front, bytes for unknown characters; `digits` are tokens, and
-    other digits are bytes."""
+    other digits are bytes. The ▁ before these signs is part of their tokens."""
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-    words = dict.fromkeys(["<unk>", "<s>", *fallback, "▁", *digits, *"+-*/="])
-    model = models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    words = dict.fromkeys(["<unk>", "<s>", *fallback, "▁", *digits, *"+-*/=", *(f"▁{sign}" for sign in signs)])
+    merges = [("▁", sign) for sign in signs]
+    model = models.BPE(
+        {w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     spaces = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)

@@ -117,6 +117,9 @@ class Settings:
         if self.operands is not None:
             op1, op2 = (tuple(map(int, between)) for between in self.operands)
             object.__setattr__(self, "operands", checked_operands(((op1[0], op1[1]), (op2[0], op2[1]))))
+        if self.operands is not None and self.max_operand != Settings.max_operand:
+            problem = "--max-operand is for numbers that are single tokens, and --digits or --operands takes its place"
+            raise UserError(f"{problem}; give one of them.")
         if self.max_operand < 1:
             raise UserError(f"--max-operand {self.max_operand} leaves nothing to study; use at least 1.")
         if self.seed < 0:

@@ -304,7 +304,9 @@ def test_answers_that_merge_with_the_equals_sign_are_refused() -> None:
     tokenizer = made.word_tokenizer(
         r"=\d\d+|\d|.", [*map(str, range(10)), *made.SIGNS, *(f"={n}" for n in range(10, 99))]
     )
-    assert "cut alike; use more operands, other operators or another --template" in refusal(tokenizer, "+", TWO)
+    assert "does not cut the answers 20…198 between their digits; use other operands, or another template" in refusal(
+        tokenizer, "+", TWO
+    )
     apart = PromptEncoder(tokenizer, Template("{op1}{operator}{op2} = "))
     assert [s.answers for s in find_strata(apart, "+", TWO)] == [(20, 99), (100, 198)]
 

@@ -231,10 +231,11 @@ def doctor(
     """Check whether a model can be studied; show sizes, tokens, memory needs and accuracy. Exits with code 2 if it cannot."""
     from arithscope.cli.doctor import examine
     from arithscope.models.load import load
-    from arithscope.prompts import operator_indices
+    from arithscope.settings import Settings
 
-    operator_indices(operators)
     ranges = opt.operands_named(digits, operands)
+    # Refuses, before a model is loaded, what cannot be studied.
+    Settings(tuple(operators), Settings.max_operand if max_operand is None else max_operand, ranges)
     _print_all(examine(load(model, *options.load_arguments()), operators, max_operand, ranges))
 
 

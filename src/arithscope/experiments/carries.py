@@ -112,7 +112,7 @@ class Carries(Result):
         for operator, step, sources in (
             self.held[["operator", "step", "sources"]].drop_duplicates().itertuples(index=False)
         ):
-            path = [f"{position} {_layers(low, high)}" for position, low, high in self.path(operator, step, sources)]
+            path = [f"{position} {layer_span(low, high)}" for position, low, high in self.path(operator, step, sources)]
             out.setdefault(str(operator), {})[f"{sources}_of_step_{step}"] = path
         components = self.components[self.components.measure == "log_ratio"]
         for (operator, step), rows in components.groupby(["operator", "step"], sort=False):
@@ -123,8 +123,10 @@ class Carries(Result):
         return out
 
 
-def _layers(low: int, high: int) -> str:
-    return f"L{low}" if low == high else f"L{low}–L{high}"
+def layer_span(low: int, high: int) -> str:
+    """Some consecutive layers: `L1–L2`; those before layer 0 are the embeddings."""
+    first, last = ("embeddings" if layer == EMBEDDINGS else f"L{layer}" for layer in (low, high))
+    return first if low == high else f"{first}–{last}"
 
 
 class _Exchange(NamedTuple):

@@ -207,6 +207,10 @@ def make_app(runs: Sequence[Run], names: HostNames) -> FastAPI:
     def circuit(run: Name, operator: Operator, measure: Measure = "log_ratio") -> Any:
         return Json(views.circuit(registry[run], operator, measure))
 
+    @app.get("/api/runs/{run}/carries")
+    def carries(run: Name) -> Any:
+        return Json(views.carries(registry[run]))
+
     @app.get("/api/runs/{run}/training")
     def training(run: Name) -> Any:
         return Json(views.training(registry[run]))

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from arithscope.errors import UserError
+from arithscope.experiments.carries import layer_span
 from arithscope.experiments.common.explanation import answer_without
+from arithscope.experiments.common.result import MEAN
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.patterns import activation_map
 from arithscope.explorer.runs import (
@@ -199,6 +201,30 @@ def _effect_maps(rows: pd.DataFrame) -> dict[str, Any]:
         by_layer = heads.pivot(index="layer", columns="head", values=column).to_numpy().tolist()
         maps[statistic] = {"heads": by_layer, "mlps": mlps[column].tolist()}
     return maps
+
+
+def carries(served: ServedRun) -> list[dict[str, Any]]:
+    """Where each digit and each carry is held: positions and layers at which most answers follow, with the smallest share that
+    does among these layers, and the largest of its control."""
+    served.require("carries")
+    found = served.run.carries
+    rows = []
+    for (operator, step, sources), held in found.held.groupby(["operator", "step", "sources"], sort=False):
+        for position, low, high in found.path(operator, step, sources):
+            here = held[held.layer.between(low, high)]
+            share = here.loc[here.value.idxmin(), [*MEAN]].to_dict()
+            place = {"position": position, "layers": layer_span(low, high)}
+            rows.append(
+                {
+                    "operator": operator,
+                    "step": step,
+                    "sources": sources,
+                    **place,
+                    **share,
+                    "control": here.control.max(),
+                }
+            )
+    return rows
 
 
 def training(served: ServedRun) -> dict[str, Any]:

@@ -43,10 +43,13 @@ def find_strata(encoder: PromptEncoder, operators: str | Sequence[str], operands
     Raises:
         UserError: If operands are cut in several ways, or no group of answers has enough prompts.
     """
+    encoder.check_operators(operators)
     op1, op2 = (_places_of_operand(encoder, name, own) for name, own in zip(("op1", "op2"), operands, strict=True))
-    found, refusals = [], []
+    found, uncut, refusals = [], [], []
     for run in _runs(encoder, "answer", _answer_range(operators, operands)):
-        if run.places is not None:
+        if run.places is None:
+            uncut.append(run.between)
+        else:
             stratum = Stratum(*operands, run.between, Layout(op1, op2, run.places))
             if max(len(stratum.prompts(operator)) for operator in operators) >= FEWEST_PROMPTS:
                 try:
@@ -58,10 +61,13 @@ def find_strata(encoder: PromptEncoder, operators: str | Sequence[str], operands
         raise refusals[0]
     if not found:
         shown = " and ".join(f"{low}…{high}" for low, high in operands)
-        problem = (
-            f"There are no {FEWEST_PROMPTS} prompts with operands {shown} whose answers are 0 or more and cut alike"
-        )
-        raise UserError(f"{problem}; use more operands, other operators or another --template.")
+        problem = f"There are no {FEWEST_PROMPTS} prompts with operands {shown} whose answers are"
+        if uncut:
+            low, high = max(uncut, key=lambda between: between[1] - between[0])
+            reason = f"the tokenizer does not cut the answers {low}…{high} between their digits"
+            advice = f"use other operands, or another template, such as {encoder.template.respaced()}"
+            raise UserError(f"{problem} cut alike, as {reason}; {advice}.")
+        raise UserError(f"{problem} 0 or more and cut alike; use more operands, or other operators.")
     return sorted(found, key=lambda stratum: (stratum.steps, stratum.answers))
 
 

@@ -209,8 +209,13 @@ class PromptEncoder:
         if self.stratum is None and max_operand >= self.limit:
             problem = f"so operands up to {max_operand} cannot be studied; use --max-operand {self.limit - 1}"
             raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
+        self.check_operators(operators)
+
+    def check_operators(self, operators: Sequence[str]) -> None:
+        """Refuse operators that are not single tokens."""
         if missing := [o for o in operators if o not in self._operators]:
-            advice = f"use --operators '{''.join(self.operators)}' or another --template"
+            others = f"--operators '{''.join(self._operators)}' or " if self._operators else ""
+            advice = f"use {others}another --template"
             word = self.template.sign(missing[0])
             shown = f"operator {word!r}" if word == missing[0] else f"word {word!r} for the operator {missing[0]!r}"
             raise UserError(f"The {shown} is not a single token in this template; {advice}.")

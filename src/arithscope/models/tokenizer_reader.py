@@ -44,7 +44,7 @@ class TokenizerReader:
         last = len(self.reference) - 1
         if where["answer"] != last or not where["op1"] < where["operator"] < where["op2"] < last - 1:
             tokens = " ".join(repr(t) for t in tokenizer.convert_ids_to_tokens(self.reference))
-            advice = "choose another --template in which op1, operator, op2, '=' and the answer are separate tokens"
+            advice = f"choose another template in which all these are separate tokens, such as {template.respaced()}"
             raise UserError(f"The tokenizer joins parts of the prompt, reading {text!r} as {tokens}; {advice}.")
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:

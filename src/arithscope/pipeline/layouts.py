@@ -12,6 +12,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,8 @@ from arithscope.models.layouts import find_strata, stratum_names
 from arithscope.models.model import Model
 from arithscope.pipeline.configuration import stored_stratum
 from arithscope.pipeline.registry import all_stages, stage_of
-from arithscope.pipeline.runner import Given
-from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter
+from arithscope.pipeline.runner import Given, check_folder
+from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter, SchemaMismatch, plain, runs_inside
 from arithscope.prompts import Operands, Stratum, operands_of_digits
 from arithscope.settings import Settings
 from arithscope.utils.files import child
@@ -69,6 +70,7 @@ def study_layouts(
     study_step: StudyStep,
     run_joined: RunJoined,
     progress: Progress,
+    overwrite: bool,
 ) -> list[RunWriter]:
     """Study every layout of a model's numbers.
 
@@ -81,27 +83,70 @@ def study_layouts(
         study_step: Studies one answer step.
         run_joined: Runs stages that join the steps.
         progress: Where progress is shown.
+        overwrite: Whether results of other settings in these folders may be replaced.
 
     Returns:
         The run folder of each layout.
 
     Raises:
-        UserError: If operands are cut in several ways, no layout has enough prompts, or the model gets almost no prompt of any
-            of them right; or as `run_stages` does.
+        UserError: If operands are cut in several ways, no layout has enough prompts, any of the folders cannot be written, or
+            the model gets almost no prompt of any layout right; or as `run_stages` does.
     """
     strata = find_strata(model.encoder, settings.operators, operands)
-    runs, refused = [], []
+    layouts = []
     for name, stratum in zip(stratum_names(strata), strata, strict=True):
         operators = tuple(o for o in settings.operators if len(stratum.prompts(o)))
         own = replace(settings, operands=operands, operators=operators)
-        progress.note(f"layout {name}: operands {stratum.described()}, {' '.join(operators)}")
-        asked = model.at(stratum.every_step()[-1])
-        run, too_few = _study_layout(asked, own, child(out, name), stages, study_step, run_joined, progress)
+        layouts.append((model.at(stratum.every_step()[-1]), own, child(out, name), stratum.described()))
+    if not overwrite:
+        _refuse_other_operands(out, operands)
+        for asked, own, folder, _ in layouts:  # before anything is computed
+            _check_folders(asked, own, folder)
+    runs, refused = [], []
+    for asked, own, folder, described in layouts:
+        progress.note(f"layout {folder.name}: operands {described}, {' '.join(own.operators)}")
+        run, too_few = _study_layout(asked, own, folder, stages, study_step, run_joined, progress)
         runs.append(run)
         refused.append(too_few)
     if all(refused):
         raise TooFewCorrect
     return runs
+
+
+def _refuse_other_operands(out: Path, operands: Operands) -> None:
+    """Raise UserError if a folder for layouts is a run folder itself, or holds layouts of other operands."""
+    if (out / MANIFEST).exists():
+        raise UserError(f"{out} is a run folder, and runs of layouts cannot be inside one; choose another --out.")
+    for folder in runs_inside(out):
+        known = RunFolder(folder).manifest["configuration"].get("operands")
+        if known != plain(operands):
+            shown = "others" if known is None else ",".join(f"{low}-{high}" for low, high in known)
+            advice = "choose another --out, or allow it with --overwrite (in Python, overwrite=True)"
+            raise UserError(f"{out} holds results of other settings (operands {shown}, in {folder.name}); {advice}.")
+
+
+def _check_folders(model: Model, settings: Settings, folder: Path) -> None:
+    """Raise UserError if the folder of a layout, or those of its answer steps, hold results of other settings."""
+    check_folder(model, settings, folder, (), joined_stages())
+    answers = _stored_answers(folder)
+    for view in model.every_step() if answers else []:
+        assert answers is not None
+        if operators := _studied_operators(answers, settings, view.encoder.step):
+            own = replace(settings, operators=operators)
+            check_folder(view, own, step_folder(folder, view.encoder.step), (), all_stages())
+
+
+def _stored_answers(folder: Path) -> WholeAnswers | None:
+    """The whole answers in the folder of a layout; None if there are none that can be read."""
+    if (folder / MANIFEST).exists() and (run := RunFolder(folder)).is_done(stage_of(WholeAnswers).name):
+        with suppress(SchemaMismatch):  # then they are computed again
+            return run.read(WholeAnswers)
+    return None
+
+
+def _studied_operators(answers: WholeAnswers, settings: Settings, step: int) -> tuple[str, ...]:
+    left_out = answers.left_out(step)
+    return tuple(operator for operator in settings.operators if operator not in left_out)
 
 
 def _study_layout(
@@ -126,11 +171,10 @@ def _study_layout(
             assert stratum is not None
             about = f"{out.name}, answer step {stratum.step} of {stratum.steps} ({stratum.step_name})"
             progress.note(about)
-            left_out = answers.left_out(stratum.step)
-            for operator in [o for o in settings.operators if o in left_out]:
-                progress.note(f"{operator} is left out: {left_out[operator]}")
-            operators = tuple(o for o in settings.operators if o not in left_out)
-            if not operators:
+            for operator, why in answers.left_out(stratum.step).items():
+                if operator in settings.operators:
+                    progress.note(f"{operator} is left out: {why}")
+            if not (operators := _studied_operators(answers, settings, stratum.step)):
                 refused += 1
                 continue
             shared: Shared = {"means": partial(answers.means_at, stratum.step)}
@@ -183,7 +227,7 @@ def left_out_steps(run: RunFolder) -> dict[int, str]:
     """Why answer steps of a layout's run have no run of their own, by step."""
     configuration, studied = run.manifest["configuration"], {int(step.path.name) for step in steps_of(run)}
     stratum = stored_stratum(configuration, int(run.manifest["model"]["limit"]))
-    answers = run.read(WholeAnswers) if run.is_done(stage_of(WholeAnswers).name) else None
+    answers = _stored_answers(run.path)
     missing = [step for step in range(1, stratum.steps + 1) if step not in studied]
     return {step: f"not studied: {_why_left_out(answers, configuration['operators'], step)}" for step in missing}
 

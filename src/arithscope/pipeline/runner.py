@@ -92,15 +92,7 @@ def run_stages(
     """
     known = all_stages() if known is None else known
     todo = chosen_stages(stages, known)
-    settings.check(model)
-    location = {"source": model.identity.source, "limit": model.limit, "device": executor.where or device_name(model)}
-    description = {**describe_model(model), **location}
-    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **encoding_of(model)}
-    if settings.operands is None:
-        del configuration["operands"]
-    kept = [stage for stage in known if stage in todo or not stage.on_request or (out / stage.name).exists()]
-    about = description, configuration, keys_of(model, settings, kept, given), overwrite
-    check_writable(out, *about)  # before anything is computed
+    about = check_folder(model, settings, out, todo, known, given, executor, overwrite)  # before anything is computed
     check_model(model, settings, progress, executor)
     results = Results(*(each.result for each in given))
     with open_for_writing(out, *about) as folder:
@@ -128,6 +120,30 @@ def run_stages(
             unit_cache.clear_cache(folder.path, stage.name)
             after_stage(folder)
         return folder
+
+
+def check_folder(
+    model: Model,
+    settings: Settings,
+    out: Path,
+    todo: Sequence[Stage],
+    known: Sequence[Stage],
+    given: Sequence[Given] = (),
+    executor: Executor = LOCAL,
+    overwrite: bool = False,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str], bool]:
+    """Raise UserError if `run_stages` could not write these stages into this folder. Returns what it needs to open it: what the
+    manifest says about the model, the configuration, the stages' keys, and whether to overwrite."""
+    settings.check(model)
+    location = {"source": model.identity.source, "limit": model.limit, "device": executor.where or device_name(model)}
+    description = {**describe_model(model), **location}
+    configuration = {**asdict(settings), "sizes": asdict(settings.sizes), **encoding_of(model)}
+    if settings.operands is None:
+        del configuration["operands"]
+    kept = [stage for stage in known if stage in todo or not stage.on_request or (out / stage.name).exists()]
+    about = description, configuration, keys_of(model, settings, kept, given), overwrite
+    check_writable(out, *about)
+    return about
 
 
 def check_model(model: Model, settings: Settings, progress: Progress, executor: Executor) -> None:

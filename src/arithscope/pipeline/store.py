@@ -289,11 +289,21 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def runs_inside(folder: Path) -> list[Path]:
+    """The run folders in a folder, such as those of several layouts; none if it is a run folder itself, or part of one."""
+    if not folder.is_dir() or (folder / MANIFEST).exists() or (folder.absolute().parent / MANIFEST).exists():
+        return []
+    return sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST}"))
+
+
 def _refuse_a_part(path: Path) -> None:
-    """Raise UserError for a file, or for a folder inside a run folder: which folder to name instead."""
+    """Raise UserError for a file, and for a folder around run folders or inside one: which folder to name instead."""
     exists = os.path.exists
     if not exists(path) or exists(path / MANIFEST):
         return
+    if found := runs_inside(path):
+        names = ", ".join(run.name for run in found)
+        raise UserError(f"There is no run at {path} itself, but there are runs inside ({names}); name one: {found[0]}.")
     for folder in path.absolute().parents:
         if exists(folder / MANIFEST) and exists(folder / "summary.json"):
             raise UserError(f"{path} is only a part of a run; name the run folder {folder}.")

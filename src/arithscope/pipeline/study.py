@@ -140,7 +140,7 @@ def study(
         if operands is None:
             refuse_joined_stages(names)
             return [study_one(loaded, settings, out, {})]
-        return study_layouts(loaded, settings, operands, out, names, study_one, run_joined, progress)
+        return study_layouts(loaded, settings, operands, out, names, study_one, run_joined, progress, overwrite)
 
 
 def _load_checkpoint(load: Callable[[str], Model], model: str, stratum: Stratum | None, name: str) -> Model:

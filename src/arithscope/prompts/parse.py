@@ -11,9 +11,12 @@ from arithscope.prompts.stratum import Stratum, whole_numbers
 from arithscope.prompts.table import UNDEFINED, Prompts
 from arithscope.prompts.template import OPERATORS
 
+_SIGNS = str.maketrans("−×÷", "-*/")  # as printed, and as the explorer shows them
+
 
 def parse_prompt(text: str, operators: Sequence[str], max_operand: int, limit: int) -> Prompts:
-    """Parse a prompt written as `226-68=`. Spaces and the equals sign are optional; the template plays no role.
+    """Parse a prompt written as `226-68=`. Spaces and the equals sign are optional, and − × ÷ are read, too; the template
+    plays no role.
 
     Args:
         text: The prompt.
@@ -38,7 +41,7 @@ def parse_in_stratum(text: str, operators: Sequence[str], *strata: Stratum) -> P
     """Parse a prompt of one of these strata; see `parse_prompt`. It asks for what the first stratum that has it asks for."""
     if not text.strip():
         raise UserError("The prompt is empty; write one as in 226-68=.")
-    shown = repr(text if len(text) <= 40 else text[:39] + "…")
+    shown, text = repr(text if len(text) <= 40 else text[:39] + "…"), text.translate(_SIGNS)
     match = re.search(r"[+\-*/]", text)
     if match is None:
         raise UserError(f"{shown} has none of the operators {' '.join(OPERATORS)}; write a prompt as in 226-68=.")

@@ -64,6 +64,11 @@ class Template:
         """One prompt as text; in a conversation, the user's message."""
         return self.prefix + self.text.format(op1=op1, operator=self.sign(operator), op2=op2)
 
+    def respaced(self) -> str:
+        """The option with which to try the other way to end a template: with a space, or without."""
+        text = self.text.rstrip() if self.text.endswith(" ") else f"{self.text} "
+        return f"--template {text!r}"
+
     def as_json(self) -> dict[str, Any]:
         """Text and prefix, and everything else that is not the default."""
         words = {"operator_words": dict(self.words)} if self.words else {}

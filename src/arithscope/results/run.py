@@ -20,7 +20,7 @@ from arithscope.pipeline.configuration import encoding_of, stored_encoding, stor
 from arithscope.pipeline.layouts import is_layout, steps_of
 from arithscope.pipeline.registry import all_stages, stage_named, stage_of
 from arithscope.pipeline.schema import check_description
-from arithscope.pipeline.store import MANIFEST, RunFolder, plain
+from arithscope.pipeline.store import RunFolder, plain, runs_inside
 from arithscope.pipeline.study import study
 from arithscope.prompts import (
     OPERATORS,
@@ -305,8 +305,7 @@ class Run(StudyResults):
 def runs_in(path: str | Path) -> list[Path]:
     """The run folders that a path stands for: itself, or where it holds the runs of several layouts, these."""
     folder = user_path(path)
-    inside = [] if (folder / MANIFEST).exists() or not folder.is_dir() else sorted(folder.glob(f"*/{MANIFEST}"))
-    return [manifest.parent for manifest in inside] or [folder]
+    return runs_inside(folder) or [folder]
 
 
 def run_of_step(run: Run, step: int | None) -> Run:
@@ -317,8 +316,10 @@ def run_of_step(run: Run, step: int | None) -> Run:
     """
     if step is None and not run.steps:
         return run
+    if not run.steps:
+        raise UserError(f"The run in {run.path} holds no answer steps, so there is no step {step}; leave out --step.")
     if step not in run.steps:
-        known = ", ".join(map(str, run.steps)) or "none"
+        known = ", ".join(map(str, run.steps))
         problem = "has several answer steps" if step is None else f"has no answer step {step}"
         raise UserError(f"The run in {run.path} {problem}; choose one with --step (studied: {known}).")
     return run.steps[step]

@@ -8,6 +8,9 @@ import { sorted_table } from "../table.js";
 
 const LEAD = "A whole answer is right if the token of every step is. Each step is given the right tokens before it; in "
   + "free running, the model is given its own.";
+const CARRIES_HINT = "The residual stream at one position is replaced by that of a prompt in which only this digit, or "
+  + "this carry, differs. An answer follows if it becomes that prompt's token. The control replaces it by that of a prompt "
+  + "with other lower digits, but the same carry.";
 
 export async function show(root, params, { run, runs, is_current }) {
   const layout = runs.find((r) => r.name === run.layout.run);
@@ -16,7 +19,7 @@ export async function show(root, params, { run, runs, is_current }) {
   if (!is_current()) return;
   const found = Object.fromEntries(results.map(({ stage, summary }) => [stage, summary]));
   const map_holder = h("div", { className: "map-holder" });
-  const overlap = h("div");
+  const [overlap, carries] = [h("div"), h("div")];
   root.append(
     h("h1", {}, "Whole answers"),
     h("p", { className: "lead" }, tokens_of(layout), LEAD),
@@ -24,7 +27,7 @@ export async function show(root, params, { run, runs, is_current }) {
       h("section", { className: "panel" }, h("div", { className: "controls" },
         operator_buttons(layout.operators, state.operator, (operator) => { state.operator = operator; draw_map(); })),
       map_holder),
-      h("div", {}, h("section", { className: "panel" }, accuracy_table(layout, found.whole_answers)), overlap)));
+      h("div", {}, h("section", { className: "panel" }, accuracy_table(layout, found.whole_answers)), overlap, carries)));
 
   async function draw_map() {
     const { operator } = state;
@@ -41,7 +44,13 @@ export async function show(root, params, { run, runs, is_current }) {
     if (is_current()) overlap.replaceChildren(overlap_table(layout, rows));
   }
 
-  await Promise.all([draw_map(), draw_overlap()]);
+  async function draw_carries() {
+    if (!found.carries) return;
+    const rows = await get(run_path(layout.name, "carries"));
+    if (is_current() && rows.length) carries.replaceChildren(carries_table(layout, rows));
+  }
+
+  await Promise.all([draw_map(), draw_overlap(), draw_carries()]);
 }
 
 function tokens_of({ stratum }) {
@@ -73,6 +82,11 @@ function accuracy_table(layout, summary) {
   });
 }
 
+/** The column of operators; none if there is only one. */
+function operator_column({ operators }) {
+  return operators.length > 1 ? [{ title: "operator", cell: (r) => SIGNS[r.operator] }] : [];
+}
+
 function overlap_table(layout, rows) {
   const token = (step) => layout.layout.steps.find((s) => s.number === step).token;
   return h("section", { className: "panel" }, h("h2", {}, "What the steps share"), sorted_table({
@@ -80,7 +94,7 @@ function overlap_table(layout, rows) {
     rows,
     columns: [
       { title: "steps", cell: (r) => `${token(r.step)}, ${token(r.other)}` },
-      { title: "operator", cell: (r) => SIGNS[r.operator] },
+      ...operator_column(layout),
       { title: "components", cell: (r) => r.components },
       { title: "shared", numeric: true, hint: "by both, of those of either step", cell: (r) => sizes(r) },
       { title: "IoU", numeric: true, cell: (r) => number(r.iou) },
@@ -91,4 +105,29 @@ function overlap_table(layout, rows) {
 
 function sizes({ shared, size, other_size }) {
   return `${shared} of ${size} and ${other_size}`;
+}
+
+/** Where each digit and each carry is held, a row for each position and range of layers. */
+function carries_table(layout, rows) {
+  const held = ({ step, sources }) => {
+    const { name, token } = layout.layout.steps.find((s) => s.number === step);
+    return sources === "carry" ? `carry into ${name}` : token;
+  };
+  return h("section", { className: "panel" },
+    h("h2", {}, "Where digits and carries are held"),
+    h("p", { className: "hint" }, CARRIES_HINT),
+    sorted_table({
+      caption: "Positions and layers at which more than half of the answers follow",
+      rows,
+      columns: [
+        { title: "held", cell: held },
+        ...operator_column(layout),
+        { title: "where", hint: "position, and after which layers", cell: (r) => `${r.position}, ${r.layers}` },
+        { title: "follow", numeric: true, hint: "smallest share among these layers, with 95 % interval", cell: interval },
+        {
+          title: "control", numeric: true, hint: "largest share with other lower digits, but the same carry",
+          cell: (r) => number(r.control),
+        },
+      ],
+    }));
 }

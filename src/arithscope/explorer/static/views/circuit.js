@@ -63,7 +63,7 @@ export async function show(root, params, { run, is_current }) {
     }
     function draw_head() { attention.replaceChildren(...head_panel(circuit, state.head, run)); }
     body.replaceChildren(
-      verdict(circuit, kept.length),
+      verdict(circuit, kept.length, run.operators.length > 1),
       h("div", { className: "two" },
         h("section", { className: "panel" }, h("h2", {}, "Diagram"), h("p", { className: "hint" }, DIAGRAM_HINT), diagram),
         attention),
@@ -81,12 +81,12 @@ export async function show(root, params, { run, is_current }) {
 }
 
 /** The circuit's measures beside those of random heads, and the heads that all operators share. */
-function verdict({ summary, shared }, heads) {
+function verdict({ summary, shared }, heads, has_others) {
   const measures = (faithfulness, accuracy) => `faithfulness ${interval(faithfulness)}, accuracy ${interval(accuracy)}`;
   return h("p", { className: "panel verdict" },
     `The circuit for this operator has ${count(heads, "head")}: ${measures(summary.faithfulness, summary.accuracy)}. `,
     `With as many random heads: ${measures(summary.random_faithfulness, summary.random_accuracy)}. `,
-    shared.length ? `Shared by all operators: ${shared.map(([layer, head]) => head_name({ layer, head })).join(", ")}.`
+    !has_others ? "" : shared.length ? `Shared by all operators: ${shared.map(([layer, head]) => head_name({ layer, head })).join(", ")}.`
       : "No head is in the circuit of every operator.");
 }
 

@@ -41,7 +41,7 @@ export async function show(root, params, { run, is_current }) {
     h("p", { className: "lead" }, map_facts(neuron.activation_map, run.token)),
     h("p", {},
       neuron.top_for.length ? ["Also a top neuron for ", neuron.top_for.map(with_operator)]
-        : "Not a top neuron for any other operator.",
+        : run.operators.length > 1 ? "Not a top neuron for any other operator." : "",
       run.checkpoints.length ? [" · ", h("a", {
         href: link("training", { run: run.name, operator, layer, neuron: index }),
       }, "follow it through training")] : ""));
@@ -57,13 +57,14 @@ export async function show(root, params, { run, is_current }) {
   const activation = new Float32Array(await get_bytes(`${path}/activation_map`, { operator: state.operator }));
   if (!is_current()) return;
   const { maps, panels } = draw_maps(neuron, activation, grid, run);
-  const zoom = buttons("Zoom", state.zoom, ZOOMS, (value) => { state.zoom = value; save(); set_zoom(); });
+  const widths = ZOOMS.filter(([width]) => Number(width) < Math.max(...grid.sides.map((side) => side.length)));
+  const zoom = buttons("Zoom", state.zoom, widths, (value) => { state.zoom = value; save(); set_zoom(); });
   const set_zoom = () => {
     const centre = [0.6, 0.3].map((share, axis) => Math.floor(share * grid.sides[axis].length));
     const part = state.zoom ? { centre, width: Number(state.zoom) } : null;
     maps.forEach((m) => m.zoom(part));
   };
-  maps_holder.before(h("div", { className: "controls" }, zoom));
+  if (widths.length > 1) maps_holder.before(h("div", { className: "controls" }, zoom));
   maps_holder.append(...panels);
   set_zoom();
 
@@ -136,11 +137,12 @@ export async function show(root, params, { run, is_current }) {
   const pinned = neuron.heuristics.findIndex((r) => r.heuristic === state.heuristic);
   draw_heuristics(pinned >= FIRST_ROWS ? Infinity : FIRST_ROWS);
   const { tokens, logits } = neuron.activation_map;
+  const values = run.step ? `values of the ${run.token}` : "numbers";
   details.append(heuristics, h("div", { className: "stack" },
     h("section", { className: "panel" }, h("h2", {}, "Value vector"),
-      h("p", {}, "Most promoted numbers: ", h("strong", {}, tokens.join(" "))),
+      h("p", {}, `Most promoted ${values}: `, h("strong", {}, tokens.join(" "))),
       line_chart({
-        title: "Logit of each number (logit lens)", x_label: "number", y_label: "logit",
+        title: `Logits of all ${values} (logit lens)`, x_label: run.step ? run.token : "number", y_label: "logit",
         series: [{ name: "logit", colour: "var(--accent)", points: logits.map((value, x) => ({ x, value })) }],
       })),
     effects_table(neuron, run)));
