@@ -215,7 +215,14 @@ def carries(served: ServedRun) -> list[dict[str, Any]]:
             share = here.loc[here.value.idxmin(), [*MEAN]].to_dict()
             place = {"position": position, "layers": layer_span(low, high)}
             rows.append(
-                {"operator": operator, "step": step, "sources": sources, **place, **share, "control": here.control.max()}
+                {
+                    "operator": operator,
+                    "step": step,
+                    "sources": sources,
+                    **place,
+                    **share,
+                    "control": here.control.max(),
+                }
             )
     return rows
 
