@@ -287,3 +287,11 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     assert prompt.legal(1000).all()
     a, o, b = next(iter(triples(prompt)))
     assert "".join(text.split()).rstrip("=") == f"{a}{OPERATORS[o]}{b}"
+
+
+@pytest.mark.parametrize(
+    ("written", "operator", "answer"), [("85−68", "-", 17), ("12 × 3 =", "*", 36), ("9÷2=", "/", 4)]
+)
+def test_printed_signs_are_read(written: str, operator: str, answer: int) -> None:
+    found = parse_prompt(written, "+-*/", 300, 1000)
+    assert (OPERATORS[found.operator[0]], found.answer.tolist()) == (operator, [answer])

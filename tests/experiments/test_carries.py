@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from arithscope.experiments.carries import CARRY, DIGIT, EVALUATION, SAME_CARRY, Carries, carries
+from arithscope.experiments.carries import CARRY, DIGIT, EVALUATION, SAME_CARRY, Carries, carries, layer_span
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.whole_answers import whole_answers
 from arithscope.models.hooks import EMBEDDINGS
@@ -89,3 +89,9 @@ def test_the_components_of_the_carry(stratum: Stratum) -> None:
         [key not in matters and not (key[0] == answering and key[1] > CARRY_HEAD[0]) for key in effect.index]
     ]
     assert others.abs().max() < 0.05 * effect.max()
+
+
+def test_layers_in_words() -> None:
+    assert layer_span(EMBEDDINGS, EMBEDDINGS) == "embeddings"
+    assert layer_span(EMBEDDINGS, 1) == "embeddings–L1"
+    assert (layer_span(2, 2), layer_span(0, 3)) == ("L2", "L0–L3")

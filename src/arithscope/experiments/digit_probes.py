@@ -192,7 +192,9 @@ def _studied(ctx: Context, operator: str) -> _Studied | None:
             f"digit_probes: {operator} is left out, as it has {len(prompts)} of the {FEWEST} prompts it needs"
         )
         return None
-    variables = variables_of(prompts, operator, answers.stratum)
+    if not (variables := variables_of(prompts, operator, answers.stratum)):
+        ctx.progress.note(f"digit_probes: {operator} is left out, as all its right answers are equal")
+        return None
     shuffled = {
         name: random_source(settings.seed, "digit probes shuffled", operator, name).permutation(values)
         for name, values in variables.items()

@@ -4,6 +4,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from arithscope.errors import UserError
 
@@ -107,7 +108,7 @@ def _checked_words(words: Mapping[str, str] | Words) -> Words:
         shown = f"The word {word!r} for {operator}"
         if not word or word != word.strip():
             raise UserError(f"{shown} is empty or has spaces around it; spaces belong into the template.")
-        if any(letter.isnumeric() or letter in (*OPERATORS, "=") for letter in word):
+        if any(category(letter)[0] == "N" or letter in (*OPERATORS, "=") for letter in word):
             raise UserError(f"{shown} holds a digit or a sign of arithmetic; use a word without them.")
     for what, used in (("operator", [o for o, _ in pairs]), ("word", [word for _, word in pairs])):
         if repeated := [each for each in used if used.count(each) > 1]:
