@@ -224,7 +224,8 @@ def test_doctor_on_split_digits(saved_model: Path, tmp_path: Path, capsys: pytes
     digit_splitting().save_pretrained(folder)
     assert call("doctor", folder) == 2  # a random model
     assert "only --max-operand 9 " in capsys.readouterr().out
-    assert "use --max-operand 9" in error_message(capsys, "run", folder, "--out", tmp_path / "run")
+    too_large = ("--max-operand", "20", "--out", tmp_path / "run")
+    assert "use --max-operand 9" in error_message(capsys, "run", folder, *too_large)
     assert call("run", folder, "--max-operand", "9", "--stages", "accuracy", "--out", tmp_path / "run") == 0
 
 

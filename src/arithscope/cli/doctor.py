@@ -31,7 +31,7 @@ def examine(
     settings = replace(default, max_operand=possible if max_operand is None else max_operand)
     yield from check_soundness(model, settings)
     yield from compare_wordings(model, settings)
-    if operands is None and model.limit > Settings.max_operand:
+    if operands is None and (max_operand is not None or model.limit > Settings.max_operand):
         yield from _check_ability(model, settings)
     elif not (yield from compare_layouts(model, settings.operators, operands)):
         raise _unable(model)
