@@ -10,11 +10,12 @@ import torch
 
 from arithscope.experiments.means import means
 from arithscope.experiments.whole_answers import WholeAnswers, measure_answers, whole_answers
-from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Layout, Stratum, sample
+from arithscope.models.model import Identity, Model
+from arithscope.models.untrained import untrained_model
+from arithscope.prompts import OPERATORS, Layout, Stratum, Template, sample
 from arithscope.prompts.samples import random_source
 from tests.contexts import context
-from tests.families import FAMILY_AND_ATTENTION, STRATA, small, small_at
+from tests.families import CONFIGS, FAMILY_AND_ATTENTION, STRATA, TOKENIZERS, small, small_at
 from tests.hand_built_digits import LONG_SUMS, SHORT_SUMS, carry_adder
 from tests.test_carries import columns, longest_chain
 
@@ -124,3 +125,14 @@ def test_without_sums_and_differences_there_are_no_chains() -> None:
     _, found = studied(small("llama", "sdpa", numbers="digits"), few, ("*",))
     assert len(found.chains) == 0
     assert list(found.chains) == found.columns("chains")
+
+
+def test_tokens_that_only_the_model_has_are_no_digits() -> None:
+    """Embeddings are often padded beyond the tokenizer's vocabulary, and a model may write any of them."""
+    tokenizer = TOKENIZERS["digits"]()
+    hf_model: Any = untrained_model("llama", CONFIGS["llama"], tokenizer, seed=1)
+    hf_model.resize_token_embeddings(len(tokenizer) + 500)
+    model = Model(hf_model, tokenizer, Identity("padded", "", "padded", "digits"), Template())
+    _, found = studied(model, FEW)
+    assert (found.prompts.free == -1).mean() > 0.9  # most of what it writes is no number
+    assert found.prompts.stops.dtype == bool

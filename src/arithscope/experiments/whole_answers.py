@@ -207,8 +207,7 @@ def free_answers(
     for rows, batch in batches(model, prompts, 0):
         answered = model.encoder.encode_answered(batch).to(model.device)
         following = model.encoder.tokens(model.logits(answered).argmax(-1))
-        # A model may have more logits than its tokenizer has tokens; these are None.
-        stops[rows] = [not (token or "")[:1].isdecimal() for token in following]
+        stops[rows] = [not token[:1].isdecimal() for token in following]
     advance(len(prompts))
     return free, stops
 

@@ -267,8 +267,8 @@ class PromptEncoder:
         return self.answer_tokens[torch.from_numpy(prompts.result)]
 
     def tokens(self, ids: Sequence[int] | Tensor) -> list[str]:
-        """Token strings, for display."""
-        return list(self.tokenizer.convert_ids_to_tokens([int(i) for i in ids]))
+        """Token strings, for display; empty for tokens that only the model has."""
+        return [token or "" for token in self.tokenizer.convert_ids_to_tokens([int(i) for i in ids])]
 
     def first_mismatch(self, prompts: Prompts) -> str | None:
         """The first prompt whose table look-up differs from tokenizing its whole text; None if there is none. In a stratum,
