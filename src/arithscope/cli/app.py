@@ -285,6 +285,8 @@ def verify(run: opt.RunPath, seed: opt.SampleSeed = 0, *, options: opt.RunOption
         say(f"arithscope: {summary}", error=True)
         raise typer.Exit(1)
     say(summary)
+    for step in opened.steps.values():
+        say(f"Answer step {step.stratum.step} is a run of its own; verify it with: arithscope verify {step.path}")
 
 
 def train(

@@ -64,8 +64,8 @@ def check_soundness(model: Model, settings: Settings) -> Iterator[str]:
         shown = "  ".join(f"{token!r}{names.get(i, '')}" for i, token in enumerate(tokens, start))
         yield f"  {text[-40:]!r} → {'… ' if start else ''}{shown}"
     if encoder.limit <= Settings.max_operand:
-        left = f"only --max-operand {encoder.limit - 1} (or less) is possible, with answers below {encoder.limit}"
-        yield f"note          this tokenizer splits larger numbers: {left}"
+        left = f"as single tokens only --max-operand {encoder.limit - 1} (or less) is possible"
+        yield f"note          this tokenizer splits larger numbers: {left}; larger ones take --digits or --operands"
     encoder.check(settings.operators, settings.max_operand)
     prompts = legal_prompts(settings.operators, settings.max_operand, encoder.limit)
     if len(prompts) == 0:

@@ -72,7 +72,7 @@ NEURONS = (
     "all neurons and exact patching for its top 10 %."
 )
 OPERANDS = "Operands of any number of tokens: 10-99, or 10-99,1-9 for op1 and op2. Each token of the answer is studied."
-DIGITS = "The same, by number of digits: 2, or 2,1 for op1 and op2."
+DIGITS = "Operands by number of digits: 2, or 2,1 for op1 and op2. Short for --operands 10-99, or 10-99,1-9."
 Operands = Annotated[str | None, study("--operands RANGE", OPERANDS)]
 Digits = Annotated[str | None, study("--digits N", DIGITS)]
 RunPath = Annotated[Path, argument("RUN", "A run folder.", user_path)]
@@ -141,8 +141,8 @@ class SettingsOptions:
 
     operators: Operators = "+-*/"
     max_operand: Annotated[int, study("--max-operand N", "Operands that are single tokens range from 0 to N.")] = 300
-    digits: Digits = None
     operands: Operands = None
+    digits: Digits = None
     preset: Annotated[str, samples("--preset NAME", PRESET)] = "quick"
     seed: Annotated[int, samples("--seed N", "Seed of all random choices.")] = 0
     effect: Annotated[str, measures("--effect NAME", EFFECT)] = "probability"

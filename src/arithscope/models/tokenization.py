@@ -207,7 +207,10 @@ class PromptEncoder:
     def check(self, operators: Sequence[str], max_operand: int) -> None:
         """Refuse operands and operators that are not single tokens."""
         if self.stratum is None and max_operand >= self.limit:
-            problem = f"so operands up to {max_operand} cannot be studied; use --max-operand {self.limit - 1}"
+            several = "or for numbers of several tokens --digits or --operands (in Python, `run_layouts`)"
+            problem = (
+                f"so operands up to {max_operand} need another study; use --max-operand {self.limit - 1}, {several}"
+            )
             raise UserError(f"The tokenizer has single tokens only for the numbers 0…{self.limit - 1}, {problem}.")
         self.check_operators(operators)
 

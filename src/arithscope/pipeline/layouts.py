@@ -169,7 +169,7 @@ def _study_layout(
         for view in model.every_step():
             stratum = view.encoder.stratum
             assert stratum is not None
-            about = f"{out.name}, answer step {stratum.step} of {stratum.steps} ({stratum.step_name})"
+            about = f"{out.name}, answer step {stratum.step} of {stratum.steps} ({stratum.token_name})"
             progress.note(about)
             for operator, why in answers.left_out(stratum.step).items():
                 if operator in settings.operators:

@@ -14,7 +14,7 @@ from arithscope.experiments.common.samples import batches
 from arithscope.experiments.means import Answers
 from arithscope.models.hooks import editing, zero_ablation_edits
 from arithscope.models.model import Model
-from arithscope.prompts import OPERATORS, Prompts, concatenate_prompts, parse_prompt
+from arithscope.prompts import OPERATORS, Prompts, concatenate_prompts, parse_in_stratum, whole_numbers
 
 
 @torch.no_grad()
@@ -39,9 +39,10 @@ def ask(
         >>> arithscope.ask(arithscope.load("tiny-llama"), ["226-68=", "23+14="])
     """
     if not isinstance(prompts, Prompts):
-        operators, limit = model.encoder.operators, model.limit
+        encoder = model.encoder
+        stratum = encoder.stratum or whole_numbers(model.limit - 1, model.limit)
         texts = [prompts] if isinstance(prompts, str) else prompts
-        if not (parsed := [parse_prompt(text, operators, limit - 1, limit) for text in texts]):
+        if not (parsed := [parse_in_stratum(text, encoder.operators, stratum) for text in texts]):
             raise UserError("There is no prompt to ask; write one as in 226-68=.")
         prompts = concatenate_prompts(parsed)
     ablated = zip(without.layer, without.neuron, strict=True) if isinstance(without, pd.DataFrame) else without
@@ -53,7 +54,7 @@ def ask(
     return pd.DataFrame(
         {
             "prompt": model.encoder.shown(prompts),
-            "answer": prompts.answer,
+            "answer": prompts.result,
             "predicted": answers.predicted,
             "correct": answers.predicted == prompts.result,
             "p_answer": answers.p_answer,

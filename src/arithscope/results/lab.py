@@ -52,6 +52,8 @@ class Lab(StudyResults):
         if unknown := sorted(set(known or {}) - set(self._stages)):
             raise UserError(f"There is no stage {unknown[0]!r}; choose from {', '.join(self._stages)}.")
         self._results = Results(*(known or {}).values())
+        if settings.get("operands") is not None:
+            raise UserError("A Lab does not find layouts; use `run_layouts`, or a Lab of `run.steps[1].model`.")
         extent = {} if prompts is None else _extent(prompts)
         self.settings = Settings(**extent | settings, custom_sizes=sizes)
         self.settings.check(model)
