@@ -1,0 +1,117 @@
+"""What runs of real models found, read from the run folders of their layouts: tables, and with --keep the whole summaries.
+
+python -m arithscope run MODEL --digits 2 --out RUNS
+python -m benchmarks.real_models RUNS/LAYOUT … [--keep FOLDER] [--record NAME]
+
+FOLDER gets a JSON file for each layout: the model, the settings, the seconds of each stage, and the summaries of the layout
+and of its answer steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from arithscope.figures.style import SIGNS
+from arithscope.pipeline.store import plain
+from arithscope.report.formatting import as_mean, with_interval
+from arithscope.results.run import Run
+from arithscope.utils.files import write_json
+from benchmarks.key_numbers import print_and_record, table
+from benchmarks.record import Table, record_option
+
+MEASURES = {"accuracy": "whole answer", "p_answer": "P(answer)", "agreement": "free running agrees", "stops": "stops"}
+
+
+def answers(run: Run) -> Table:
+    """Accuracy of whole answers, of each step, and by how far a carry travels."""
+    summary = run.folder.summary["whole_answers"]
+    steps = (
+        {f"accuracy_{own.step}": own.token_name for own in run.stratum.every_step()} if run.stratum.steps > 1 else {}
+    )
+    chains = {
+        f"accuracy_chain_{n}": f"whole answer, carry over {n} places" for n in run.whole_answers.chains.chain.unique()
+    }
+    named = {**MEASURES, **steps, **chains}
+    rows = [[name, *(_text(summary[o].get(measure)) for o in run.operators)] for measure, name in named.items()]
+    return Table(["", *(SIGNS[o] for o in run.operators)], rows)
+
+
+def held(run: Run) -> Table:
+    """Where each digit and each carry is held: position, layers, the share that follows there, and the control."""
+    rows = []
+    keys = run.carries.held[["operator", "step", "sources"]].drop_duplicates()
+    for operator, step, sources in keys.itertuples(index=False):
+        name = run.stratum.at_step(step).step_name
+        what = f"carry into the {name}" if sources == "carry" else name
+        own = run.carries.held.query("operator == @operator and step == @step and sources == @sources")
+        for position, low, high in run.carries.path(operator, step, sources):
+            [at] = own[own.layer == high].to_dict("records")
+            share = with_interval(as_mean(at))
+            rows.append(
+                [SIGNS[operator], what, position, f"{low}–{high}", share, int(at["n"]), _rounded(at["control"])]
+            )
+    return Table(["", "what", "position", "layers", "share that follows after the last", "n", "control"], rows)
+
+
+def readable(run: Run) -> Table:
+    """Where each digit and each carry can first be read, and how well at best, where the model was not told it."""
+    rows = []
+    first = run.digit_probes.first
+    first = first[~first.given.astype(bool)]
+    for (operator, variable), own in first.groupby(["operator", "variable"], sort=False):
+        found = own[own.layer >= 0].sort_values("layer", kind="stable")
+        place = f"{found.position.iloc[0]}, layer {found.layer.iloc[0]}" if len(found) else None
+        best = own.iloc[int(own.best.argmax())]
+        numbers = (_rounded(x) for x in (best.best, best.chance, own.shuffled.max()))
+        rows.append([SIGNS[str(operator)], variable, place, best.position, *numbers])
+    return Table(["", "what", "first readable", "best at", "accuracy there", "chance", "permuted"], rows)
+
+
+def _text(entry: Any) -> str | None:
+    return None if entry is None else f"{with_interval(as_mean(entry))} (n = {entry['n']:,})"
+
+
+def _rounded(x: float) -> float | None:
+    return None if x != x else round(float(x), 3)
+
+
+def kept(run: Run) -> dict[str, Any]:
+    """What is kept of a run: no weights, no activations."""
+    stages = run.manifest["stages"]
+    return {
+        "model": run.manifest["model"],
+        "version": run.manifest["version"],
+        "configuration": run.configuration,
+        "seconds": {name: entry["seconds"] for name, entry in stages.items() if "seconds" in entry},
+        "summary": run.folder.summary,
+        "steps": {str(step): kept(own) for step, own in run.steps.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders of layouts")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the summaries into this folder")
+    record_option(parser)
+    arguments = parser.parse_args()
+    tables, runs = {}, [Run(path) for path in arguments.runs]
+    for run in runs:
+        about = run.stratum.layout_name
+        for name, stage, make in (
+            ("answers", "whole_answers", answers),
+            ("held", "carries", held),
+            ("readable", "digit_probes", readable),
+        ):
+            if stage in run.stages:
+                tables[f"{about} {name}"] = make(run)
+        tables |= {f"{about} step {step}": table(own.folder) for step, own in run.steps.items()}
+        if arguments.keep:
+            path = arguments.keep / f"{run.name.lower().removesuffix('.gguf')}-{about}.json"
+            write_json(path, plain({**kept(run), "model": {**run.manifest["model"], "source": run.name}}))
+    print_and_record(tables, [run.folder for run in runs], arguments.record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The tables of real models' runs say what the runs' results say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from arithscope.report.formatting import number
+from arithscope.results.run import Run
+from benchmarks import real_models
+
+
+@pytest.fixture(scope="module")
+def run(small_layouts: Path) -> Run:
+    return Run(small_layouts / "2-2-2")
+
+
+def test_answers(run: Run) -> None:
+    table = real_models.answers(run)
+    assert table.columns == ["", "+", "−"]
+    rows = {row[0]: row[1:] for row in table.rows}
+    prompts = run.whole_answers.prompts
+    for i, operator in enumerate("+-"):
+        own = prompts[prompts.operator == operator]
+        assert rows["whole answer"][i].endswith(f"(n = {len(own)})")
+        assert rows["whole answer"][i].startswith(number(own.correct.mean()))
+    assert {"tens digit", "units digit", "whole answer, carry over 1 places"} <= set(rows)
+
+
+def test_held_and_readable(run: Run) -> None:
+    held, readable = real_models.held(run), real_models.readable(run)
+    paths = [(row[0], row[1], row[2]) for row in held.rows]
+    expected = [
+        (sign, what, position)
+        for sign, operator in (("+", "+"), ("−", "-"))
+        for what, step, sources in (("tens", 1, "digit"), ("carry into the tens", 1, "carry"), ("units", 2, "digit"))
+        for position, _, _ in run.carries.path(operator, step, sources)
+    ]
+    assert sorted(paths) == sorted(expected)
+    assert {row[1] for row in readable.rows} >= {"answer tens", "answer units", "carry into tens"}
+    for row in readable.rows:
+        assert 0 <= row[5] <= row[4] <= 1
+
+
+def test_summaries_are_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["real_models", str(run.path), "--keep", str(tmp_path)])
+    real_models.main()
+    kept = json.loads((tmp_path / "tiny-digits-2-2-2.json").read_text())
+    assert kept["summary"] == run.folder.summary
+    assert kept["steps"]["2"]["summary"] == run.steps[2].folder.summary
+    assert kept["model"]["source"] == "tiny-digits"
