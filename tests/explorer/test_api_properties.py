@@ -124,6 +124,9 @@ def check(reply: Reply) -> None:
         assert reply.status == 200
 
 
+ABOUT_LAYOUTS = ("/api/runs/{run}/carries",)
+
+
 @twice
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_no_request_causes_a_server_error(address: str, method: str, path: str, full: bool) -> None:
@@ -136,8 +139,8 @@ def test_no_request_causes_a_server_error(address: str, method: str, path: str, 
     if not operation.get("parameters") and "requestBody" not in operation:
         assert accepts((path, b""))  # nothing to vary
         return
-    # If every request were refused, little would have been tested.
-    assert fuzz("requests", requests(method, path), accepts, full).accepted
+    # If every request were refused, little would have been tested; the runs served here have no layouts.
+    assert bool(fuzz("requests", requests(method, path), accepts, full).accepted) == (path not in ABOUT_LAYOUTS)
 
 
 @settings(max_examples=200, derandomize=True)

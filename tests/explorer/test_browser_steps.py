@@ -145,7 +145,9 @@ def test_whole_answers_of_a_layout(page: Page, layout: Run) -> None:
     accuracy = layout.folder.summary["whole_answers"]["+"]["accuracy_2"]["value"]
     row = page.locator("tr", has_text="tens digit right").locator(".numeric").inner_text()
     assert float(row.split(" [")[0]) == pytest.approx(accuracy, abs=5e-4)
-    expect(page.locator("tr", has_text="hundreds digit right")).to_contain_text("not studied: it is 1 in all answers")
+    expect(page.locator("tr", has_text="hundreds digit right")).to_contain_text(
+        "not studied: 1 is asked for in all prompts"
+    )
     heads = layout.step_overlap.table.query("components == 'heads'").iloc[0]
     expect(page.locator("section", has_text="What the steps share").locator("tbody tr").first).to_contain_text(
         f"{heads.shared:.0f} of {heads['size']:.0f} and {heads.other_size:.0f}"

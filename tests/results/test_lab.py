@@ -124,7 +124,7 @@ KNOWN = Accuracy(pd.DataFrame(), pd.DataFrame(), {})
         ({"prompts": Prompts(*np.zeros((3, 0)))}, "no prompts to study"),
         ({"prompts": Prompts(*np.array([[1], [1], [2]]))}, "1-2= is not a legal prompt"),
         ({"prompts": Prompts(*np.array([[6], [3], [0]]))}, "6/0= is not a legal prompt"),
-        ({"prompts": Prompts(*np.array([[1], [0], [40]]))}, "cannot be studied; use --max-operand 39"),
+        ({"prompts": Prompts(*np.array([[1], [0], [40]]))}, "need another study; use --max-operand 39"),
         ({"prompts": Prompts(*np.array([[7], [0], [2]])), "max_operand": 5}, "operands up to 5; leave these settings out"),
         ({"prompts": Prompts(*np.array([[7], [0], [2]])), "operators": "-"}, "beyond operators -"),
         ({"known": {"lunch": 1}}, "no stage 'lunch'; choose from means"),
