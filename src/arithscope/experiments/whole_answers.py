@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -197,19 +198,23 @@ def free_answers(
     free = predicted.T.copy()
     wrong = predicted != right_values(stratum, prompts.answer)
     different = np.flatnonzero(wrong[:-1].any(axis=0))  # where a later step may be given a wrong token
-    for rows, batch in batches(model, prompts[different], 0):
-        ids = views[0].encode(batch)
-        for step, view in enumerate(views):
-            tokens = model.logits(ids).argmax(-1)
-            free[different[rows], step] = view.token_numbers[tokens.cpu()].numpy()
-            ids = torch.cat([ids, tokens[:, None]], dim=1)
-    stops = np.empty(len(prompts), dtype=np.bool_)
-    for rows, batch in batches(model, prompts, 0):
-        answered = model.encoder.encode_answered(batch).to(model.device)
-        following = model.encoder.tokens(model.logits(answered).argmax(-1))
-        stops[rows] = [not token[:1].isdecimal() for token in following]
+    ids = model.encoder.encode_questions(prompts[different])
+    for step, view in enumerate(views if len(different) else []):
+        tokens = _next_tokens(model, prompts[different], ids)
+        free[different, step] = view.token_numbers[tokens].numpy()
+        ids = torch.cat([ids, tokens[:, None]], dim=1)
+    following = _next_tokens(model, prompts, model.encoder.encode_answered(prompts))
+    stops = np.array([not token[:1].isdecimal() for token in model.encoder.tokens(following)], dtype=np.bool_)
     advance(len(prompts))
     return free, stops
+
+
+def _next_tokens(model: Model, prompts: Prompts, ids: Int[Tensor, "prompts length"]) -> Int[Tensor, " prompts"]:
+    """The most probable token after these tokens of each prompt: its question, and some of an answer."""
+    found = torch.empty(len(prompts), dtype=torch.long)
+    for block in model.engine.sweep(model, prompts, ids=ids):
+        found[torch.from_numpy(block.rows)] = block.logits.argmax(-1).cpu()
+    return found
 
 
 def measures_of(prompts: pd.DataFrame, right: NDArray[np.bool_]) -> pd.DataFrame:

@@ -16,9 +16,13 @@ TOLERANCE = 1e-5
 SLOW = FullPass()
 EVERY_CUT = [("llama", "sdpa"), ("gemma2", "eager"), ("gpt2", "sdpa")]
 STEPS = [(numbers, step + 1) for numbers, stratum in STRATA.items() for step in range(stratum.steps)]
-# Every family with digits, some with the other ways to cut numbers.
-EVERYWHERE = [(*family, "digits", step) for family in FAMILY_AND_ATTENTION for step in (1, 2, 3)]
-EVERYWHERE += [(*family, *step) for family in EVERY_CUT for step in STEPS if step[0] != "digits"]
+# Every family with every way to cut numbers. That of most with anything but digits is slow, as there are so many.
+QUICK = [("digits", family) for family in FAMILY_AND_ATTENTION] + [(n, f) for n in STRATA for f in EVERY_CUT]
+EVERYWHERE = [
+    pytest.param(*family, numbers, step, marks=[] if (numbers, family) in QUICK else pytest.mark.slow)
+    for family in FAMILY_AND_ATTENTION
+    for numbers, step in STEPS
+]
 everywhere = pytest.mark.parametrize(("family", "attention", "numbers", "step"), EVERYWHERE)
 
 

@@ -117,13 +117,15 @@ class FullPass(Engine):
         keep: Callable[[Tensor], Tensor] = last_position,
         progress: Advance = lambda n: None,
         rows: int | None = None,
+        ids: Int[Tensor, "prompts length"] | None = None,
     ) -> Iterator[Block]:
         def keep_tail(x: Tensor) -> Tensor:
             return keep(x[:, model.positions.op2 :])
 
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=heads, neurons=neurons, residual=residual, keep=keep_tail) as activations:
-                logits = model.logits(model.encode(prompts[batch]))
+                own = model.encode(prompts[batch]) if ids is None else ids[torch.from_numpy(batch)].to(model.device)
+                logits = model.logits(own)
             yield Block(batch, logits, activations)
             progress(len(batch))
 

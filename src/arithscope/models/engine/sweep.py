@@ -69,6 +69,7 @@ def sweep(
     keep: Callable[[Tensor], Tensor] = last_position,
     progress: Advance = lambda n: None,
     rows: int | None = None,
+    ids: Int[Tensor, "prompts length"] | None = None,
 ) -> Iterator[Block]:
     """Run every prompt and yield, block by block, its logits and its activations at the given layers.
 
@@ -79,6 +80,7 @@ def sweep(
         keep: What to keep of the activations [rows, positions from op2 on, …]; by default the last position.
         progress: Called with the number of prompts in each finished block.
         rows: Number of prompts in one pass; by default as many as fit in memory.
+        ids: Tokens of the prompts, if not those that the model encodes them to: with other tokens behind op2.
     """
 
     def run(model: Model, tail: _Tail) -> Block:
@@ -88,7 +90,7 @@ def sweep(
 
     kept = len(heads) * component_bytes(model, Site.HEADS) + len(neurons) * component_bytes(model, Site.NEURONS)
     kept += len(residual) * model.sizes.width * 4
-    for block in _run_tails(model, prompts, rows, kept, run):
+    for block in _run_tails(model, prompts, rows, kept, run, ids=ids):
         yield block
         progress(len(block.rows))
 
@@ -187,10 +189,12 @@ def _run_tails(
     kept: int,
     run: Callable[[Model, _Tail], A],
     on_prefix_sums: Callable[[Activations], None] | None = None,
+    ids: Int[Tensor, "prompts length"] | None = None,
 ) -> Iterator[A]:
     """Results of `run` for every block of tails; `kept` is the number of bytes it keeps per row. `on_prefix_sums` gets sums
-    over prompts of all heads and neurons in the prefixes."""
-    count, length, first = num_parallel_passes(model), model.encoder.length, model.positions.op2
+    over prompts of all heads and neurons in the prefixes. `ids` are the prompts' tokens, if not as the model encodes them."""
+    count, first = num_parallel_passes(model), model.positions.op2
+    length = model.encoder.length if ids is None else ids.shape[1]
     per_row = 2 * cache_bytes(model, length) + kept
     summed = range(model.sizes.layers) if on_prefix_sums else ()
 
@@ -204,16 +208,16 @@ def _run_tails(
             return prefix_keys_values(model, ids), sums
 
     with _parallel_passes(model) as passes:
-        for ids, chosen, owner in _distinct_prefixes(model, prompts, rows, count):
+        for prefix_ids, chosen, owner in _distinct_prefixes(model, prompts, rows, count):
             prompts_per_prefix = torch.from_numpy(np.bincount(owner))
-            even = -(-len(ids) // count)
-            parts = list(passes(run_prefixes, zip(ids.split(even), prompts_per_prefix.split(even), strict=True)))
+            even = -(-len(prefix_ids) // count)
+            parts = list(passes(run_prefixes, zip(prefix_ids.split(even), prompts_per_prefix.split(even), strict=True)))
             if on_prefix_sums:
                 for _, sums in parts:
                     on_prefix_sums(sums)
             prefixes = _concatenated([keys_values for keys_values, _ in parts])
             size = rows or rows_that_fit(model, length - first, length, per_row, passes=count)
-            yield from passes(run, _tails(model, prompts, chosen, owner, prefixes, size))
+            yield from passes(run, _tails(model, prompts, ids, chosen, owner, prefixes, size))
 
 
 def _concatenated(parts: list[KeysValues]) -> KeysValues:
@@ -222,11 +226,19 @@ def _concatenated(parts: list[KeysValues]) -> KeysValues:
     return parts[0] if len(parts) == 1 else [(torch.cat(keys), torch.cat(values)) for keys, values in by_layer]
 
 
-def _tails(model: Model, prompts: Prompts, rows: Rows, owner: Rows, prefixes: KeysValues, size: int) -> Iterator[_Tail]:
+def _tails(
+    model: Model,
+    prompts: Prompts,
+    ids: Int[Tensor, "prompts length"] | None,
+    rows: Rows,
+    owner: Rows,
+    prefixes: KeysValues,
+    size: int,
+) -> Iterator[_Tail]:
     for start in range(0, len(rows), size):
         chosen, prefix = (x[start : start + size] for x in (rows, owner))
-        ids = model.encode(prompts[chosen])[:, model.positions.op2 :]
-        yield _Tail(chosen, ids, prefixes, torch.from_numpy(prefix).to(model.device))
+        own = model.encode(prompts[chosen]) if ids is None else ids[torch.from_numpy(chosen)].to(model.device)
+        yield _Tail(chosen, own[:, model.positions.op2 :], prefixes, torch.from_numpy(prefix).to(model.device))
 
 
 def _distinct_prefixes(
