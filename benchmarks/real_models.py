@@ -30,9 +30,7 @@ def answers(run: Run) -> Table:
     steps = (
         {f"accuracy_{own.step}": own.token_name for own in run.stratum.every_step()} if run.stratum.steps > 1 else {}
     )
-    chains = {
-        f"accuracy_chain_{n}": f"whole answer, carry over {n} places" for n in run.whole_answers.chains.chain.unique()
-    }
+    chains = {f"accuracy_chain_{n}": _carried(n) for n in run.whole_answers.chains.chain.unique()}
     named = {**MEASURES, **steps, **chains}
     rows = [[name, *(_text(summary[o].get(measure)) for o in run.operators)] for measure, name in named.items()]
     return Table(["", *(SIGNS[o] for o in run.operators)], rows)
@@ -63,10 +61,19 @@ def readable(run: Run) -> Table:
     for (operator, variable), own in first.groupby(["operator", "variable"], sort=False):
         found = own[own.layer >= 0].sort_values("layer", kind="stable")
         place = f"{found.position.iloc[0]}, layer {found.layer.iloc[0]}" if len(found) else None
-        best = own.iloc[int(own.best.argmax())]
-        numbers = (_rounded(x) for x in (best.best, best.chance, own.shuffled.max()))
-        rows.append([SIGNS[str(operator)], variable, place, best.position, *numbers])
-    return Table(["", "what", "first readable", "best at", "accuracy there", "chance", "permuted"], rows)
+        probes = run.digit_probes.table
+        probes = probes[(probes.operator == operator) & (probes.variable == variable)]
+        probes = probes[probes.position.isin(own.position)]
+        best = probes.iloc[int(probes.value.argmax())]
+        at, accuracy = f"{best.position}, layer {best.layer}", with_interval(as_mean(best.to_dict()))
+        luck = (_rounded(x) for x in (own.chance.iloc[0], own.shuffled.max()))
+        rows.append([SIGNS[str(operator)], variable, place, at, accuracy, int(best.n), *luck])
+    return Table(["", "what", "first readable", "best at", "accuracy there", "n", "chance", "permuted"], rows)
+
+
+def _carried(places: int) -> str:
+    travels = f"where a carry travels {places} {'place' if places == 1 else 'places'}" if places else "without a carry"
+    return f"whole answer {travels}"
 
 
 def _text(entry: Any) -> str | None:
@@ -105,8 +112,8 @@ def main() -> None:
             ("readable", "digit_probes", readable),
         ):
             if stage in run.stages:
-                tables[f"{about} {name}"] = make(run)
-        tables |= {f"{about} step {step}": table(own.folder) for step, own in run.steps.items()}
+                tables[f"{about}-{name}"] = make(run)
+        tables |= {f"{about}-step-{step}": table(own.folder) for step, own in run.steps.items()}
         if arguments.keep:
             path = arguments.keep / f"{run.name.lower().removesuffix('.gguf')}-{about}.json"
             write_json(path, plain({**kept(run), "model": {**run.manifest["model"], "source": run.name}}))

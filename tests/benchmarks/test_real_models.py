@@ -26,7 +26,7 @@ def test_answers(run: Run) -> None:
         own = prompts[prompts.operator == operator]
         assert rows["whole answer"][i].endswith(f"(n = {len(own)})")
         assert rows["whole answer"][i].startswith(number(own.correct.mean()))
-    assert {"tens digit", "units digit", "whole answer, carry over 1 places"} <= set(rows)
+    assert {"tens digit", "units digit", "whole answer where a carry travels 1 place"} <= set(rows)
 
 
 def test_held_and_readable(run: Run) -> None:
@@ -40,8 +40,14 @@ def test_held_and_readable(run: Run) -> None:
     ]
     assert sorted(paths) == sorted(expected)
     assert {row[1] for row in readable.rows} >= {"answer tens", "answer units", "carry into tens"}
-    for row in readable.rows:
-        assert 0 <= row[5] <= row[4] <= 1
+    probes = run.digit_probes.table
+    for sign, variable, _, at, accuracy, n, chance, _ in readable.rows:
+        position, layer = at.split(", layer ")
+        operator = {"+": "+", "−": "-"}[sign]
+        own = probes[(probes.operator == operator) & (probes.variable == variable)]
+        [best] = own[(own.position == position) & (own.layer == int(layer))].to_dict("records")
+        assert (accuracy[: len(number(best["value"]))], n) == (number(best["value"]), best["n"])
+        assert chance <= best["value"] <= own.value.max()
 
 
 def test_summaries_are_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
-from arithscope.experiments.carries import CARRY, DIGIT, EVALUATION, SAME_CARRY, Carries, carries, layer_span
+from arithscope.experiments.carries import CARRY, DIGIT, EVALUATION, SAME_CARRY, Carries, _Known, carries, layer_span
 from arithscope.experiments.localize import MLP
 from arithscope.experiments.whole_answers import whole_answers
 from arithscope.models.hooks import EMBEDDINGS
-from arithscope.prompts import Stratum
+from arithscope.prompts import Layout, Prompts, Stratum
 from tests.contexts import context
 from tests.hand_built_digits import (
     CARRY_HEAD,
@@ -95,3 +96,13 @@ def test_layers_in_words() -> None:
     assert layer_span(EMBEDDINGS, EMBEDDINGS) == "embeddings"
     assert layer_span(EMBEDDINGS, 1) == "embeddings–L1"
     assert (layer_span(2, 2), layer_span(0, 3)) == ("L2", "L0–L3")
+
+
+def test_counterfactuals_beside_the_grid_are_not_taken_for_right() -> None:
+    """Of three-digit operands the grid has a sample, and a counterfactual may have any."""
+    stratum = Stratum((100, 999), (100, 999), (100, 999), Layout((2, 1, 0), (2, 1, 0), (2, 1, 0)))
+    op1, op2 = stratum.sides
+    beside = np.setdiff1d(np.arange(100, 999), op1)[0]
+    numbers = np.array([op1[0], op1[1], beside]), np.zeros(3, dtype=np.int64), np.array([op2[0], op2[1], op2[0]])
+    prompts = Prompts(*numbers)
+    assert _Known(prompts[:1], stratum).includes(prompts).tolist() == [True, False, False]

@@ -244,7 +244,10 @@ class _Known:
         self._stratum, self._cells = stratum, np.sort(stratum.cells(prompts))
 
     def includes(self, prompts: Prompts) -> NDArray[np.bool_]:
-        return np.isin(self._stratum.cells(prompts), self._cells)
+        """Which prompts are among them. Of many operands the grid has a sample only; nothing is known of others."""
+        on_grid = self._stratum.on_grid(prompts)
+        on_grid[on_grid] = np.isin(self._stratum.cells(prompts[on_grid]), self._cells)
+        return on_grid
 
 
 def _exchanges(

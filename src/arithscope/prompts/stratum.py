@@ -189,6 +189,11 @@ class Stratum:
         another layout."""
         return self.grid(operators) if self.whole else self.prompts(operators)
 
+    def on_grid(self, prompts: Prompts) -> NDArray[np.bool_]:
+        """Mask of the prompts whose operands are on the sides of the operand grid."""
+        op1, op2 = self.sides
+        return np.isin(prompts.op1, op1) & np.isin(prompts.op2, op2)
+
     def cells(self, prompts: Prompts) -> Ints:
         """Places of prompts in the flattened operand grid. Raises ValueError for operands that are not on its sides."""
         row, column = self.indices(prompts)
