@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.figures.circuit import accuracy_table
@@ -15,7 +17,7 @@ from arithscope.pipeline.registry import all_stages
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import figure_files
-from arithscope.report.figure_files import draw_figures, write_index
+from arithscope.report.figure_files import draw_figures, read_picture, within, write_index
 from arithscope.settings import Settings
 from arithscope.utils.progress import Silent
 from tests.families import small
@@ -88,3 +90,24 @@ def test_every_figure_needs_known_stages_and_has_a_unique_name() -> None:
         assert spec.title
         assert spec.caption.endswith(".)")
         assert "{" not in spec.caption
+
+
+def noise(path: Path, side: int) -> None:
+    """A picture that cannot be compressed."""
+    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, compress_level=1)
+
+
+def test_the_largest_picture_shrinks_first(tmp_path: Path) -> None:
+    for name, side in (("large", 200), ("small", 20)):
+        noise(tmp_path / f"{name}.png", side)
+        (tmp_path / f"{name}.svg").write_text("x" * 1_000_000)
+    entry = {"body": [0.1, 0.9]}
+    pictures = {name: read_picture(tmp_path, name, entry) for name in ("large", "small")}
+    assert (pictures["large"].width, pictures["large"].kind) == (128, "png")
+    fitted = within(pictures, 50_000)
+    assert sum(len(p.uri) for p in fitted.values()) < 50_100
+    assert fitted["small"] == pictures["small"]
+    assert (fitted["large"].width, fitted["large"].top) == (128, 0.1)  # shown at the same size
+    assert within(pictures, 10**9) == pictures
+    assert within(pictures, 0)["large"].embedded_bytes < 2000  # as small as it gets

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 from markupsafe import escape
-from PIL import Image
 from playwright.sync_api import Browser
 
 from arithscope.experiments.accuracy import Accuracy
@@ -28,7 +26,7 @@ from arithscope.pipeline.registry import stage_of
 from arithscope.pipeline.runner import run_stages
 from arithscope.pipeline.store import RunFolder
 from arithscope.report import page as page_module
-from arithscope.report.figure_files import draw_figures, drawn_figures, read_picture, within
+from arithscope.report.figure_files import draw_figures, drawn_figures
 from arithscope.report.formatting import TEMPLATES, number
 from arithscope.report.page import MORE, SECTIONS, setting_text, write_report
 from arithscope.report.paper_numbers import LLAMA_8B, PAPER
@@ -39,6 +37,7 @@ from arithscope.utils.progress import Silent
 from tests.browser import browser, watched_page  # noqa: F401 (a fixture)
 from tests.command_line import call, error_message
 from tests.families import small
+from tests.report.test_figure_files import noise
 
 HOSTILE = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\n"
 CONTROL = "\x00\x1b\ud800\u202e"  # characters that HTML cannot hold, or that change what is shown
@@ -308,12 +307,6 @@ def test_setting_text(value: object, text: str) -> None:
     assert setting_text({"a_b": value}) == f"a b {text}"
 
 
-def noise(path: Path, side: int) -> None:
-    """A picture that cannot be compressed."""
-    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path, compress_level=1)
-
-
 def drawn_as_they_are(folder: Path, name: str) -> None:
     """Update the checksums of a figure whose files were changed."""
     index = json.loads((folder / "figures" / "index.json").read_text())
@@ -334,21 +327,6 @@ def test_large_figures_are_shrunk_to_fit(made: Path, tmp_path: Path) -> None:
     assert len(document.images) == len(DRAWN)
     small_one = (folder / "figures" / "probe-accuracy.svg").read_bytes()
     assert base64.b64encode(small_one).decode() in document.text  # small ones stay as they are
-
-
-def test_the_largest_picture_shrinks_first(tmp_path: Path) -> None:
-    for name, side in (("large", 200), ("small", 20)):
-        noise(tmp_path / f"{name}.png", side)
-        (tmp_path / f"{name}.svg").write_text("x" * 1_000_000)
-    entry = {"body": [0.1, 0.9]}
-    pictures = {name: read_picture(tmp_path, name, entry) for name in ("large", "small")}
-    assert (pictures["large"].width, pictures["large"].kind) == (128, "png")
-    fitted = within(pictures, 50_000)
-    assert sum(len(p.uri) for p in fitted.values()) < 50_100
-    assert fitted["small"] == pictures["small"]
-    assert (fitted["large"].width, fitted["large"].top) == (128, 0.1)  # shown at the same size
-    assert within(pictures, 10**9) == pictures
-    assert within(pictures, 0)["large"].embedded_bytes < 2000  # as small as it gets
 
 
 def test_the_report_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,9 +128,9 @@ def _refuse_other_operands(out: Path, operands: Operands) -> None:
 def _check_folders(model: Model, settings: Settings, folder: Path) -> None:
     """Raise UserError if the folder of a layout, or those of its answer steps, hold results of other settings."""
     check_folder(model, settings, folder, (), joined_stages())
-    answers = _stored_answers(folder)
-    for view in model.every_step() if answers else []:
-        assert answers is not None
+    if (answers := _stored_answers(folder)) is None:  # then no step was begun
+        return
+    for view in model.every_step():
         if operators := _studied_operators(answers, settings, view.encoder.step):
             own = replace(settings, operators=operators)
             check_folder(view, own, step_folder(folder, view.encoder.step), (), all_stages())
