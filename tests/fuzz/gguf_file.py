@@ -13,10 +13,17 @@ WIDTH, HIDDEN, HEADS = 16, 32, 2
 BLOCK, QUANTIZATION = 32, gguf.GGMLQuantizationType.Q8_0
 
 
-def write_llama(path: Path, numbers: int = 11, chat_template: str | None = None, quantized: bool = False) -> None:
+def write_llama(
+    path: Path,
+    numbers: int = 11,
+    chat_template: str | None = None,
+    quantized: bool = False,
+    add_bos: bool | None = None,
+) -> None:
     """One layer, and a byte-pair tokenizer of single characters and of 11 to 20 numbers.
 
-    With `quantized`, weights are stored in blocks where these fit.
+    With `quantized`, weights are stored in blocks where these fit. `add_bos` is what the file says about a BOS token in front of
+    texts, if anything.
     """
     random = np.random.default_rng(0)
     tokens = ["<unk>", "<s>", "</s>", *map(str, range(numbers)), *OPERATORS, "="]
@@ -37,6 +44,8 @@ def write_llama(path: Path, numbers: int = 11, chat_template: str | None = None,
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     shapes = {

@@ -61,6 +61,8 @@ def assert_read_as_by_transformers(file: Path, dtype: str = "float32", **options
     tokenizer = AutoTokenizer.from_pretrained(**location)
     assert model.tokenizer(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
     assert model.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    if model.tokenizer.bos_token is None:  # where the file says that texts do not begin with one
+        tokenizer.bos_token = None
     assert model.tokenizer.special_tokens_map == tokenizer.special_tokens_map
     assert model.tokenizer.chat_template == tokenizer.chat_template
 
@@ -72,6 +74,17 @@ def test_a_file_is_read_as_by_transformers(file: Path, dtype: str) -> None:
 
 def test_a_device_map_is_kept(file: Path) -> None:
     assert_read_as_by_transformers(file, device_map="auto")
+
+
+@pytest.mark.parametrize(("add_bos", "tokens"), [(None, 5), (True, 5), (False, 4)])
+def test_prompts_begin_with_bos_unless_the_file_says_that_texts_do_not(
+    tmp_path: Path, add_bos: bool | None, tokens: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama(path, NUMBERS, add_bos=add_bos)
+    encoder = load(str(path)).encoder
+    assert encoder.length == tokens
+    assert encoder.tokens(encoder.encode(encoder.examples())[0]).count("<s>") == tokens - 4
 
 
 @pytest.mark.real

@@ -148,9 +148,17 @@ def _read_files(source: ModelSource, device: torch.device, options: LoadOptions)
 
     if source.gguf is None:
         return read()
-    from arithscope.models.gguf_file import parsed_once  # here, since the package gguf may not be installed
+    from arithscope.models.gguf_file import parsed_once, without_bos  # here, as the package gguf may not be installed
 
-    return parsed_once(source.folder() / source.gguf, read)
+    file = source.folder() / source.gguf
+
+    def read_gguf() -> tuple[Any, Any]:
+        hf_model, tokenizer = read()
+        if without_bos(file):
+            tokenizer.bos_token = None
+        return hf_model, tokenizer
+
+    return parsed_once(file, read_gguf)
 
 
 def _attempt(source: ModelSource, what: str, function: Any, *args: Any, **kwargs: Any) -> Any:
