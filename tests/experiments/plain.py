@@ -22,7 +22,7 @@ Change = tuple[Any, int, slice | list[int], Tensor]  # module, position, entries
 def all_correct(model: Model, operators: str, max_operand: int) -> Accuracy:
     """The accuracy of a random model with every prompt counted as correct, so that there is something to study."""
     found = measure_accuracy(model, legal_prompts(operators, max_operand, model.limit))
-    return replace(found, prompts=found.prompts.assign(correct=True))
+    return replace(found, prompts=found.prompts.assign(correct=True, whole=True))
 
 
 def heads_module(model: Model, layer: int) -> Any:

@@ -51,7 +51,7 @@ def answers(operator: str, max_operand: int, limit: int, wrong: tuple[int, int] 
     if wrong is not None:
         right[(prompts.op1 == wrong[0]) & (prompts.op2 == wrong[1])] = False
     columns = {"op1": prompts.op1, "op2": prompts.op2, "answer": prompts.answer, "predicted": prompts.answer}
-    table = pd.DataFrame({"operator": operator, **columns, "correct": right, "p_answer": 0.9})
+    table = pd.DataFrame({"operator": operator, **columns, "correct": right, "whole": right, "p_answer": 0.9})
     return Accuracy(table, pd.DataFrame(), whole_numbers(max_operand, limit).as_json())
 
 
@@ -115,7 +115,8 @@ def test_otherwise_the_typical_held_out_prompt_is_chosen(seed: int) -> None:
 def test_a_model_with_few_correct_prompts_has_a_prompt_too() -> None:
     """With three of them, none is held out."""
     known = answers("+", 2, 60)
-    accuracy = replace(known, prompts=known.prompts.assign(correct=(known.prompts.op1 == 1)))
+    right = known.prompts.op1 == 1
+    accuracy = replace(known, prompts=known.prompts.assign(correct=right, whole=right))
     assert not len(split_prompts(accuracy, SIZES, 0)["+"].held_out)
     found = choose_prompt(context(small("llama"), SETTINGS, accuracy, made_up("+", [(1, 0)], [])))
     assert found.op1.tolist() == [1]

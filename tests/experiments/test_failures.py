@@ -54,6 +54,7 @@ def known() -> tuple[Accuracy, ActivationMaps, Classification, Failures]:
                     "answer": prompts.answer,
                     "predicted": np.where(right, prompts.answer, np.where(random.random(len(right)) < 0.1, -1, wrong)),
                     "correct": right,
+                    "whole": right,
                     "p_answer": random.random(len(right)).astype(np.float32),
                 }
             )
@@ -169,7 +170,9 @@ def test_the_worst_prompts(known: Any) -> None:
 
 def test_a_model_that_is_always_right_has_no_failures(known: Any) -> None:
     accuracy, patterns, classify, _ = known
-    right = replace(accuracy, prompts=accuracy.prompts.assign(correct=True, predicted=accuracy.prompts.answer))
+    right = replace(
+        accuracy, prompts=accuracy.prompts.assign(correct=True, whole=True, predicted=accuracy.prompts.answer)
+    )
     progress = RecordedNotes()
     found = failures(context(small("llama"), SETTINGS, right, patterns, classify, progress=progress))
     assert found.prompts.empty

@@ -214,7 +214,7 @@ def test_averages_are_over_the_operators_that_have_the_number() -> None:
     """One operator has raw matches only, so its calibrated numbers are missing."""
     model = copy_and_add()
     known = measure_accuracy(model, legal_prompts("+-", MAX_OPERAND, model.limit))  # a − 0 is right
-    right = replace(known, prompts=known.prompts.assign(correct=True))
+    right = replace(known, prompts=known.prompts.assign(correct=True, whole=True))
     top = [(ADDING_LAYER, n) for n in range(100)]
     bags = [made_up(o, top, [(*n, "op1 in [0, 10]", 0.9, o == "+") for n in top]) for o in "+-"]
     found = knocked_out(right, both(*bags), model).summary()
@@ -235,7 +235,8 @@ def test_results_do_not_depend_on_the_size_of_passes(monkeypatch: pytest.MonkeyP
 
 def test_operators_without_held_out_prompts_are_left_out() -> None:
     known = known_sums()
-    few = replace(known, prompts=known.prompts.assign(correct=np.arange(len(known.prompts)) < 3))
+    right = np.arange(len(known.prompts)) < 3
+    few = replace(known, prompts=known.prompts.assign(correct=right, whole=right))
     bag = adder_bag(["op1 in [0, 10]"])
     assert len(as_prompts(few.prompts[few.prompts.correct], Place())) == 3
     assert knocked_out(few, bag).accuracy.empty

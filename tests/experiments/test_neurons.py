@@ -114,7 +114,9 @@ def test_an_attribution_method_alone_estimates_everything() -> None:
     model, result = small("llama", "sdpa"), found("llama", "relp")
     split = split_prompts(plain.all_correct(model, "+", 9), SIZES, 0)["+"]
     layers = range(FIRST, model.sizes.layers)
-    want = attributed_effects(model, split.discovery, split.counterfactuals, layers, "relp", advance=lambda n: None)
+    want = attributed_effects(
+        model, split.discovery, split.counterfactuals, layers, "relp", model.positions.final, advance=lambda n: None
+    )
     table = result.effects.set_index(["measure", "layer", "neuron"]).value.unstack(["layer", "neuron"])
     assert np.allclose(table.loc[list(EFFECTS)].to_numpy().T, want.mean(2).reshape(-1, len(EFFECTS)), atol=1e-6)
     assert set(result.effects.method) == {"relp"}
@@ -169,9 +171,8 @@ def test_split_half_reliability_against_python(method: str) -> None:
     for operator, split in split_prompts(plain.all_correct(model, "+-", 9), SIZES, 0).items():
         arguments = model, split.discovery, split.counterfactuals, layers
         exact = neuron_effects(*arguments, everything, model.positions.final, advance=lambda n: None)
-        guessed = attributed_effects(
-            *arguments, BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else "relp", advance=lambda n: None
-        )
+        used = BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else "relp"
+        guessed = attributed_effects(*arguments, used, model.positions.final, advance=lambda n: None)
         random = random_source(0, "split half", operator)
         orders = [random.permutation(SIZES.discovery) for _ in range(SPLITS)]
         for (i, measure), ranking in product(enumerate(EFFECTS), RANKINGS):

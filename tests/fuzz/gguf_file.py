@@ -22,8 +22,8 @@ def write_llama(
 ) -> None:
     """One layer, and a byte-pair tokenizer of single characters and of 11 to 20 numbers.
 
-    With `quantized`, weights are stored in blocks where these fit. `add_bos` is what the file says about a BOS token in front of
-    texts, if anything.
+    With `quantized`, weights are stored in blocks where these fit. `add_bos` is what the file says about BOS in front of texts,
+    if anything.
     """
     random = np.random.default_rng(0)
     tokens = ["<unk>", "<s>", "</s>", *map(str, range(numbers)), *OPERATORS, "="]

@@ -143,7 +143,7 @@ def test_a_model_that_is_never_right_has_no_circuit(tmp_path: Path) -> None:
     def never_right(ctx: Context) -> Accuracy:
         accuracy = stage_named("accuracy").compute(ctx)
         assert isinstance(accuracy, Accuracy)
-        return replace(accuracy, prompts=accuracy.prompts.assign(correct=False))
+        return replace(accuracy, prompts=accuracy.prompts.assign(correct=False, whole=False))
 
     known = [replace(s, compute=never_right) if s.name == "accuracy" else s for s in all_stages()]
     for stage in ("localize", "probe"):

@@ -43,6 +43,7 @@ class Accuracy(Result):
             "predicted", "the model's answer, or value of the token asked for; −1 if its token is not a number"
         ),
         schema.boolean("correct", "whether that is right"),
+        schema.boolean("whole", "whether the whole answer is right: the same, or right at every answer step"),
         schema.number("p_answer", "probability of the right answer"),
         unique=True,
     )
@@ -60,7 +61,18 @@ class Accuracy(Result):
 
     def correct(self, operator: str | None = None) -> Prompts:
         """The correct prompts, of one operator or of all."""
-        rows = self.prompts[self.prompts.correct]
+        return self._where(self.prompts.correct, operator)
+
+    def whole(self, operator: str | None = None) -> Prompts:
+        """The prompts whose whole answer is right."""
+        return self._where(self.prompts.whole, operator)
+
+    def correct_in_part(self, operator: str) -> Prompts:
+        """The correct prompts of an operator whose answer is wrong at another step; none where numbers are whole."""
+        return self._where(self.prompts.correct & ~self.prompts.whole, operator)
+
+    def _where(self, mask: "pd.Series[bool]", operator: str | None) -> Prompts:
+        rows = self.prompts[mask]
         return as_prompts(rows if operator is None else rows[rows.operator == operator], self.stratum.asked)
 
     def rows(self, prompts: Prompts) -> pd.DataFrame:
@@ -85,7 +97,8 @@ def accuracy(ctx: Context) -> Accuracy:
     rows = np.flatnonzero(means.stratum.legal(prompts) & studied)
     if ctx.settings.half:
         rows = rows[in_half(prompts[rows], ctx.settings.half, seed)]
-    return _tabulate(prompts[rows], means.predicted[rows], means.p_answer[rows], means.stratum)
+    found = means.predicted[rows], means.p_answer[rows], means.whole[rows]
+    return _tabulate(prompts[rows], *found, means.stratum)
 
 
 def measure_accuracy(model: Model, prompts: Prompts, progress: Progress | None = None) -> Accuracy:
@@ -108,7 +121,8 @@ def measure_accuracy(model: Model, prompts: Prompts, progress: Progress | None =
     with (progress or Silent()).task("accuracy", len(prompts)) as advance:
         for block in model.engine.sweep(model, prompts, progress=advance):
             answers.observe(block.rows, block.logits)
-    return _tabulate(prompts, answers.predicted, answers.p_answer, stratum)
+    right = answers.predicted == prompts.result
+    return _tabulate(prompts, answers.predicted, answers.p_answer, right, stratum)
 
 
 def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
@@ -122,12 +136,16 @@ def in_half(prompts: Prompts, half: int, seed: int) -> NDArray[np.bool_]:
 
 
 def _tabulate(
-    prompts: Prompts, predicted: NDArray[np.int32], p_answer: NDArray[np.float32], stratum: Stratum
+    prompts: Prompts,
+    predicted: NDArray[np.int32],
+    p_answer: NDArray[np.float32],
+    whole: NDArray[np.bool_],
+    stratum: Stratum,
 ) -> Accuracy:
     kind = np.int32 if stratum.answers[1] < 2**31 else np.int64
     numbers = {name: getattr(prompts, name).astype(kind) for name in ("op1", "op2", "answer")}
     frame = pd.DataFrame({"operator": np.array(OPERATORS)[prompts.operator], **numbers, "predicted": predicted})
-    frame = frame.assign(correct=predicted == prompts.result, p_answer=p_answer)
+    frame = frame.assign(correct=predicted == prompts.result, whole=whole, p_answer=p_answer)
     measured: dict[str, dict[str, Mean]] = {}
     for operator, rows in frame.groupby("operator", sort=False):
         most_frequent = pd.Series(stratum.asked.of(rows.answer.to_numpy())).value_counts(normalize=True)

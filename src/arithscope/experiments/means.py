@@ -33,6 +33,9 @@ class MeanActivations(Result):
     neurons: Singles = schema.array("mean activation of each neuron", "float32", "layers, positions, neurons")
     predicted: NDArray[np.int32] = schema.array("the model's answer; −1 if not a number", "int32", "prompts")
     p_answer: Singles = schema.array("probability of the right answer; NaN if not a single token", "float32", "prompts")
+    whole: NDArray[np.bool_] = schema.array(
+        "whether the model's answer is right, at every answer step", "bool", "prompts"
+    )
     operators: list[str] = schema.value("operators whose prompts were averaged: all that the tokenizer can write")
     studied: dict[str, Any] = schema.value(schema.STUDIED)
 
@@ -62,8 +65,9 @@ def means(ctx: Context) -> MeanActivations:
         parts = ctx.map(means_of, units, advance)
     heads, neurons, predicted, p_answer = zip(*parts, strict=True)
     answers = np.concatenate(predicted), np.concatenate(p_answer)
+    right = stratum.legal(prompts) & (answers[0] == prompts.result)
     mean_heads, mean_neurons = (mean_of_operators(x, prompts, units) for x in (heads, neurons))
-    return MeanActivations(mean_heads, mean_neurons, *answers, list(operators), stratum.as_json())
+    return MeanActivations(mean_heads, mean_neurons, *answers, right, list(operators), stratum.as_json())
 
 
 def mean_of_operators(parts: Sequence[Singles], prompts: Prompts, units: Sequence[Unit]) -> Singles:

@@ -1,6 +1,7 @@
 """The first MLP: which neurons matter at op1, operator and op2, how few suffice, and what numbers they respond to (Appendix B).
 
 1. Patch each neuron at each of the three positions with its counterfactual activation; rank neurons by their mean effect.
+   Attribution methods, and `atp+exact`, are used as in the stage `neurons`.
 2. Keep a growing share of the best neurons in the operator's circuit, at all positions, and mean-ablate the others. The share
    that suffices is chosen on the selection prompts and reported on the evaluation prompts.
 3. Do the same with the MLPs of the answer layers reduced to their top neurons at the last position, as in the paper.
@@ -20,17 +21,21 @@ from numpy.typing import NDArray
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.circuit import Circuit
 from arithscope.experiments.common import ablation, schema
+from arithscope.experiments.common.attribution import attributed_effects
+from arithscope.experiments.common.ranking import best_first, rank_statistic
 from arithscope.experiments.common.result import Result, by_operator, of_operator, summary_table
 from arithscope.experiments.common.samples import Split, batches, evaluation_prompts, selection_prompts, splits
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import effect_tables
 from arithscope.experiments.means import MeanActivations, Singles
-from arithscope.experiments.neurons import neuron_effects
+from arithscope.experiments.neurons import method_of, neuron_effects, number_exact
 from arithscope.experiments.topk import TopK
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
 from arithscope.prompts import OPERATORS, Prompts, Stratum, random_source
+from arithscope.settings import EXACT, MEAN
+from arithscope.stats.effects import EFFECTS
 from arithscope.stats.intervals import Floats, Mean
 from arithscope.utils.executor import split_evenly
 from arithscope.utils.progress import Advance
@@ -52,6 +57,7 @@ class FirstMlp(Result):
         schema.text("position", "`op1`, `operator`, `op2` and so on, or `mean`: averaged over them", key=True),
         schema.NEURON,
         schema.EFFECT_MEASURE,
+        schema.METHOD,
         *schema.EFFECT_COLUMNS,
     )
     curve: pd.DataFrame = schema.table(
@@ -69,7 +75,7 @@ class FirstMlp(Result):
     smallest_share: dict[str, float] = schema.value("smallest share within 0.02 of the best faithfulness, by operator")
 
     def strongest(self, operator: str, measure: str = "probability") -> NDArray[np.int64]:
-        """Neurons by descending effect, averaged over positions."""
+        """Neurons by descending effect, averaged over positions; exactly patched ones before estimated ones."""
         return _strongest(self.effects, operator, measure)
 
     def summary(self) -> dict[str, Any]:
@@ -81,7 +87,7 @@ class FirstMlp(Result):
 
 @stage(
     needs=(Accuracy, MeanActivations, Circuit, TopK),
-    reads=("max_operand", "sizes", "seed", "effect"),
+    reads=("max_operand", "sizes", "seed", "effect", "neurons"),
     memory=replay_memory,
     paper="App. B",
 )
@@ -107,9 +113,9 @@ def mlp0(ctx: Context) -> FirstMlp:
         return arguments(operator, sizes, draws, _top_neurons(ctx.results[TopK], operator))
 
     first = ctx.settings.sizes.first_mlp
-    patched = (
-        s.neurons * len(_positions(ctx.model)) * sum(min(len(split.discovery), first) for split in samples.values())
-    )
+    estimated = int(ctx.settings.neurons != EXACT)  # in a pass for all neurons
+    at_positions = (number_exact(ctx) + estimated) * len(_positions(ctx.model))
+    patched = at_positions * sum(min(len(split.discovery), first) for split in samples.values())
     n_prompts, n_selected = (sum(map(len, prompts.values())) for prompts in (evaluation, selected))
     ablated = len(counts) * (n_selected + 2 * n_prompts * (1 + draws))
     with ctx.progress.task("mlp0", patched + ablated) as advance:
@@ -173,22 +179,35 @@ def first_mlp_scores(
 def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.DataFrame:
     """Effects of patching each neuron at each position, by operator."""
     some, positions = slice(0, ctx.settings.sizes.first_mlp), _positions(ctx.model)
-    chosen = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in samples}
-    chunks = {operator: split_evenly(len(neurons), NEURONS_IN_UNIT) for operator, neurons in chosen.items()}
-    groups = [
-        [(split.discovery[some], split.counterfactuals[some], [0], chosen[o][None, c], at) for c in chunks[o]]
-        for o, split in samples.items()
-        for at in positions.values()
-    ]
-    parts = (np.concatenate(own, axis=1)[0] for own in ctx.map_groups(neuron_effects, groups, advance))
+    n_exact, method, first_mlp = number_exact(ctx), method_of(ctx), [0]
     tables: list[pd.DataFrame] = []
-    for o, neurons in chosen.items():
-        values = np.stack([next(parts) for _ in positions])
-        values = np.concatenate([values, values.mean(0, keepdims=True)])  # mean over positions, after these
-        position = np.repeat([*positions, ALL_POSITIONS], len(neurons))
-        columns = {"operator": o, "position": position, "neuron": np.tile(neurons.astype(np.int32), len(values))}
-        tables += effect_tables(columns, values)
-    return ctx.confirmed("effects", pd.concat(tables, ignore_index=True))
+    for operator, split in samples.items():
+        prompts, others = split.discovery[some], split.counterfactuals[some]
+        order, estimates = np.arange(ctx.model.sizes.neurons), np.empty(0)
+        if method != EXACT:
+            units = [(prompts, others, first_mlp, method, at) for at in positions.values()]
+            estimates = np.concatenate(ctx.map(attributed_effects, units, advance))
+            by_measure = estimates.mean(0, keepdims=True)[..., EFFECTS.index(ctx.settings.effect)]
+            [order] = best_first(rank_statistic(by_measure, MEAN))
+
+        def sampled(which: slice, order: NDArray[np.int64] = order, operator: str = operator) -> NDArray[np.int64]:
+            """Some of the neurons in this order: in a study all of them, under `verify` a few."""
+            return order[which][ctx.sample(len(order[which]), VERIFIED_NEURONS, "mlp0", operator)]
+
+        exact, rest = sampled(slice(0, n_exact)), sampled(slice(n_exact, None))
+        chunks = split_evenly(len(exact), NEURONS_IN_UNIT)
+        groups = [[(prompts, others, first_mlp, exact[None, c], at) for c in chunks] for at in positions.values()]
+        measured = ctx.map_groups(neuron_effects, groups, advance) if n_exact else []
+        found = [(EXACT, exact, np.stack([np.concatenate(x, axis=1)[0] for x in measured]))] if n_exact else []
+        found += [(method, rest, estimates[:, rest])] if len(rest) else []
+        for used, neurons, values in found:
+            with_mean = np.concatenate([values, values.mean(0, keepdims=True)])  # over positions, after these
+            position = np.repeat([*positions, ALL_POSITIONS], len(neurons))
+            neuron = np.tile(neurons.astype(np.int32), len(with_mean))
+            columns = {"operator": operator, "position": position, "neuron": neuron, "method": used}
+            tables += effect_tables(columns, with_mean)
+    table = pd.concat(tables, ignore_index=True)[FirstMlp.columns("effects")]
+    return ctx.confirmed("effects", table)
 
 
 def _positions(model: Model) -> dict[str, int]:
@@ -199,7 +218,8 @@ def _positions(model: Model) -> dict[str, int]:
 def _strongest(effects: pd.DataFrame, operator: str, measure: str) -> NDArray[np.int64]:
     rows = of_operator(effects, operator, measure)
     rows = rows[rows.position == ALL_POSITIONS]
-    return rows.sort_values(["value", "neuron"], ascending=[False, True]).neuron.to_numpy()
+    rows = rows.assign(estimated=rows.method != EXACT)
+    return rows.sort_values(["estimated", "value", "neuron"], ascending=[True, False, True]).neuron.to_numpy()
 
 
 @torch.no_grad()

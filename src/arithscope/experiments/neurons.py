@@ -86,7 +86,7 @@ class NeuronEffects(Result):
         "Effect of patching each neuron at the last position with its counterfactual activation.",
         *schema.NEURON_KEY,
         schema.EFFECT_MEASURE,
-        schema.text("method", "`exact` patching, or the attribution method that estimated the effect"),
+        schema.METHOD,
         *schema.EFFECT_COLUMNS,
     )
     agreement: pd.DataFrame = schema.table(
@@ -201,14 +201,14 @@ def neurons(ctx: Context) -> NeuronEffects:
         layers = [first[operator] + int(i) for i in ctx.sample(n_layers, VERIFIED_LAYERS, "neurons", operator)]
         every = np.tile(np.arange(s.neurons), (len(layers), 1))
         tasks.append(_Task(operator, split.discovery[some], split.counterfactuals[some], layers, every))
-    attribution = BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else method
-    n_exact = {EXACT: s.neurons, ATTRIBUTION_THEN_EXACT: percent_of(s.neurons, PRESELECTED)}.get(method, 0)
+    attribution, n_exact = method_of(ctx), number_exact(ctx)
     attributions = len(ATTRIBUTION_METHODS) if method == EXACT else 1
     total = sum(len(task.prompts) * (n_exact * len(task.layers) + attributions) for task in tasks)
     tables: list[pd.DataFrame] = []
     split_half, agreement = [], []
     with ctx.progress.task("neurons", total) as advance:
-        groups = [task.units(task.layers, attribution) for task in tasks if method != EXACT]
+        at = ctx.model.positions.final
+        groups = [task.units(task.layers, attribution, at) for task in tasks if method != EXACT]
         estimates = [np.concatenate(x, axis=2) for x in ctx.map_groups(attributed_effects, groups, advance)]
         if (by := ctx.settings.preselected_by) is not None:
             statistics = [rank_statistic(x[..., EFFECTS.index(by[0])], by[1]) for x in estimates]
@@ -235,6 +235,19 @@ def neurons(ctx: Context) -> NeuronEffects:
     halves = ctx.confirmed("split_half", NeuronEffects.frame("split_half", split_half))
     measures = NeuronEffects.frame("measures", (row for operator in first for row in _measure_rows(whole, operator)))
     return NeuronEffects(whole, agreements, halves, measures, first, ctx.settings.layers_by)
+
+
+def method_of(ctx: Context) -> str:
+    """The method that measures or estimates effects of neurons that are not preselected for exact patching."""
+    method = ctx.settings.neurons
+    return BEST_METHOD if method == ATTRIBUTION_THEN_EXACT else method
+
+
+def number_exact(ctx: Context) -> int:
+    """How many neurons of an MLP are patched exactly; the others' effects are estimated."""
+    neurons = ctx.model.sizes.neurons
+    exact = {EXACT: neurons, ATTRIBUTION_THEN_EXACT: percent_of(neurons, PRESELECTED)}
+    return exact.get(ctx.settings.neurons, 0)
 
 
 def _some_neurons(ctx: Context, task: _Task, which: slice) -> _Task:
@@ -271,10 +284,10 @@ def neuron_effects(
 
 
 def attributed_sums(
-    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, *, advance: Advance
+    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, method: str, at: int, *, advance: Advance
 ) -> Floats:
     """Unit of work: `attributed_effects` and their absolute values summed over prompts, [2, layers, neurons, measures]."""
-    effects = attributed_effects(model, prompts, counterfactuals, layers, method, advance=advance)
+    effects = attributed_effects(model, prompts, counterfactuals, layers, method, at, advance=advance)
     return np.stack([effects.sum(2, dtype=np.float64), np.abs(effects).sum(2, dtype=np.float64)])
 
 
@@ -284,7 +297,8 @@ def _agreement_rows(
     """Agreement of rankings by each attribution method's effects with those by exact ones, over all neurons."""
     pairs = [(method, i) for method in ATTRIBUTION_METHODS for i in range(len(tasks))]
     chosen = sorted((pairs[i] for i in ctx.sample(len(pairs), 1, "neurons", "agreement")), key=lambda pair: pair[1])
-    groups = [tasks[i].units(tasks[i].layers, method) for method, i in chosen]
+    at = ctx.model.positions.final
+    groups = [tasks[i].units(tasks[i].layers, method, at) for method, i in chosen]
     rows = []
     for (method, i), parts in zip(chosen, ctx.map_groups(attributed_sums, groups, advance), strict=True):
         operator, estimates = tasks[i].operator, np.sum(parts, axis=0) / len(tasks[i].prompts)

@@ -3,9 +3,9 @@
 1. Run every prompt with the right answer behind it (teacher forcing). Each token of the answer is predicted from the right
    tokens before it, so one pass gives the model's answer at every step; and the mean activations at all positions.
 2. An answer is right if every step is. Its log-probability is the sum over steps.
-3. Let the model continue by itself (free running): the tokens it writes agree with those of the steps up to the first wrong
+3. After the right answer, does the model stop, or does it write another digit?
+4. Let the model continue by itself (free running): the tokens it writes agree with those of the steps up to the first wrong
    one; from there on they may differ. Only prompts with a wrong step that is not the last have to be run.
-4. After the right answer, does the model stop, or does it write another digit?
 5. Sums and differences: how often is the whole answer right by how far a carry travels?
 """
 
@@ -88,7 +88,8 @@ class WholeAnswers(Result):
         positions = self.heads.shape[1] - (self.stratum.steps - step)
         heads, neurons = (np.ascontiguousarray(x[:, :positions]) for x in (self.heads, self.neurons))
         predicted, p_answer = self.predicted[step - 1], np.exp(self.log_p[step - 1])
-        return MeanActivations(heads, neurons, predicted, p_answer, self.operators, stratum.as_json())
+        whole = np.logical_and.reduce(self.right())
+        return MeanActivations(heads, neurons, predicted, p_answer, whole, self.operators, stratum.as_json())
 
     def left_out(self, step: int) -> dict[str, str]:
         """Operators for which a step is not studied, with the reason: too few prompts, or always giving the same answer would
@@ -125,11 +126,9 @@ def whole_answers(ctx: Context) -> WholeAnswers:
     units = [(prompts[rows],) for rows in prompt_units(prompts)]
     with ctx.progress.task("whole_answers", 2 * len(prompts)) as advance:
         heads, neurons, *answers = zip(*ctx.map(answers_of, units, advance), strict=True)
-        predicted, log_p = (np.concatenate(parts, axis=1) for parts in answers)
-        ends = np.cumsum([len(some) for (some,) in units])[:-1]
-        continued = [(some, own) for (some,), own in zip(units, np.split(predicted, ends, axis=1), strict=True)]
-        free, stops = (np.concatenate(x) for x in zip(*ctx.map(free_answers, continued, advance), strict=True))
-        free = free.T
+        continued = [(some, own) for (some,), own in zip(units, answers[-1], strict=True)]
+        free = np.concatenate(ctx.map(free_answers, continued, advance), axis=1)
+        predicted, log_p, tokens = (np.concatenate(parts, axis=1) for parts in answers)
     mean_heads, mean_neurons = (mean_of_operators(x, prompts, units) for x in (heads, neurons))
     right = predicted == right_values(stratum, prompts.answer)
     numbers = {name: getattr(prompts, name) for name in ("op1", "op2", "answer")}
@@ -138,7 +137,7 @@ def whole_answers(ctx: Context) -> WholeAnswers:
         log_p=log_p.sum(axis=0, dtype=np.float64),
         free=written_numbers(stratum, free),
         agrees=(free == predicted).all(axis=0),
-        stops=stops,
+        stops=stops_after(model, tokens[-1]),
     )
     studied = table[table.operator.isin(ctx.settings.operators)]
     derived = measures_of(studied, right), chains_of(studied, right)
@@ -158,62 +157,80 @@ def written_numbers(stratum: Stratum, values: NDArray[np.int32]) -> Ints:
 
 def answers_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArray[Any], ...]:
     """Unit of work: mean activations of heads and neurons; predicted values and log-probabilities of the right token at each
-    step, [steps, prompts]."""
+    step, [steps, prompts]; and the most probable tokens at each step and behind the answer, [steps + 1, prompts]."""
     answers = [Answers(view, prompts.asking(view.encoder.asked)) for view in model.every_step()]
+    tokens = np.empty((len(answers) + 1, len(prompts)), dtype=np.int64)
 
     def observe(rows: Ints, logits: Tensor) -> None:
+        tokens[:, rows] = logits.argmax(-1).T.cpu().numpy()
         for i, own in enumerate(answers):
             own.observe(rows, logits[:, i])
 
-    means = model.engine.mean_activations(model, prompts, advance, observe=observe, steps=len(answers))
-    found = (np.stack([getattr(own, name) for own in answers]) for name in ("predicted", "log_p"))
-    return means.heads.cpu().numpy(), means.neurons.cpu().numpy(), *found
+    ids = model.encoder.encode_answered(prompts)
+    means = model.engine.mean_activations(model, prompts, advance, observe=observe, steps=len(tokens), ids=ids)
+    # Without those at the answer's last token, which no step is given.
+    heads, neurons = (x[:, :-1].cpu().numpy() for x in (means.heads, means.neurons))
+    return (
+        heads,
+        neurons,
+        *(np.stack([getattr(own, name) for own in answers]) for name in ("predicted", "log_p")),
+        tokens,
+    )
 
 
 @torch.no_grad()
-def measure_answers(model: Model, prompts: Prompts) -> NDArray[np.bool_]:
-    """Whether each token of the answers is right, given the right ones before it: [steps, prompts].
+def forced_tokens(model: Model, prompts: Prompts) -> Ints:
+    """The most probable token at each step, given the right ones before it, and behind the answer: [steps + 1, prompts].
 
     Args:
         model: A model at the last answer step of a stratum.
         prompts: Prompts of the stratum.
     """
+    asked = len(model.every_step()) + 1
+    tokens = np.empty((asked, len(prompts)), dtype=np.int64)
+    for rows, batch in batches(model, prompts, 0, asked * logit_bytes(model)):
+        ids = model.encoder.encode_answered(batch).to(model.device)
+        tokens[:, rows] = model.logits_at_last(ids, asked).argmax(-1).T.cpu().numpy()
+    return tokens
+
+
+def measure_answers(model: Model, prompts: Prompts) -> NDArray[np.bool_]:
+    """Whether each token of the answers is right, given the right ones before it: [steps, prompts]; arguments as above."""
+    return forced_tokens(model, prompts)[:-1] == _right_tokens(model, prompts)
+
+
+def _right_tokens(model: Model, prompts: Prompts) -> Ints:
+    """The tokens of the right answers: [steps, prompts]."""
     views = model.every_step()
-    right = np.empty((len(views), len(prompts)), dtype=np.bool_)
-    for rows, batch in batches(model, prompts, 0, len(views) * logit_bytes(model)):
-        predicted = model.logits_at_last(model.encode(batch), len(views)).argmax(-1)
-        for step, view in enumerate(views):
-            right[step, rows] = (predicted[:, step] == view.answers(batch.asking(view.encoder.asked))).cpu().numpy()
-    return right
+    return np.stack([view.encoder.answers(prompts.asking(view.encoder.asked)).numpy() for view in views])
 
 
 @torch.no_grad()
-def free_answers(
-    model: Model, prompts: Prompts, predicted: NDArray[np.int32], *, advance: Advance
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Unit of work: values of the tokens that the model writes by itself, [prompts, steps], and whether it stops after the
-    right answer. `predicted` are the values at each step, given the right tokens before it."""
-    views, stratum = model.every_step(), model.encoder.stratum
-    assert stratum is not None
-    free = predicted.T.copy()
-    wrong = predicted != right_values(stratum, prompts.answer)
-    different = np.flatnonzero(wrong[:-1].any(axis=0))  # where a later step may be given a wrong token
-    ids = model.encoder.encode_questions(prompts[different])
-    for step, view in enumerate(views if len(different) else []):
-        tokens = _next_tokens(model, prompts[different], ids)
-        free[different, step] = view.token_numbers[tokens].numpy()
-        ids = torch.cat([ids, tokens[:, None]], dim=1)
-    following = _next_tokens(model, prompts, model.encoder.encode_answered(prompts))
-    stops = np.array([not token[:1].isdecimal() for token in model.encoder.tokens(following)], dtype=np.bool_)
+def free_answers(model: Model, prompts: Prompts, tokens: Ints, *, advance: Advance) -> NDArray[np.int32]:
+    """Unit of work: values of the tokens that the model writes by itself, [steps, prompts]. `tokens` are those of
+    `forced_tokens`: up to the first wrong one, the model writes the same."""
+    written, views = tokens[:-1].copy(), model.every_step()
+    wrong = written != _right_tokens(model, prompts)
+    first_wrong = np.where(wrong.any(axis=0), wrong.argmax(axis=0), len(views))
+    questions = model.encoder.encode_questions(prompts)
+    for step in range(1, len(views)):
+        if len(rows := np.flatnonzero(first_wrong < step)):
+            ids = torch.cat([questions[rows], torch.from_numpy(written[:step, rows].T)], dim=1)
+            written[step, rows] = _next_tokens(model, prompts[rows], ids)
     advance(len(prompts))
-    return free, stops
+    return np.stack([view.token_numbers[own].numpy() for view, own in zip(views, written, strict=True)])
 
 
-def _next_tokens(model: Model, prompts: Prompts, ids: Int[Tensor, "prompts length"]) -> Int[Tensor, " prompts"]:
+def stops_after(model: Model, following: Ints) -> NDArray[np.bool_]:
+    """Whether these tokens, which follow an answer, are not further digits of it."""
+    return np.array([not token[:1].isdecimal() for token in model.encoder.tokens(following.tolist())], dtype=np.bool_)
+
+
+def _next_tokens(model: Model, prompts: Prompts, ids: Int[Tensor, "prompts length"]) -> Ints:
     """The most probable token after these tokens of each prompt: its question, and some of an answer."""
-    found = torch.empty(len(prompts), dtype=torch.long)
+    found = np.empty(len(prompts), dtype=np.int64)
     for block in model.engine.sweep(model, prompts, ids=ids):
-        found[torch.from_numpy(block.rows)] = block.logits.argmax(-1).cpu()
+        found[block.rows] = block.logits.argmax(-1).cpu().numpy()
     return found
 
 

@@ -50,8 +50,8 @@ def parsed_once(file: Path, read: Callable[[], Read]) -> Read:
 def without_bos(file: Path) -> bool:
     """Whether a GGUF file says that texts do not begin with a BOS token.
 
-    A GGUF file names a BOS token even for a model that has none: for Qwen it is the one that separates documents, and with it in
-    front the model forgets how to add (docs/real-models.md).
+    A GGUF file names a BOS token even for a model that has none: for Qwen it is the one that separates documents, and with it
+    in front the model hardly adds any more (docs/real-models.md).
     """
     field = gguf.GGUFReader(file).fields.get("tokenizer.ggml.add_bos_token")  # the shared reader, within `parsed_once`
     return field is not None and not field.parts[field.data[0]].any()

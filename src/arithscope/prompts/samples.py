@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from arithscope.errors import UserError
-from arithscope.prompts.table import Prompts
+from arithscope.prompts.table import Place, Prompts
 
 
 def random_source(seed: int, *names: str | int) -> np.random.Generator:
@@ -36,14 +36,31 @@ def disjoint_samples(prompts: Prompts, sizes: Sequence[int], random: np.random.G
     return [prompts[order[a:b]] for a, b in pairwise(ends)]
 
 
-def counterfactuals(prompts: Prompts, pool: Prompts, random: np.random.Generator) -> Prompts:
-    """For each prompt, draw a prompt with a different result uniformly from the pool."""
-    by_result = np.argsort(pool.result, kind="stable")
-    results = pool.result[by_result]
-    first, end = np.searchsorted(results, prompts.result, "left"), np.searchsorted(results, prompts.result, "right")
-    candidates = len(pool) - (end - first)
-    if len(prompts) and candidates.min(initial=1) == 0:
+def counterfactuals(
+    prompts: Prompts, pool: Prompts, random: np.random.Generator, places: Sequence[Place] = ()
+) -> Prompts:
+    """For each prompt, draw a prompt with a different result uniformly from the pool.
+
+    Args:
+        prompts: The prompts.
+        pool: What is drawn from.
+        random: Draws them.
+        places: Tokens of the answer that are to be different, too. Those that are the same in the whole pool cannot be, nor all
+            of them where the pool has no such prompt.
+
+    Raises:
+        UserError: If the pool has no other result for some prompt.
+    """
+    pool = pool[np.argsort(pool.result, kind="stable")]
+    different = prompts.result[:, None] != pool.result
+    if len(prompts) and not different.any(axis=1).all():
         raise UserError("All correct prompts have the same answer, so there is no counterfactual; use more operands.")
-    draw = random.integers(0, candidates) if len(prompts) else np.empty(0, dtype=np.int64)
-    # The prompts with the same result are one block of the sorted pool: skip it.
-    return pool[by_result[np.where(draw < first, draw, draw + (end - first))]]
+    everywhere = different.copy()
+    for place in places:
+        tokens = place.of(pool.answer)
+        if len(np.unique(tokens)) > 1:
+            everywhere &= place.of(prompts.answer)[:, None] != tokens
+    allowed = np.where(everywhere.any(axis=1, keepdims=True), everywhere, different)
+    draw = random.integers(0, allowed.sum(axis=1)) if len(prompts) else np.empty(0, dtype=np.int64)
+    chosen = [np.flatnonzero(row)[i] for row, i in zip(allowed, draw, strict=True)]
+    return pool[np.array(chosen, dtype=np.int64)]

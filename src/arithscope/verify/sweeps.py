@@ -14,9 +14,11 @@ from arithscope.experiments.means import Answers, MeanActivations
 from arithscope.experiments.whole_answers import (
     WholeAnswers,
     chains_of,
+    forced_tokens,
     free_answers,
     measures_of,
     right_values,
+    stops_after,
     written_numbers,
 )
 from arithscope.models.hooks import capturing
@@ -38,6 +40,9 @@ def check_means(ctx: VerifyContext, stored: MeanActivations) -> None:
     ctx.tally.same("studied", stored.studied, ctx.stratum.as_json())
     rows = ctx.sample(len(stored.prompts), PROMPTS, "means")
     _same_answers(ctx, ctx.model, stored.prompts[rows], stored.predicted[rows], stored.p_answer[rows])
+    right = stored.stratum.legal(stored.prompts) & (stored.predicted == stored.prompts.result)
+    of_steps = stored.whole & right if stored.stratum.steps > 1 else right  # other steps are not in this run
+    ctx.tally.table("whole", pd.DataFrame({"whole": stored.whole}), pd.DataFrame({"whole": of_steps}))
     ctx.tally.recomputed.append(f"the answers to {counted(len(rows), 'prompt')}")
     _same_mean_activations(ctx, stored, rows)
 
@@ -63,9 +68,10 @@ def check_whole_answers(ctx: VerifyContext, stored: WholeAnswers) -> None:
     tally.close("log_p", stored.prompts.log_p.to_numpy(), stored.log_p.sum(0, dtype=np.float64), tally.noise)
     if ctx.model.full_precision:  # otherwise a token may differ further on, where nothing says how close the call was
         clear = rows[sure]
-        free, stops = free_answers(ctx.model, prompts[clear], stored.predicted[:, clear], advance=lambda n: None)
-        agrees = (stored.predicted[:, clear] == free.T).all(0)
-        now = pd.DataFrame({"free": written_numbers(stratum, free.T), "agrees": agrees, "stops": stops})
+        tokens = forced_tokens(ctx.model, prompts[clear])
+        free = free_answers(ctx.model, prompts[clear], tokens, advance=lambda n: None)
+        agrees, stops = (stored.predicted[:, clear] == free).all(0), stops_after(ctx.model, tokens[-1])
+        now = pd.DataFrame({"free": written_numbers(stratum, free), "agrees": agrees, "stops": stops})
         tally.table("free running", stored.prompts.iloc[clear][list(now)].reset_index(drop=True), now)
     tally.recomputed.append(f"the answers to {counted(len(rows), 'prompt')} at every step")
     _same_mean_activations(ctx, stored.means_at(stratum.steps), rows)

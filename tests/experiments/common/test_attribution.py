@@ -27,7 +27,9 @@ def pairs(model: Model, n: int = 3) -> Split:
 
 def estimates(model: Model, split: Split, method: str) -> NDArray[np.float32]:
     """[neurons, prompts, measures] of LAYER."""
-    found = attributed_effects(model, split.discovery, split.counterfactuals, [LAYER], method, advance=lambda n: None)
+    found = attributed_effects(
+        model, split.discovery, split.counterfactuals, [LAYER], method, model.positions.final, advance=lambda n: None
+    )
     return found[0]
 
 

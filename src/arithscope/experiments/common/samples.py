@@ -10,7 +10,15 @@ from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common.stage import Context
 from arithscope.models.memory import rows_that_fit
 from arithscope.models.model import Model
-from arithscope.prompts import Ints, Prompts, counterfactuals, disjoint_samples, random_source, sample
+from arithscope.prompts import (
+    Ints,
+    Prompts,
+    concatenate_prompts,
+    counterfactuals,
+    disjoint_samples,
+    random_source,
+    sample,
+)
 from arithscope.settings import SampleSizes
 from arithscope.utils.executor import split_evenly
 
@@ -54,6 +62,9 @@ def selection_prompts(ctx: Context) -> dict[str, Prompts]:
 def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str, Split]:
     """Draw disjoint samples for each operator.
 
+    Discovery, selection and evaluation prompts of an answer step are prompts whose whole answer is right, if there are enough;
+    then all steps have the same ones, and a counterfactual has another token at every step.
+
     Args:
         accuracy: The model's answers to the legal prompts.
         sizes: Sample sizes; `discovery`, `selection` and `evaluation` are used.
@@ -65,18 +76,24 @@ def split_prompts(accuracy: Accuracy, sizes: SampleSizes, seed: int) -> dict[str
     Raises:
         TooFewCorrect: If no operator can be split.
     """
-    samples, pool = {}, accuracy.correct()
+    samples, correct = {}, accuracy.correct()
     # An untrained model that always gives the same number is sometimes right by accident.
-    if len(np.unique(pool.result)) < 2:
+    if len(np.unique(correct.result)) < 2:
         raise TooFewCorrect
     drawn = sizes.discovery, sizes.evaluation, sizes.selection
     for operator in accuracy.operators:
-        correct, random = accuracy.correct(operator), random_source(seed, "split", operator)
-        wanted = (*drawn, max(*drawn, len(correct) - sum(drawn)))
-        discovery, evaluation, selection, rest = disjoint_samples(correct, wanted, random)
+        random = random_source(seed, "split", operator)
+        whole, others = accuracy.whole(operator), accuracy.correct_in_part(operator)
+        enough = len(whole) >= sum(drawn)
+        known = whole if enough else accuracy.correct(operator)
+        wanted = (*drawn, max(*drawn, len(known) - sum(drawn)))
+        discovery, evaluation, selection, rest = disjoint_samples(known, wanted, random)
         if len(discovery) and len(evaluation) and len(selection):
-            others = counterfactuals(discovery, pool, random)
-            samples[operator] = Split(discovery, others, selection, evaluation, rest)
+            places = [each.asked for each in accuracy.stratum.every_step()] if enough else []
+            pool = accuracy.whole() if enough else correct
+            corrupted = counterfactuals(discovery, pool, random, places)
+            held_out = concatenate_prompts([rest, others]) if enough else rest
+            samples[operator] = Split(discovery, corrupted, selection, evaluation, held_out)
     if not samples:
         raise TooFewCorrect
     return samples

@@ -88,6 +88,7 @@ HEAD_KEY, NEURON_KEY = (OPERATOR, LAYER, HEAD), (OPERATOR, LAYER, NEURON)
 PROMPT_KEY = (OPERATOR, integer("op1", "first operand", key=True), integer("op2", "second operand", key=True))
 MEASURE = text("measure", "what is averaged", key=True)
 EFFECT_MEASURE = text("measure", "effect measure: `probability` (Eq. 1), `log_ratio` or `logit`", key=True)
+METHOD = text("method", "`exact` patching, or the attribution method that estimated the effect")
 CRITERION = text("criterion", "`raw`: every match; `calibrated`: calibrated matches only", key=True)
 CRITERION_KEY = (OPERATOR, CRITERION)
 MEAN_COLUMNS = (

@@ -124,8 +124,7 @@ class FullPass(Engine):
 
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=heads, neurons=neurons, residual=residual, keep=keep_tail) as activations:
-                own = model.encode(prompts[batch]) if ids is None else ids[torch.from_numpy(batch)].to(model.device)
-                logits = model.logits(own)
+                logits = model.logits(_ids_of(model, prompts, batch, ids))
             yield Block(batch, logits, activations)
             progress(len(batch))
 
@@ -150,12 +149,13 @@ class FullPass(Engine):
         rows: int | None = None,
         observe: Observer = lambda rows, logits: None,
         steps: int = 1,
+        ids: Int[Tensor, "prompts length"] | None = None,
     ) -> Means:
         layers = range(model.sizes.layers)
         totals = dict.fromkeys(Site, torch.zeros((), dtype=torch.float64))
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.cpu().double().sum(0)) as sums:
-                observe(batch, model.logits_at_last(model.encode(prompts[batch]), steps))
+                observe(batch, model.logits_at_last(_ids_of(model, prompts, batch, ids), steps))
             totals = {site: totals[site] + torch.stack([getattr(sums, site)[i] for i in layers]) for site in Site}
             progress(len(batch))
         return Means(*((total / len(prompts)).float().to(model.device) for total in totals.values()))
@@ -202,6 +202,11 @@ def _replacing_residual(
         hook = model.layers[layer].register_forward_hook(at_output)
     with attached([hook]):
         yield
+
+
+def _ids_of(model: Model, prompts: Prompts, rows: Rows, ids: Ids | None) -> Ids:
+    """Tokens of some of the prompts; `ids` are those of all, if not as the model encodes them."""
+    return model.encode(prompts[rows]) if ids is None else ids[torch.from_numpy(rows)].to(model.device)
 
 
 def _batches(model: Model, prompts: int, rows: int | None = None) -> Iterator[Rows]:

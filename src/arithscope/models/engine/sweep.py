@@ -133,6 +133,7 @@ def mean_activations(
     rows: int | None = None,
     observe: Observer = lambda rows, logits: None,
     steps: int = 1,
+    ids: Int[Tensor, "prompts length"] | None = None,
 ) -> Means:
     """Mean over prompts of all heads and neurons at every position: the values of mean ablation.
 
@@ -141,8 +142,10 @@ def mean_activations(
         rows: Number of prompts in one pass; by default as many as fit in memory.
         observe: Called with the rows and logits of each block, in any thread.
         steps: Number of last positions whose logits are observed: one for each answer step.
+        ids: As for `sweep`.
     """
-    layers, length, first = range(model.sizes.layers), model.encoder.length, model.positions.op2
+    layers, first = range(model.sizes.layers), model.positions.op2
+    length = model.encoder.length if ids is None else ids.shape[1]
     totals: dict[Site, dict[int, Tensor]] = {site: {} for site in Site}
 
     def add(sums: Activations, start: int) -> None:
@@ -162,7 +165,7 @@ def mean_activations(
 
     kept = len(layers) * (length - first) * sum(component_bytes(model, site) for site in Site)
     kept += (steps - 1) * logit_bytes(model)
-    for n, sums in _run_tails(model, prompts, rows, kept, run, lambda sums: add(sums, 0)):
+    for n, sums in _run_tails(model, prompts, rows, kept, run, lambda sums: add(sums, 0), ids):
         add(sums, first)
         progress(n)
     means = [torch.stack([(totals[s][i] / len(prompts)).float().cpu() for i in layers]) for s in Site]
