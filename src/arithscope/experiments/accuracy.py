@@ -1,5 +1,6 @@
 """Accuracy on all legal prompts; every later experiment samples from the correct ones (Appendix H)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -91,12 +92,16 @@ def as_prompts(rows: pd.DataFrame, asked: Place) -> Prompts:
 @stage(needs=(MeanActivations,), reads=("operators", "seed", "half"), paper="App. H")
 def accuracy(ctx: Context) -> Accuracy:
     """Accuracy of the model on all legal prompts, by operator."""
-    means, seed = ctx.results[MeanActivations], ctx.settings.seed
+    return accuracy_of(ctx.results[MeanActivations], ctx.settings.operators, ctx.settings.half, ctx.settings.seed)
+
+
+def accuracy_of(means: MeanActivations, operators: Sequence[str], half: int = 0, seed: int = 0) -> Accuracy:
+    """Accuracy of answers that were found together with mean activations, of all legal prompts or of a half of them."""
     prompts = means.prompts
-    studied = np.isin(prompts.operator, operator_indices(ctx.settings.operators))
+    studied = np.isin(prompts.operator, operator_indices(operators))
     rows = np.flatnonzero(means.stratum.legal(prompts) & studied)
-    if ctx.settings.half:
-        rows = rows[in_half(prompts[rows], ctx.settings.half, seed)]
+    if half:
+        rows = rows[in_half(prompts[rows], half, seed)]
     found = means.predicted[rows], means.p_answer[rows], means.whole[rows]
     return _tabulate(prompts[rows], *found, means.stratum)
 

@@ -1,14 +1,15 @@
 """The first MLP: which neurons matter at op1, operator and op2, how few suffice, and what numbers they respond to (Appendix B).
 
 1. Patch each neuron at each of the three positions with its counterfactual activation; rank neurons by their mean effect.
-   Attribution methods, and `atp+exact`, are used as in the stage `neurons`.
+   Attribution methods, and `atp+exact`, are used as in the stage `neurons`. Where answers have several steps, each pass is read
+   at all of them that patch the same prompts (`mlp0_steps`).
 2. Keep a growing share of the best neurons in the operator's circuit, at all positions, and mean-ablate the others. The share
    that suffices is chosen on the selection prompts and reported on the evaluation prompts.
 3. Do the same with the MLPs of the answer layers reduced to their top neurons at the last position, as in the paper.
 4. Read each neuron's activation at op1 for every number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,13 @@ from arithscope.experiments.common.attribution import attributed_effects
 from arithscope.experiments.common.ranking import best_first, rank_statistic
 from arithscope.experiments.common.result import Result, by_operator, of_operator, summary_table
 from arithscope.experiments.common.samples import Split, batches, evaluation_prompts, selection_prompts, splits
+from arithscope.experiments.common.shared_steps import of_step, shared_steps
 from arithscope.experiments.common.stage import Context, replay_memory, stage
 from arithscope.experiments.localize import effect_tables
 from arithscope.experiments.means import MeanActivations, Singles
 from arithscope.experiments.neurons import method_of, neuron_effects, number_exact
 from arithscope.experiments.topk import TopK
+from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.heuristics.kinds import Bools
 from arithscope.models.hooks import capturing
 from arithscope.models.model import Model
@@ -44,7 +47,29 @@ ALL_POSITIONS = "mean"  # value of the column `position` for the average over po
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the neurons to keep
 NEURONS_IN_UNIT = 4096
 VERIFIED_NEURONS = 12  # neurons of each operator that `verify` patches again
+_EFFECTS = (
+    schema.text("position", "`op1`, `operator`, `op2` and so on, or `mean`: averaged over them", key=True),
+    schema.NEURON,
+    schema.EFFECT_MEASURE,
+    schema.METHOD,
+    *schema.EFFECT_COLUMNS,
+)
 _CURVE = (*ablation.CURVE, schema.number("share", "share of the neurons that is kept"))
+
+
+@dataclass(frozen=True, repr=False)
+class SharedFirstMlp(Result):
+    """Effects of the first MLP's neurons at answer steps that patch the same prompts; their stage `mlp0` takes them over."""
+
+    effects: pd.DataFrame = schema.table(
+        "Effect of patching each neuron at each position on each answer step; empty unless all effects are exact.",
+        schema.OPERATOR,
+        schema.STEP,
+        *_EFFECTS,
+    )
+
+    def summary(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,11 +79,7 @@ class FirstMlp(Result):
     effects: pd.DataFrame = schema.table(
         "Effect of patching each neuron at each position, and the mean effect over positions.",
         schema.OPERATOR,
-        schema.text("position", "`op1`, `operator`, `op2` and so on, or `mean`: averaged over them", key=True),
-        schema.NEURON,
-        schema.EFFECT_MEASURE,
-        schema.METHOD,
-        *schema.EFFECT_COLUMNS,
+        *_EFFECTS,
     )
     curve: pd.DataFrame = schema.table(
         "The circuit with only the best neurons of the first MLP, or as many random ones, on the evaluation prompts.",
@@ -86,7 +107,43 @@ class FirstMlp(Result):
 
 
 @stage(
+    needs=(WholeAnswers,),
+    reads=("operators", "sizes", "seed", "neurons"),
+    memory=replay_memory,
+    joins_steps=True,
+    paper="App. B",
+)
+def mlp0_steps(ctx: Context) -> SharedFirstMlp:
+    """Effects of the first MLP's neurons for all answer steps that patch the same prompts: each pass is read at every step."""
+    shared = shared_steps(ctx) if ctx.settings.neurons == EXACT else {}
+    some = slice(0, ctx.settings.sizes.first_mlp)
+    neurons = {o: ctx.sample(ctx.model.sizes.neurons, VERIFIED_NEURONS, "mlp0", o) for o in shared}
+    groups = []
+    for operator, together in shared.items():
+        prompts, last = (together.split.discovery[some], together.split.counterfactuals[some]), together.steps[-1]
+        for at in _positions(together.model).values():
+            reads = last - together.read_at(at + 1)[0] + 1
+            chunks = split_evenly(len(neurons[operator]), NEURONS_IN_UNIT)
+            groups.append([(*prompts, [0], neurons[operator][None, c], at, reads, last) for c in chunks])
+    total = sum(len(unit[0]) * unit[3].size for group in groups for unit in group)
+    with ctx.progress.task("mlp0_steps", total) as advance:
+        parts = iter(ctx.map_groups(neuron_effects, groups, advance))
+    tables = [SharedFirstMlp.frame("effects", [])]
+    for operator, together in shared.items():
+        found: dict[int, dict[str, Floats]] = {step: {} for step in together.steps}  # by step and position
+        for name, at in _positions(together.model).items():
+            read, values = together.read_at(at + 1), np.concatenate(next(parts), axis=1)[0]
+            for step in read:
+                found[step][name] = values[..., step - read[0], :]
+        for step, by_position in found.items():
+            tables += _effect_tables(by_position, neurons[operator], EXACT, operator=operator, step=step)
+    table = pd.concat(tables[1:] or tables, ignore_index=True)[SharedFirstMlp.columns("effects")]
+    return SharedFirstMlp(ctx.confirmed("effects", table))
+
+
+@stage(
     needs=(Accuracy, MeanActivations, Circuit, TopK),
+    given=(SharedFirstMlp,),
     reads=("max_operand", "sizes", "seed", "effect", "neurons"),
     memory=replay_memory,
     paper="App. B",
@@ -180,8 +237,11 @@ def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.Da
     """Effects of patching each neuron at each position, by operator."""
     some, positions = slice(0, ctx.settings.sizes.first_mlp), _positions(ctx.model)
     n_exact, method, first_mlp = number_exact(ctx), method_of(ctx), [0]
-    tables: list[pd.DataFrame] = []
+    given, tables = ctx.results.get(SharedFirstMlp), list[pd.DataFrame]()
     for operator, split in samples.items():
+        if given is not None and len(known := of_step(given.effects, ctx.model.encoder.step, operator)):
+            tables.append(known)
+            continue
         prompts, others = split.discovery[some], split.counterfactuals[some]
         order, estimates = np.arange(ctx.model.sizes.neurons), np.empty(0)
         if method != EXACT:
@@ -201,13 +261,19 @@ def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.Da
         found = [(EXACT, exact, np.stack([np.concatenate(x, axis=1)[0] for x in measured]))] if n_exact else []
         found += [(method, rest, estimates[:, rest])] if len(rest) else []
         for used, neurons, values in found:
-            with_mean = np.concatenate([values, values.mean(0, keepdims=True)])  # over positions, after these
-            position = np.repeat([*positions, ALL_POSITIONS], len(neurons))
-            neuron = np.tile(neurons.astype(np.int32), len(with_mean))
-            columns = {"operator": operator, "position": position, "neuron": neuron, "method": used}
-            tables += effect_tables(columns, with_mean)
-    table = pd.concat(tables, ignore_index=True)[FirstMlp.columns("effects")]
-    return ctx.confirmed("effects", table)
+            tables += _effect_tables(dict(zip(positions, values, strict=True)), neurons, used, operator=operator)
+    return ctx.confirmed("effects", pd.concat(tables, ignore_index=True)[FirstMlp.columns("effects")])
+
+
+def _effect_tables(
+    by_position: Mapping[str, Floats], neurons: NDArray[np.int64], method: str, **columns: Any
+) -> Iterator[pd.DataFrame]:
+    """Tables of effects [neurons, prompts, measures] at each position, and of their mean over positions."""
+    values = np.stack(list(by_position.values()))
+    values = np.concatenate([values, values.mean(0, keepdims=True)])
+    position = np.repeat([*by_position, ALL_POSITIONS], len(neurons))
+    neuron = np.tile(neurons.astype(np.int32), len(values))
+    return effect_tables({**columns, "position": position, "neuron": neuron, "method": method}, values)
 
 
 def _positions(model: Model) -> dict[str, int]:

@@ -266,20 +266,34 @@ def _exact_effects(ctx: Context, tasks: Sequence[_Task], advance: Advance) -> li
 
 
 def neuron_effects(
-    model: Model, prompts: Prompts, counterfactuals: Prompts, layers: Layers, chosen: Ints, at: int, *, advance: Advance
+    model: Model,
+    prompts: Prompts,
+    counterfactuals: Prompts,
+    layers: Layers,
+    chosen: Ints,
+    at: int,
+    reads: int = 1,
+    step: int | None = None,
+    *,
+    advance: Advance,
 ) -> Effects:
-    """Unit of work: effects of patching some neurons of each layer, one at a time: [layers, neurons, prompts, measures]."""
-    found = np.empty((*chosen.shape, len(prompts), len(EFFECTS)), np.float32)
+    """Unit of work: effects of patching some neurons of each layer, one at a time: [layers, neurons, prompts, measures].
+
+    `reads` and `step` are those of `component_effects`; with them, there is an axis of steps before the measures.
+    """
+    model = model if step is None else model.every_step()[step - 1]
+    found = np.empty((*chosen.shape, len(prompts), *([] if step is None else [reads]), len(EFFECTS)), np.float32)
     for rows, batch in batches(model, prompts, 0):
         corrupted = counterfactuals[rows]
         with torch.no_grad(), capturing(model, neurons=layers, keep=lambda x: x[:, at].clone()) as seen:
             model.logits(model.encode(corrupted))
-        reduce = effect_reducer(model, batch, corrupted, advance)
-        tape = model.engine.record(model, model.encode(batch), at, neurons=layers)
+        reduce = effect_reducer(model, batch, corrupted, advance, reads)
+        tape = model.engine.record(model, model.encode(batch), at, neurons=layers, last=reads)
         for i, layer in enumerate(layers):
             which = torch.from_numpy(chosen[i])
             values = seen.neurons[layer][:, which.to(seen.neurons[layer].device)].T
-            found[i][:, rows] = model.engine.replay_neurons(tape, layer, which, values, reduce, at).cpu().numpy()
+            effects = model.engine.replay_neurons(tape, layer, which, values, reduce, at).cpu().numpy()
+            found[i][:, rows] = effects.reshape(found[i][:, rows].shape)
     return found
 
 

@@ -11,7 +11,7 @@
 3. The stages that join the steps run last.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from arithscope.experiments.whole_answers import WholeAnswers
 from arithscope.models.layouts import find_strata, stratum_names
 from arithscope.models.model import Model
 from arithscope.pipeline.configuration import stored_stratum
-from arithscope.pipeline.registry import all_stages, stage_of
+from arithscope.pipeline.registry import all_stages, chosen_stages, stage_named, stage_of
 from arithscope.pipeline.runner import Given, check_folder
 from arithscope.pipeline.store import MANIFEST, RunFolder, RunWriter, SchemaMismatch, plain, runs_inside
 from arithscope.prompts import Operands, Stratum, operands_of_digits
@@ -44,8 +44,8 @@ DEFAULT_DIGITS = "2"  # studied where the tokenizer cuts numbers into digits, un
 Shared = Mapping[str, Callable[[], Result]]
 
 
-# Studies one answer step; stages in the last argument are not computed again.
-StudyStep = Callable[[Model, Settings, Path, Shared], RunWriter]
+# Studies one answer step. Stages in the fourth argument are not computed again; stages may be given results in the last one.
+StudyStep = Callable[[Model, Settings, Path, Shared, Sequence[Given]], RunWriter]
 # Runs stages that join answer steps into a layout's run folder, with these results of the steps.
 RunJoined = Callable[[Model, Settings, Path, Sequence[str], Sequence[Given]], RunWriter]
 
@@ -162,10 +162,17 @@ def _study_layout(
     joined = {stage.name: stage for stage in joined_stages()}
     named = [name for name in joined if stages is None or name in stages]
     alone = [name for name in named if not joined[name].given]
-    run = run_joined(model, settings, out, [stage_of(WholeAnswers).name, *alone], [])
+    of_steps = set(stages or ()) - set(joined)
+    shared_stages = _shared_stages(of_steps) if of_steps or stages is None else []
+    run = run_joined(
+        model, settings, out, list(dict.fromkeys([stage_of(WholeAnswers).name, *alone, *shared_stages])), []
+    )
     studied, refused = 0, 0
-    if stages is None or set(stages) - set(joined):
-        answers = run.read(WholeAnswers)
+    if stages is None or of_steps:
+        answers, given = (
+            run.read(WholeAnswers),
+            [Given("", run.read(stage_named(name).result)) for name in shared_stages],
+        )
         for view in model.every_step():
             stratum = view.encoder.stratum
             assert stratum is not None
@@ -179,7 +186,8 @@ def _study_layout(
                 continue
             shared: Shared = {"means": partial(answers.means_at, stratum.step)}
             try:
-                study_step(view, replace(settings, operators=operators), step_folder(out, stratum.step), shared)
+                own = replace(settings, operators=operators)
+                study_step(view, own, step_folder(out, stratum.step), shared, given)
                 studied += 1
             except TooFewCorrect:
                 refused += 1
@@ -189,6 +197,12 @@ def _study_layout(
     if joining and len(found.circuits) > 1:
         run = run_joined(model, settings, out, joining, [Given("", found)])
     return run, refused > 0 and not studied
+
+
+def _shared_stages(stages: Collection[str]) -> list[str]:
+    """Stages that compute for all answer steps together what some stages of a step take over; no names are the default ones."""
+    todo = [stage for stage in chosen_stages(sorted(stages) or None, all_stages()) if not stage.joins_steps]
+    return [stage.name for stage in joined_stages() if any(stage.result in each.given for each in todo)]
 
 
 def joined_stages() -> list[Stage]:

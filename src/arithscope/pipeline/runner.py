@@ -199,10 +199,12 @@ def device_name(model: Model) -> str:
 def keys_of(model: Model, settings: Settings, stages: Sequence[Stage], given: Sequence[Given]) -> dict[str, str]:
     """Key of each stage: a hash of the model, the version, the settings it reads, and the keys of the results it reads."""
     keys: dict[str, str] = {}
-    by_result = {type(each.result): each.key for each in given}
+    from_elsewhere = {type(each.result): each.key for each in given}
+    by_result = dict(from_elsewhere)
     about = dict(version=__version__, model=describe_model(model), template=encoding_of(model))
     for stage in stages:
-        earlier = {kind.__name__: by_result[kind] for kind in (*stage.needs, *stage.given) if by_result.get(kind)}
+        earlier = {kind.__name__: by_result[kind] for kind in stage.needs}
+        earlier |= {kind.__name__: from_elsewhere[kind] for kind in stage.given if from_elsewhere.get(kind)}
         read = {name: getattr(settings, name) for name in stage.reads}
         keys[stage.name] = by_result[stage.result] = stage_key(stage=stage.name, settings=read, needs=earlier, **about)
     return keys

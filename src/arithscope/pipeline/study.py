@@ -114,12 +114,13 @@ def study(
         loaded = load(model) if isinstance(model, str) else model
         on_load(loaded, executor)
 
-        def study_one(asked: Model, settings: Settings, out: Path, shared: Shared) -> RunWriter:
+        def study_one(
+            asked: Model, settings: Settings, out: Path, shared: Shared, given: Sequence[Given] = ()
+        ) -> RunWriter:
             stages = None if names is None else [name for name in names if not stage_named(name).joins_steps]
             own = [stage.name for stage in chosen_stages(stages) if not stage.on_request]
-            folder = run_stages(
-                asked, settings, out, own, progress, after_stage, executor=executor, overwrite=overwrite, shared=shared
-            )
+            run = partial(run_stages, executor=executor, overwrite=overwrite, shared=shared, given=given)
+            folder = run(asked, settings, out, own, progress, after_stage)
             if followed:
                 if not overwrite:
                     _keep_checkpoints(folder, followed)

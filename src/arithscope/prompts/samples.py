@@ -51,7 +51,7 @@ def counterfactuals(
     Raises:
         UserError: If the pool has no other result for some prompt.
     """
-    pool = pool[np.argsort(pool.result, kind="stable")]
+    pool = pool[np.argsort(pool.answer, kind="stable")]  # the same order at every answer step
     different = prompts.result[:, None] != pool.result
     if len(prompts) and not different.any(axis=1).all():
         raise UserError("All correct prompts have the same answer, so there is no counterfactual; use more operands.")

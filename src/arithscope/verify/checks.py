@@ -191,8 +191,12 @@ def _answers(rows: pd.DataFrame, ctx: VerifyContext, hints: Mapping[str, Any]) -
     yield rows.loc[sure, ["ablated", "predicted"]], noise
 
 
+_EFFECT_TABLES = (
+    *(f"{name}.effects" for name in ("localize", "localize_steps", "mlp0", "mlp0_steps", "neurons")),
+    "carries.components",
+)
 TABLES: dict[str, Tolerance] = {  # by stage and table
-    **dict.fromkeys(("localize.effects", "mlp0.effects", "neurons.effects", "carries.components"), _effects),
+    **dict.fromkeys(_EFFECT_TABLES, _effects),
     "carries.exchange": _shares_correct(2),
     "neurons.agreement": _ranks,
     **dict.fromkeys(("circuit.curve", "topk.curve", "mlp0.curve", "bag.curve", "heads.isolation"), _circuits),

@@ -108,9 +108,10 @@ def probe_split(ctx: Context) -> tuple[Prompts, int]:
     return prompts, training
 
 
-def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: str) -> Places:
-    """Split all positions and layers into units of work; under `verify`, choose `verified` single layers."""
-    positions, layers = list(ctx.model.positions.named()), ctx.model.sizes.layers
+def places_of_units(ctx: Context, layers_in_unit: int, verified: int, *names: str, at: Model | None = None) -> Places:
+    """Split all positions and layers into units of work; under `verify`, choose `verified` single layers. `at` is the model at
+    another answer step, if positions are to be those there."""
+    positions, layers = list((at or ctx.model).positions.named()), ctx.model.sizes.layers
     chosen = ctx.sample(len(positions) * layers, verified, *names)
     if len(chosen) < len(positions) * layers:
         return [(positions[i // layers], [int(i % layers)]) for i in chosen]

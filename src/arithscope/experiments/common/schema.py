@@ -77,6 +77,7 @@ def value(doc: str) -> Any:
 STUDIED = "operands, legal answers, and where numbers take several tokens the layout and the answer step"
 OPERATOR = text("operator", "one of `+ - * /`", key=True)
 LAYER = integer("layer", "layer, from 0", key=True)
+STEP = integer("step", "answer step, from 1", key=True)
 HEAD = integer("head", "attention head, from 0", key=True)
 NEURON = integer("neuron", "neuron of the layer's MLP, from 0", key=True)
 POSITION = text(

@@ -47,10 +47,12 @@ class FullPass(Engine):
         self.tie, self.close_calls = tie, 0.0
 
     @torch.no_grad()
-    def record(self, model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequence[Edit] = ()) -> Tape:
+    def record(
+        self, model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequence[Edit] = (), last: int = 1
+    ) -> Tape:
         if not 0 <= first < ids.shape[1]:
             raise ValueError(f"position {first} is outside the prompt of {ids.shape[1]} tokens")
-        return Tape(model, ids, first, edited_logits(model, ids, edits), edits)
+        return Tape(model, ids, first, edited_logits(model, ids, edits, last), edits, last)
 
     @torch.no_grad()
     def replay(self, tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None = None) -> Tensor:
@@ -91,13 +93,13 @@ class FullPass(Engine):
         return self._reduced(tape, iter([torch.cat(list(replaced()))]), reduce)
 
     def _reduced_edits(self, tape: Tape, variants: Iterator[Sequence[Edit]], reduce: Reduce) -> Tensor:
-        logits = (edited_logits(tape.model, tape.ids, [*edits, *tape.edits]) for edits in variants)
+        logits = (edited_logits(tape.model, tape.ids, [*edits, *tape.edits], tape.last) for edits in variants)
         return self._reduced(tape, logits, reduce)
 
     def _reduced(self, tape: Tape, variants: Iterator[Logits], reduce: Reduce) -> Tensor:
         results = []
         for logits in variants:
-            largest, second = logits.topk(2, dim=-1).values.T
+            largest, second = logits.topk(2, dim=-1).values.unbind(-1)
             close = largest - second < self.tie * (largest - logits.mean(-1))
             self.close_calls = max(self.close_calls, float(close.float().mean()))
             results.append(reduce(tape.logits, logits[None]))
@@ -161,16 +163,18 @@ class FullPass(Engine):
         return Means(*((total / len(prompts)).float().to(model.device) for total in totals.values()))
 
 
-def edited_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
-    """Logits at the last position under edits of one variant, not rounded to half precision."""
+def edited_logits(
+    model: Model, ids: Ids, edits: Sequence[Edit], last: int = 1
+) -> Float[Tensor, "batch *last vocabulary"]:
+    """Logits at the last position, or the last ones, under edits of one variant, not rounded to half precision."""
     batches = _batches(model, len(ids))
-    return torch.cat([_batch_logits(model, ids[rows], [e.for_prompts(rows) for e in edits]) for rows in batches])
+    return torch.cat([_batch_logits(model, ids[rows], [e.for_prompts(rows) for e in edits], last) for rows in batches])
 
 
-def _batch_logits(model: Model, ids: Ids, edits: Sequence[Edit]) -> Logits:
+def _batch_logits(model: Model, ids: Ids, edits: Sequence[Edit], last: int = 1) -> Tensor:
     """`edited_logits` of one batch."""
-    top = model.sizes.layers - 1
-    with editing(model, edits, len(ids)), capturing(model, residual=[top], keep=last_position) as activations:
+    top, keep = model.sizes.layers - 1, last_position if last == 1 else lambda x: x[:, -last:].clone()
+    with editing(model, edits, len(ids)), capturing(model, residual=[top], keep=keep) as activations:
         model.logits(ids)
     return model.unembed(activations.residual[top])
 

@@ -23,11 +23,12 @@ from transformers.cache_utils import Cache, DynamicCache
 from arithscope.errors import UserError
 from arithscope.models.engine.prefix_attention import KeysValues, prefix_attention
 from arithscope.models.hooks import Edit, Layers, attached, capturing, editing, layer_input, layer_output
-from arithscope.models.memory import rows_that_fit
+from arithscope.models.memory import logit_bytes, rows_that_fit
 from arithscope.models.model import Ids, Logits, Model, Site
 
 # Reduces logits to what is kept of them, chunk by chunk: (unedited [batch, vocabulary], edited [variants, batch, vocabulary])
 # → [variants, batch, …]. The unedited logits come from the same pass, hence from the same batch shape.
+# A tape of several last positions has logits [batch, last, vocabulary] and [variants, batch, last, vocabulary].
 Reduce = Callable[[Logits, Float[Tensor, "variants batch vocabulary"]], Tensor]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a decoder layer
@@ -61,8 +62,9 @@ class Tape:
     model: Model
     ids: Ids
     first: int
-    logits: Logits
+    logits: Float[Tensor, "batch *last vocabulary"]
     edits: Sequence[Edit] = ()  # active in this pass and in every replay
+    last: int = 1  # number of last positions whose logits are read, in replays too
     prefix: KeysValues = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # arguments of each layer, for a batch of one
     # Input of each layer; then the last one's output.
@@ -79,13 +81,14 @@ class Tape:
 
 
 @torch.no_grad()
-def record(model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequence[Edit] = ()) -> Tape:
+def record(model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequence[Edit] = (), last: int = 1) -> Tape:
     """Run prompts once and keep what replays from position `first` on need.
 
     Args:
         first: First position that replays may edit.
         neurons: Layers whose neurons `replay_neurons` will edit.
         edits: Edits of one variant each that stay active in every replay.
+        last: Number of last positions whose logits are read: more than one where a pass asks for several tokens of an answer.
 
     Raises:
         ValueError: If `first` lies outside the prompt.
@@ -104,9 +107,14 @@ def record(model: Model, ids: Ids, first: int, neurons: Layers = (), edits: Sequ
         editing(model, late, len(ids), first),
         capturing(model, neurons=neurons, residual=layers) as activations,
     ):
-        logits = tail_logits(model, prefix, ids[:, first:])[:, 0]
+        logits = _squeezed(tail_logits(model, prefix, ids[:, first:], last=last), last)
     inputs = [layer_input(*full_calls[0]), *(activations.residual[i] for i in layers)]
-    return Tape(model, ids, first, logits, late, prefix, calls, inputs, activations.neurons)
+    return Tape(model, ids, first, logits, late, last, prefix, calls, inputs, activations.neurons)
+
+
+def _squeezed(logits: Float[Tensor, "*rows last vocabulary"], last: int) -> Tensor:
+    """Logits without the axis of last positions, if that is only one."""
+    return logits.squeeze(-2) if last == 1 else logits
 
 
 @torch.no_grad()
@@ -179,14 +187,16 @@ def _reduced(tape: Tape, variants: int, reduce: Reduce, chunk: int | None, run: 
     if variants == 0:
         raise ValueError("there is nothing to replay")
     if chunk is None:
-        chunk = max(1, rows_that_fit(tape.model, tape.length - tape.first, tape.length) // tape.batch - 1)
+        more = (tape.last - 1) * logit_bytes(tape.model)
+        chunk = max(1, rows_that_fit(tape.model, tape.length - tape.first, tape.length, more) // tape.batch - 1)
     chunk = -(-variants // -(-variants // chunk))  # as even as the number of chunks allows
     results = []
     for start in range(0, variants, chunk):
         size = min(chunk, variants - start)
         numbers = torch.full((chunk + 1,), -1, device=tape.model.device)
         numbers[1 : size + 1] = torch.arange(start, start + size)
-        logits = tape.model.unembed(run(numbers)[:, -1]).view(chunk + 1, tape.batch, -1)
+        hidden = run(numbers)[:, -tape.last :].flatten(0, 1)
+        logits = _squeezed(tape.model.unembed(hidden).view(chunk + 1, tape.batch, tape.last, -1), tape.last)
         results.append(reduce(logits[0], logits[1 : size + 1]))
     return torch.cat(results)
 
@@ -207,7 +217,8 @@ def replay(tape: Tape, edits: Sequence[Edit], reduce: Reduce, chunk: int | None 
 
     Args:
         edits: Edits with the same number of variants; those with a single variant are broadcast.
-        reduce: Maps unedited [batch, vocabulary] and edited [variants, batch, vocabulary] logits to [variants, batch, …].
+        reduce: Maps unedited [batch, vocabulary] and edited [variants, batch, vocabulary] logits to [variants, batch, …]; see
+            `Reduce` for tapes of several last positions.
         chunk: Number of variants in one pass; by default as many as fit in memory.
 
     Returns:
@@ -288,6 +299,7 @@ def replay_residual(
     Raises:
         ValueError: If the position lies before the tape's first.
     """
+    assert tape.last == 1
     if position < tape.first:
         raise ValueError(f"position {position} lies before position {tape.first}, where the tape begins")
     model, hidden = tape.model, tape.inputs[layer + 1].clone()
