@@ -121,7 +121,7 @@ def prepare(model: Model, prompts: int) -> Task:
     orders = np.stack([random.permutation(s.layers * s.heads) for _ in range(10)])
     sets = nested_sets(orders, np.linspace(0, s.layers * s.heads, CIRCUITS // 10).astype(int).tolist())
     more = sample(pool, PROBE_PROMPTS, random_source(0, "benchmark probes"))
-    examples = read_states(model, more, "last", range(s.layers))
+    [examples] = read_states(model, more, ["last"], range(s.layers))
     return Task(
         model, chosen, others, mean_activations(model, chosen), sets.unflatten(1, (s.layers, s.heads)), examples
     )

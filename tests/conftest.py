@@ -187,7 +187,7 @@ def small_layouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     step asks for 1 in all prompts. Several processes read it: copy it before you change anything."""
 
     def make(folder: Path) -> None:
-        own: dict[str, Any] = dict(operands=((40, 69), (20, 59)), topk=16, neurons="atp", custom_sizes=SMALL_SAMPLES)
+        own: dict[str, Any] = dict(operands=((40, 69), (20, 59)), topk=16, custom_sizes=SMALL_SAMPLES)
         study("tiny-digits", Settings(("+", "-"), **own), folder)
 
     return made_once(tmp_path_factory, "small-layouts", make)

@@ -94,7 +94,7 @@ def test_states_belong_to_their_prompts(position: str, prefix: str) -> None:
     prompts = sample(operand_grid("+-*", 12), 60, random_source(0, "p"))
     prompts = prompts[prompts.legal(model.limit)]
     layers = [0, 2]
-    examples = read_states(model, prompts, position, layers)
+    [examples] = read_states(model, prompts, [position], layers)
     assert len(examples.answer) == len(prompts)
     assert examples.states.shape[1] <= {"op1": 13, "operator": 39}.get(position, len(prompts))
     for i in range(0, len(prompts), 7):
@@ -107,6 +107,16 @@ def test_states_belong_to_their_prompts(position: str, prefix: str) -> None:
         assert torch.allclose(found[0], want[0], atol=1e-5)
         assert torch.allclose(found[1], want[1], atol=1e-5)
         assert int(answer[0]) == prompts.answer[i]
+
+
+def test_states_at_several_positions_are_those_at_each() -> None:
+    model = small("llama", "sdpa")
+    prompts = sample(operand_grid("+-", 12), 60, random_source(0, "p"))
+    together = read_states(model, prompts, ["op2", "last"], [0, 2])
+    for position, examples in zip(("op2", "last"), together, strict=True):
+        [alone] = read_states(model, prompts, [position], [0, 2])
+        assert torch.equal(examples.states, alone.states)
+        assert torch.equal(examples.of_prompt, alone.of_prompt)
 
 
 def test_the_split_is_80_to_20_without_overlap() -> None:

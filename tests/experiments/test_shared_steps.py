@@ -19,13 +19,16 @@ from arithscope.experiments.mlp0 import ALL_POSITIONS, _effects, mlp0_steps
 from arithscope.experiments.whole_answers import WholeAnswers, right_values, whole_answers
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.model import Model
-from arithscope.prompts import Prompts, counterfactuals, random_source
+from arithscope.prompts import Layout, Prompts, Stratum, counterfactuals, random_source
 from arithscope.settings import SampleSizes
 from tests.contexts import context
-from tests.families import FAMILY_AND_ATTENTION, STRATA, small_at
+from tests.families import FAMILY_AND_ATTENTION, STRATA, small
 
 SIZES = SampleSizes(discovery=4, evaluation=3, first_mlp=2, probe=50, selection=3)
-# Chunks from the right have one step with more than one answer here, so there is nothing to share.
+FEW = {
+    "digits": Stratum((10, 29), (85, 99), (100, 128), Layout((1, 0), (1, 0), (2, 1, 0))),
+    "three_chunks": Stratum((1000, 1019), (10_990, 11_009), (11_990, 12_028), Layout((1, 0), (2, 0), (2, 0))),
+}
 KINDS = [
     ("llama", "sdpa", "three_chunks"),
     *((family, attention, "digits") for family, attention in FAMILY_AND_ATTENTION),
@@ -35,7 +38,7 @@ KINDS = [
 @cache
 def at_last(family: str, attention: str, numbers: str) -> tuple[Model, WholeAnswers]:
     """A model at its last answer step, and its answers as if all were right."""
-    model = small_at(family, attention, numbers, len(STRATA[numbers].layout.answer))  # type: ignore[union-attr]
+    model = small(family, attention, numbers=numbers).at(FEW[numbers].every_step()[-1])
     found = whole_answers(context(model, operators=("+",)))
     right = right_values(found.stratum, found.prompts.answer.to_numpy()).astype(np.int32)
     return model, replace(found, predicted=right)
@@ -117,9 +120,11 @@ def test_steps_share_prompts_whose_whole_answers_are_right() -> None:
 def test_steps_with_few_whole_answers_have_prompts_of_their_own() -> None:
     model, answers = at_last("llama", "sdpa", "digits")
     predicted = answers.predicted.copy()
-    predicted[1, ::2] = (predicted[1, ::2] + 1) % 10
-    predicted[2, 1::2] = (predicted[2, 1::2] + 1) % 10
+    some = np.arange(predicted.shape[1]) % 5 < 2  # one of the two steps is wrong in every prompt
+    predicted[1, some] = (predicted[1, some] + 1) % 10
+    predicted[2, ~some] = (predicted[2, ~some] + 1) % 10
     answers = replace(answers, predicted=predicted)
+    assert set(accuracies(model, answers)) == {2, 3}
     assert shared_steps(joined(model, answers)) == {}
     for stage in (localize_steps, mlp0_steps):
         found = stage(joined(model, answers)).effects

@@ -18,6 +18,8 @@ CHANGED = {
     "whole_answers": ["prompts.log_p", "table.value", "heads", "log_p"],
     "carries": ["exchange.value", "held.value", "components.value"],
     "step_overlap": ["table.iou"],
+    "localize_steps": ["effects.value"],
+    "mlp0_steps": ["effects.value"],
     "digit_probes": ["table.value", "table.shuffled", "first.best"],
 }
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from arithscope.experiments.accuracy import Accuracy
 from arithscope.experiments.common import schema
 from arithscope.experiments.common.result import Result, mean_entry
-from arithscope.experiments.common.samples import batches, places_of_units, probe_split
+from arithscope.experiments.common.samples import Places, batches, places_of_units, probe_split
 from arithscope.experiments.common.stage import Context, stage, sweep_memory
 from arithscope.models.hooks import capturing
 from arithscope.models.memory import storage
@@ -91,10 +91,18 @@ def probe(ctx: Context) -> Probe:
     """Accuracy of linear probes from the residual stream to the answer, by layer and position."""
     seed, (prompts, training) = ctx.settings.seed, probe_split(ctx)
     places = places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_PROBES, "probe")
-    units = [(prompts, training, position, list(layers), seed) for position, layers in places]
     probes = [(position, layer) for position, layers in places for layer in layers]
+    together = _read_together(ctx.model, places)
+    units = [(prompts, training, positions, layers, seed) for positions, layers in together]
     with ctx.progress.task("probe", len(probes) * training_steps(training)) as advance:
-        correct = np.concatenate(ctx.map(tested_probes, units, advance))
+        parts = ctx.map(tested_probes, units, advance)
+    found = {
+        (position, layer): part[i, j]
+        for (positions, layers), part in zip(together, parts, strict=True)
+        for i, position in enumerate(positions)
+        for j, layer in enumerate(layers)
+    }
+    correct = [found[probe] for probe in probes]
     tested, rows = prompts[training:], []
     by_operator = {ALL: np.ones(len(tested), dtype=np.bool_)}
     by_operator |= {OPERATORS[i]: tested.operator == i for i in np.unique(tested.operator)}
@@ -110,17 +118,41 @@ def probe(ctx: Context) -> Probe:
     return Probe(table, chance, int(last.argmax()), int(np.argmax(last >= last.max() / 2)), training, final)
 
 
+def _read_together(model: Model, places: Places) -> list[tuple[list[str], list[int]]]:
+    """Positions and layers of each unit of work. Positions from op2 on are read in one sweep, so they are in one unit."""
+    units: list[tuple[list[str], list[int]]] = []
+    named, late = model.positions.named(), dict[tuple[int, ...], list[str]]()
+    for position, layers in places:
+        if named[position] < model.positions.op2 or tuple(layers) not in late:
+            units.append(([position], list(layers)))
+            if named[position] >= model.positions.op2:
+                late[tuple(layers)] = units[-1][0]
+        else:
+            late[tuple(layers)].append(position)
+    return units
+
+
 def tested_probes(
-    model: Model, prompts: Prompts, training: int, position: str, layers: Sequence[int], seed: int, *, advance: Advance
+    model: Model,
+    prompts: Prompts,
+    training: int,
+    positions: Sequence[str],
+    layers: Sequence[int],
+    seed: int,
+    *,
+    advance: Advance,
 ) -> NDArray[np.bool_]:
-    """Unit of work: train probes on the first prompts and test them on the rest: correctness [layers, test prompts]."""
+    """Unit of work: train probes on the first prompts and test them on the rest: correctness [positions, layers, test prompts].
+    Several positions must all be from op2 on."""
     correct = []
-    for group in _layers_together(model, len(prompts), layers):
-        examples = read_states(model, prompts, position, group)
-        start = initial_probes(group, model.sizes.width, model.limit, seed, position)
-        probes = train(start, examples, training, seed, position, advance)
-        correct.append(probes.correct(examples, torch.arange(training, len(prompts))).cpu().numpy())
-    return np.concatenate(correct)
+    for group in _layers_together(model, len(positions) * len(prompts), layers):
+        at_positions = []
+        for position, examples in zip(positions, read_states(model, prompts, positions, group), strict=True):
+            start = initial_probes(group, model.sizes.width, model.limit, seed, position)
+            probes = train(start, examples, training, seed, position, advance)
+            at_positions.append(probes.correct(examples, torch.arange(training, len(prompts))).cpu().numpy())
+        correct.append(np.stack(at_positions))
+    return np.concatenate(correct, axis=1)
 
 
 @dataclass(frozen=True)
@@ -156,29 +188,32 @@ class LinearProbes:
         return torch.cat(parts, dim=1)
 
 
-def read_states(model: Model, prompts: Prompts, position: str, layers: Sequence[int]) -> Examples:
-    """Residual stream at a named position after each of these layers."""
-    at, tail = model.positions.named()[position], model.positions.op2
+def read_states(model: Model, prompts: Prompts, positions: Sequence[str], layers: Sequence[int]) -> list[Examples]:
+    """Residual stream after each of these layers at a named position, or in one sweep at several from op2 on."""
+    at, tail = [model.positions.named()[name] for name in positions], model.positions.op2
     prefix = {"op1": [prompts.op1], "operator": [prompts.op1, prompts.operator]}
-    key = np.stack(prefix.get(position.partition(".")[0], [np.arange(len(prompts))]))
+    key = np.stack(prefix.get(positions[0].partition(".")[0], [np.arange(len(prompts))]))
     _, first, of_prompt = np.unique(key, axis=1, return_index=True, return_inverse=True)
     distinct = prompts[first]
-    states = torch.empty(len(layers), len(distinct), model.sizes.width, dtype=model.hf_model.dtype, device=model.device)
+    shape = len(at), len(layers), len(distinct), model.sizes.width
+    states = torch.empty(shape, dtype=model.hf_model.dtype, device=model.device)
 
     def store(activations: dict[int, Tensor], rows: NDArray[np.int64]) -> None:
+        chosen = torch.from_numpy(rows).to(states.device)
         for i, layer in enumerate(layers):
-            states[i, torch.from_numpy(rows).to(states.device)] = activations[layer].to(states.device)
+            states[:, i, chosen] = activations[layer].transpose(0, 1).to(states.device)
 
-    if at >= tail:
-        for block in model.engine.sweep(model, distinct, residual=layers, keep=lambda x: x[:, at - tail].clone()):
+    if min(at) >= tail:
+        behind = [x - tail for x in at]
+        for block in model.engine.sweep(model, distinct, residual=layers, keep=lambda x: x[:, behind]):
             store(block.activations.residual, block.rows)
     else:
         for rows, batch in batches(model, distinct, 0):
-            with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at].clone()) as activations:
+            with torch.no_grad(), capturing(model, residual=layers, keep=lambda x: x[:, at]) as activations:
                 model.logits(model.encode(batch))
             store(activations.residual, rows)
-    indices = (torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.result))
-    return Examples(states, *indices)
+    indices = [torch.from_numpy(x.reshape(-1)).to(states.device) for x in (of_prompt, prompts.result)]
+    return [Examples(own, *indices) for own in states]
 
 
 def _layers_together(model: Model, prompts: int, layers: Sequence[int]) -> list[Sequence[int]]:

@@ -231,6 +231,9 @@ def _replay(sample: _Sample) -> Check:
     named, last = list(model.positions.named().items()), ids.shape[1] - 1
     slow = FullPass()
     whole = slow.record(model, ids, 0)
+    # A long prefix makes each recording as expensive as a full pass.
+    tapes = {name: record(model, ids, at) for name, at in named[: s.layers]}
+    at_last = record(model, ids, last, neurons=range(s.layers))
     errors = []
     for layer in range(s.layers):
         name, at = named[layer % len(named)]
@@ -238,15 +241,14 @@ def _replay(sample: _Sample) -> Check:
         heads[0, layer % s.heads] = True
         neurons[1, ::2] = True
         edits = [edit(model, site, layer, x, positions=at) for site, x in zip(Site, (heads, neurons), strict=True)]
-        unedited, edited = replay(record(model, ids, at), edits, _both).unbind(-1)
+        unedited, edited = replay(tapes[name], edits, _both).unbind(-1)
         full = slow.replay(whole, edits, _both)[..., 1]
         errors += [(sample.distance(x), f"an unedited replay from layer {layer} and {name} on") for x in unedited]
         moved = edited - full + sample.logits
         errors += [(sample.distance(x), f"an edited replay at layer {layer} and {name}") for x in moved]
-        tape = record(model, ids, last, neurons=[layer])
-        active = tape.neurons[layer][:, -1].float().abs().sum(0).argmax()
-        flipped = (layer, active[None].cpu(), -tape.neurons[layer][None, :, -1, active], _both)
-        difference = replay_neurons(tape, *flipped)[0, ..., 1] - slow.replay_neurons(whole, *flipped)[0, ..., 1]
+        active = at_last.neurons[layer][:, -1].float().abs().sum(0).argmax()
+        flipped = (layer, active[None].cpu(), -at_last.neurons[layer][None, :, -1, active], _both)
+        difference = replay_neurons(at_last, *flipped)[0, ..., 1] - slow.replay_neurons(whole, *flipped)[0, ..., 1]
         where = f"a replay with neuron L{layer}N{int(active)} edited"
         errors.append((sample.distance(difference + sample.logits), where))
     worst, where = _worst(errors)
