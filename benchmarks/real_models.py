@@ -10,6 +10,7 @@ and of its answer steps.
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import plain
 from arithscope.report.formatting import as_mean, with_interval
 from arithscope.results.run import Run
+from arithscope.stats.intervals import share_of
 from arithscope.utils.files import write_json
 from benchmarks.key_numbers import print_and_record, table
 from benchmarks.record import Table, record_option
@@ -34,6 +36,19 @@ def answers(run: Run) -> Table:
     named = {**MEASURES, **steps, **chains}
     rows = [[name, *(_text(summary[o].get(measure)) for o in run.operators)] for measure, name in named.items()]
     return Table(["", *(SIGNS[o] for o in run.operators)], rows)
+
+
+def by_units(run: Run) -> Table:
+    """Accuracy of sums by the sum of the operands' units, from 10 on with a carry; and how often the model's token before the
+    units is one too large, as if there were a carry, or one too small."""
+    answers, place = run.whole_answers, run.stratum.tokens.answer.index(1)
+    tokens = answers.predicted[place] - run.stratum.at_step(place + 1).asked.of(answers.prompts.answer.to_numpy())
+    sums = answers.prompts.assign(units=(answers.prompts.op1 % 10) + (answers.prompts.op2 % 10), off=tokens)
+    rows = []
+    for units, own in sums[sums.operator == "+"].groupby("units"):
+        shares = [with_interval(as_mean(asdict(share_of(x)))) for x in (own.correct, own.off == 1, own.off == -1)]
+        rows.append([int(str(units)), *shares, len(own)])
+    return Table(["sum of the units", "whole answer right", "tens one too large", "tens one too small", "n"], rows)
 
 
 def held(run: Run) -> Table:
@@ -113,6 +128,8 @@ def main() -> None:
         ):
             if stage in run.stages:
                 tables[f"{about}-{name}"] = make(run)
+        if "+" in run.operators and 1 in run.stratum.tokens.answer:  # a token of its own for the units
+            tables[f"{about}-units"] = by_units(run)
         tables |= {f"{about}-step-{step}": table(own.folder) for step, own in run.steps.items()}
         if arguments.keep:
             path = arguments.keep / f"{run.name.lower().removesuffix('.gguf')}-{about}.json"

@@ -29,6 +29,22 @@ def test_answers(run: Run) -> None:
     assert {"tens digit", "units digit", "whole answer where a carry travels 1 place"} <= set(rows)
 
 
+def test_sums_by_their_units(run: Run) -> None:
+    prompts, tens = run.whole_answers.prompts, run.whole_answers.predicted[0]
+    rows = {row[0]: row[1:] for row in real_models.by_units(run).rows}
+    for units, (right, larger, smaller, n) in rows.items():
+        own = (prompts.operator == "+") & (prompts.op1 % 10 + prompts.op2 % 10 == units)
+        assert own.sum() == n
+        off = tens[own] - prompts.answer[own] // 10
+        for shown, share in (
+            (right, prompts.correct[own].mean()),
+            (larger, (off == 1).mean()),
+            (smaller, (off == -1).mean()),
+        ):
+            assert shown.startswith(number(share))
+    assert sum(row[3] for row in rows.values()) == (prompts.operator == "+").sum()
+
+
 def test_held_and_readable(run: Run) -> None:
     held, readable = real_models.held(run), real_models.readable(run)
     paths = [(row[0], row[1], row[2]) for row in held.rows]

@@ -23,7 +23,8 @@ from tests.contexts import context
 from tests.notes import RecordedNotes
 
 OF_A_STEP = [stage.name for stage in all_stages() if not stage.on_request]
-JOINED = ["whole_answers", "carries", "digit_probes", "step_overlap"]
+JOINED = ["whole_answers", "carries", "digit_probes"]
+OF_SEVERAL_STEPS = ["localize_steps", "mlp0_steps", "step_overlap"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_every_layout_and_step_has_a_run(small_layouts: Path) -> None:
     assert {name: [*run.steps] for name, run in runs.items()} == {"2-2-1": [1], "2-2-2": [1, 2], "2-2-3": [2, 3]}
     assert {name: run.operators for name, run in runs.items()} == {"2-2-1": ["-"], "2-2-2": ["+", "-"], "2-2-3": ["+"]}
     for name, run in runs.items():
-        assert run.stages == [stage for stage in JOINED if stage != "step_overlap" or len(run.steps) > 1], name
+        assert run.stages == JOINED + OF_SEVERAL_STEPS * (len(run.steps) > 1), name
         for step, own in run.steps.items():
             assert own.stages == OF_A_STEP
             assert own.stratum == run.stratum.at_step(step)
@@ -65,14 +66,14 @@ def test_steps_have_the_means_that_they_have_alone(small_layouts: Path, digits: 
 def test_a_second_study_computes_nothing_again(small_layouts: Path, tmp_path: Path, digits: Model) -> None:
     folder = Path(shutil.copytree(small_layouts, tmp_path / "again"))
     before = {path: path.read_bytes() for path in folder.rglob("stage.json")}
-    settings = Settings(("+", "-"), operands=((40, 69), (20, 59)), topk=16, neurons="atp", custom_sizes=SMALL_SAMPLES)
+    settings = Settings(("+", "-"), operands=((40, 69), (20, 59)), topk=16, custom_sizes=SMALL_SAMPLES)
     study(digits, settings, folder)
     assert {path: path.read_bytes() for path in folder.rglob("stage.json")} == before
 
 
 def test_other_operands_need_another_folder(small_layouts: Path, tmp_path: Path, digits: Model) -> None:
     folder = Path(shutil.copytree(small_layouts, tmp_path / "other"))
-    settings = Settings(("+",), operands=((30, 69), (20, 59)), topk=16, neurons="atp", custom_sizes=SMALL_SAMPLES)
+    settings = Settings(("+",), operands=((30, 69), (20, 59)), topk=16, custom_sizes=SMALL_SAMPLES)
     with pytest.raises(UserError, match="--overwrite"):
         study(digits, settings, folder)
 

@@ -11,7 +11,7 @@
 3. The stages that join the steps run last.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -159,20 +159,15 @@ def _study_layout(
     progress: Progress,
 ) -> tuple[RunWriter, bool]:
     """The run folder of a layout, and whether no answer step could be studied, as the model gets too few of each right."""
-    joined = {stage.name: stage for stage in joined_stages()}
-    named = [name for name in joined if stages is None or name in stages]
-    alone = [name for name in named if not joined[name].given]
-    of_steps = set(stages or ()) - set(joined)
-    shared_stages = _shared_stages(of_steps) if of_steps or stages is None else []
-    run = run_joined(
-        model, settings, out, list(dict.fromkeys([stage_of(WholeAnswers).name, *alone, *shared_stages])), []
-    )
+    named = [stage for stage in joined_stages() if stages is None or stage.name in stages]
+    of_step = _stages_of_a_step(stages)
+    shared_stages = _shared_stages(of_step, named if stages else []) if len(model.every_step()) > 1 else []
+    alone = [stage for stage in named if not stage.given and not _is_shared(stage)]
+    first = [stage_of(WholeAnswers), *(stage for stage in alone if stage.result is not WholeAnswers), *shared_stages]
+    run = run_joined(model, settings, out, [stage.name for stage in first], [])
     studied, refused = 0, 0
-    if stages is None or of_steps:
-        answers, given = (
-            run.read(WholeAnswers),
-            [Given("", run.read(stage_named(name).result)) for name in shared_stages],
-        )
+    if of_step:
+        answers, given = run.read(WholeAnswers), [Given("", run.read(stage.result)) for stage in shared_stages]
         for view in model.every_step():
             stratum = view.encoder.stratum
             assert stratum is not None
@@ -192,17 +187,28 @@ def _study_layout(
             except TooFewCorrect:
                 refused += 1
                 progress.note(f"{about} is left out: the model gets almost no prompt right")
-    joining = [name for name in named if joined[name].given]
+    joining = [stage.name for stage in named if stage.given]
     found = step_results(run)
     if joining and len(found.circuits) > 1:
         run = run_joined(model, settings, out, joining, [Given("", found)])
     return run, refused > 0 and not studied
 
 
-def _shared_stages(stages: Collection[str]) -> list[str]:
-    """Stages that compute for all answer steps together what some stages of a step take over; no names are the default ones."""
-    todo = [stage for stage in chosen_stages(sorted(stages) or None, all_stages()) if not stage.joins_steps]
-    return [stage.name for stage in joined_stages() if any(stage.result in each.given for each in todo)]
+def _stages_of_a_step(names: Sequence[str] | None) -> list[Stage]:
+    """The stages that each answer step runs; no names are the default ones."""
+    chosen = None if names is None else [name for name in names if not stage_named(name).joins_steps]
+    return [] if chosen == [] else [stage for stage in chosen_stages(chosen) if not stage.on_request]
+
+
+def _shared_stages(of_step: Sequence[Stage], named: Sequence[Stage]) -> list[Stage]:
+    """The stages, named or needed by some of a step, that compute for all answer steps together."""
+    wanted = {kind for stage in of_step for kind in stage.given} | {stage.result for stage in named}
+    return [stage for stage in joined_stages() if _is_shared(stage) and stage.result in wanted]
+
+
+def _is_shared(stage: Stage) -> bool:
+    """Whether a stage that joins answer steps computes what stages of each step take over."""
+    return any(stage.result in each.given for each in all_stages() if not each.joins_steps)
 
 
 def joined_stages() -> list[Stage]:
