@@ -16,19 +16,19 @@ from arithscope.errors import UserError
 from arithscope.experiments.common.result import Result
 from arithscope.experiments.common.stage import Context, Results, Stage
 from arithscope.models.checks import self_check, tokenization_check
-from arithscope.models.model import Model
+from arithscope.models.model import Identity, Model
 from arithscope.pipeline import unit_cache
 from arithscope.pipeline.configuration import encoding_of
 from arithscope.pipeline.registry import all_stages, chosen_stages
 from arithscope.pipeline.store import RunWriter, SchemaMismatch, check_writable, open_for_writing, stage_key
-from arithscope.prompts import Stratum
+from arithscope.prompts import Stratum, Template
 from arithscope.settings import Settings, stratum_of
 from arithscope.utils.executor import LOCAL, Executor
 from arithscope.utils.out_of_memory import explain_out_of_memory
 from arithscope.utils.progress import Progress
 
-# Operators and strata for which each loaded model has passed its self-check.
-_passed: WeakKeyDictionary[Model, set[tuple[tuple[str, ...], Stratum]]] = WeakKeyDictionary()
+# By the loaded Hugging Face model, which answer steps share: what passed its self-check.
+_passed: WeakKeyDictionary[Any, set[tuple[Identity, Template, tuple[str, ...], Stratum]]] = WeakKeyDictionary()
 
 AfterStage = Callable[[RunWriter], None]
 
@@ -147,13 +147,15 @@ def check_folder(
 
 
 def check_model(model: Model, settings: Settings, progress: Progress, executor: Executor) -> None:
-    """Raise UserError if a self-check of the model fails. Each check is run once per model and process."""
-    passed = _passed.setdefault(model, set())
+    """Raise UserError if a self-check of the model fails. Each check is run once per loaded model, template and process; a
+    study of several answer steps begins with the last one, whose prompts are the longest."""
+    passed, about = _passed.setdefault(model.hf_model, set()), (model.identity, model.encoder.template)
     stratum = stratum_of(model, settings)
-    if (wanted := (settings.operators, stratum)) in passed:
+    if (wanted := (*about, settings.operators, stratum)) in passed:
         return
+    checked = any(known[:2] == about for known in passed)
     with progress.task("self-check", 1) as advance:
-        failed = executor.map(self_check, model, [()], advance)[0] if not passed else []
+        failed = executor.map(self_check, model, [()], advance)[0] if not checked else []
         tokenised = tokenization_check(model, stratum.prompts(settings.operators))
         failed += [(tokenised.name, tokenised.problem)] if tokenised.problem else []
         advance(1)
