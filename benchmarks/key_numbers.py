@@ -57,6 +57,8 @@ def settings_of(run: RunFolder) -> str:
     configuration = run.manifest["configuration"]
     chosen = {"answer layers by": "answer_layers", "neurons ranked by": "rank", "plateau of": "plateau"}
     others = [f"{words} {configuration[key]}" for words, key in chosen.items() if configuration[key]]
+    if configuration["neurons"] != "exact":
+        others.append(f"effects of neurons by {configuration['neurons']}")
     return ", ".join([f"preset {configuration['preset']}", *others, f"seed {configuration['seed']}"])
 
 

@@ -12,6 +12,7 @@ from arithscope.errors import UserError
 from arithscope.models.engine.full_pass import FullPass
 from arithscope.models.engine.replay import PrefixCache, Tape, check_replay, record, replay, replay_neurons
 from arithscope.models.hooks import Edit, capturing, edit
+from arithscope.models.memory import logit_bytes
 from arithscope.models.model import Model, Site
 from tests.families import FAMILY_AND_ATTENTION, small, some_ids
 
@@ -297,8 +298,8 @@ def test_there_must_be_a_value_for_each_neuron() -> None:
 def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("llama", "sdpa")
     ids = some_ids(model, 3)
-    tape = record(model, ids, model.positions.op2, neurons=[0])
-    sizes: list[int] = []
+    at_last, at_last_two = (record(model, ids, model.positions.op2, neurons=[0], last=last) for last in (1, 2))
+    tape, sizes = at_last, list[int]()
 
     def reduce(base: Tensor, edited: Tensor) -> Tensor:
         sizes.append(len(edited))
@@ -313,14 +314,15 @@ def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -
     assert sizes_of(7, 3) == [3, 3, 1]
     assert sizes_of(4, 4) == [4]
     # By default: 3 prompts for each variant, and for the unedited one that leads every chunk.
-    for rows, want in ((2, [1, 1, 1]), (8, [1, 1, 1]), (9, [2, 1]), (12, [3])):
+    for tape, more in ((at_last, 0), (at_last_two, logit_bytes(model))):  # bytes of a row's further logits
+        for rows, want in ((2, [1, 1, 1]), (8, [1, 1, 1]), (9, [2, 1]), (12, [3])):
 
-        def fitting_rows(*arguments: object, rows: int = rows) -> int:
-            assert arguments == (model, ids.shape[1] - tape.first, ids.shape[1])
-            return rows
+            def fitting_rows(*arguments: object, rows: int = rows, more: int = more) -> int:
+                assert arguments == (model, ids.shape[1] - at_last.first, ids.shape[1], more)
+                return rows
 
-        monkeypatch.setattr("arithscope.models.engine.replay.rows_that_fit", fitting_rows)
-        assert sizes_of(3, None) == want
+            monkeypatch.setattr("arithscope.models.engine.replay.rows_that_fit", fitting_rows)
+            assert sizes_of(3, None) == want
 
 
 def test_the_prefix_cache_prepends_its_prefix() -> None:
