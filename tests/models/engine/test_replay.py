@@ -299,13 +299,13 @@ def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -
     model = small("llama", "sdpa")
     ids = some_ids(model, 3)
     at_last, at_last_two = (record(model, ids, model.positions.op2, neurons=[0], last=last) for last in (1, 2))
-    tape, sizes = at_last, list[int]()
+    sizes: list[int] = []
 
     def reduce(base: Tensor, edited: Tensor) -> Tensor:
         sizes.append(len(edited))
         return edited[..., 0]
 
-    def sizes_of(variants: int, chunk: int | None) -> list[int]:
+    def sizes_of(variants: int, chunk: int | None, tape: Tape = at_last) -> list[int]:
         sizes.clear()
         replay_neurons(tape, 0, torch.arange(variants), torch.zeros(variants, 1), reduce, tape.first, chunk)
         return list(sizes)
@@ -322,7 +322,7 @@ def test_chunks_are_even_and_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -
                 return rows
 
             monkeypatch.setattr("arithscope.models.engine.replay.rows_that_fit", fitting_rows)
-            assert sizes_of(3, None) == want
+            assert sizes_of(3, None, tape) == want
 
 
 def test_the_prefix_cache_prepends_its_prefix() -> None:
