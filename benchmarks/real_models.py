@@ -14,15 +14,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arithscope.experiments.common.key_numbers import KEY_NUMBERS, key_number_entries
 from arithscope.figures.style import SIGNS
 from arithscope.pipeline.store import plain
 from arithscope.report.formatting import as_mean, with_interval
 from arithscope.results.run import Run
 from arithscope.stats.intervals import share_of
 from arithscope.utils.files import write_json
-from benchmarks.key_numbers import print_and_record, table
+from benchmarks.key_numbers import print_and_record, text_of
 from benchmarks.record import Table, record_option
 
+OF_SEVERAL_OPERATORS = ("accuracy_over_prompts", "union_heads", "union_faithfulness", "shared_heads")
 MEASURES = {"accuracy": "whole answer", "p_answer": "P(answer)", "agreement": "free running agrees", "stops": "stops"}
 
 
@@ -86,6 +88,21 @@ def readable(run: Run) -> Table:
     return Table(["", "what", "first readable", "best at", "accuracy there", "n", "chance", "permuted"], rows)
 
 
+def of_step(run: Run) -> Table:
+    """Key numbers of an answer step. With one operator, those about several are left out."""
+    operators, rows = list(run.operators), []
+    alone = len(operators) == 1
+    for each in KEY_NUMBERS:
+        if alone and each.measure in OF_SEVERAL_OPERATORS:
+            continue
+        entries = key_number_entries(each, run.folder.summary, operators)
+        if alone:
+            entries = [entries[-1] if entries[0] is None else entries[0]]
+        if any(entry is not None for entry in entries):
+            rows.append([each.short, *map(text_of, entries)])
+    return Table(["", *(SIGNS[o] for o in operators), *([] if alone else ["all operators"])], rows)
+
+
 def _carried(places: int) -> str:
     travels = f"where a carry travels {places} {'place' if places == 1 else 'places'}" if places else "without a carry"
     return f"whole answer {travels}"
@@ -103,7 +120,7 @@ def kept(run: Run) -> dict[str, Any]:
     """What is kept of a run: no weights, no activations."""
     stages = run.manifest["stages"]
     return {
-        "model": run.manifest["model"],
+        "model": {**run.manifest["model"], "source": run.name},
         "version": run.manifest["version"],
         "configuration": run.configuration,
         "seconds": {name: entry["seconds"] for name, entry in stages.items() if "seconds" in entry},
@@ -130,10 +147,10 @@ def main() -> None:
                 tables[f"{about}-{name}"] = make(run)
         if "+" in run.operators and 1 in run.stratum.tokens.answer:  # a token of its own for the units
             tables[f"{about}-units"] = by_units(run)
-        tables |= {f"{about}-step-{step}": table(own.folder) for step, own in run.steps.items()}
+        tables |= {f"{about}-step-{step}": of_step(own) for step, own in run.steps.items()}
         if arguments.keep:
             path = arguments.keep / f"{run.name.lower().removesuffix('.gguf')}-{about}.json"
-            write_json(path, plain({**kept(run), "model": {**run.manifest["model"], "source": run.name}}))
+            write_json(path, plain(kept(run)))
     print_and_record(tables, [run.folder for run in runs], arguments.record)
 
 

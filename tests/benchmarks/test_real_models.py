@@ -66,10 +66,21 @@ def test_held_and_readable(run: Run) -> None:
         assert chance <= best["value"] <= own.value.max()
 
 
+def test_key_numbers_of_a_step(run: Run, small_layouts: Path) -> None:
+    both, alone = real_models.of_step(run.steps[1]), real_models.of_step(Run(small_layouts / "2-2-3").steps[2])
+    assert both.columns == ["", "+", "−", "all operators"]
+    assert alone.columns == ["", "+"]
+    summary = run.steps[1].folder.summary
+    [heads] = [row for row in both.rows if row[0] == "heads in the circuit"]
+    assert heads[1:3] == [str(summary["circuit"][o]["heads"]) for o in "+-"]
+    assert {row[0] for row in both.rows} > {row[0] for row in alone.rows}
+    assert not any("shared" in row[0] or "union" in row[0] for row in alone.rows)
+
+
 def test_summaries_are_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["real_models", str(run.path), "--keep", str(tmp_path)])
     real_models.main()
     kept = json.loads((tmp_path / "tiny-digits-2-2-2.json").read_text())
     assert kept["summary"] == run.folder.summary
     assert kept["steps"]["2"]["summary"] == run.steps[2].folder.summary
-    assert kept["model"]["source"] == "tiny-digits"
+    assert kept["model"]["source"] == kept["steps"]["2"]["model"]["source"] == "tiny-digits"
