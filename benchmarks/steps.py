@@ -121,10 +121,9 @@ def measure(repeats: int) -> tuple[Table, Table, Table]:
             calls[f"{step} {stage.__name__} whole"] = stage(whole, prompts.asking(whole.encoder.asked))
             calls[f"{step} {stage.__name__} digits"] = stage(view, own)
         calls[f"{step} study"] = study_of(view, own, all_steps=False)
-    calls["all steps"] = lambda: answers_of(digits.every_step()[-1], prompts, advance=lambda n: None)
-    calls["study"] = study_of(
-        digits.every_step()[-1], prompts.asking(digits.every_step()[-1].encoder.asked), all_steps=True
-    )
+    last = digits.every_step()[-1]
+    calls["all steps"] = lambda: answers_of(last, prompts, advance=lambda n: None)
+    calls["study"] = study_of(last, prompts.asking(last.encoder.asked), all_steps=True)
     seconds = least(calls, repeats)
     rows = [
         [step, length, stage, *(round(x, 2) for x in pair), round(pair[1] / pair[0], 3)]

@@ -139,12 +139,10 @@ def localize(ctx: Context) -> Localization:
     for operator in [o for o in ctx.results[Accuracy].operators if o not in samples]:
         ctx.progress.note(f"{operator} is left out: fewer than three of its prompts are answered correctly")
     positions, given = model.positions.named(), ctx.results.get(SharedLocalization)
-    known = {} if given is None else {o: of_step(given.effects, model.encoder.step, o) for o in samples}
-    patched = {
-        o: places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_UNITS, "localize", o)
-        for o in samples
-        if o not in known or known[o].empty
-    }
+    rows = {} if given is None else {o: of_step(given.effects, model.encoder.step, o) for o in samples}
+    known = {o: own for o, own in rows.items() if len(own)}
+    unknown = [o for o in samples if o not in known]
+    patched = {o: places_of_units(ctx, LAYERS_IN_UNIT, VERIFIED_UNITS, "localize", o) for o in unknown}
     groups = [
         [(samples[o].discovery, samples[o].counterfactuals, positions[position], layers) for position, layers in places]
         for o, places in patched.items()
@@ -153,7 +151,7 @@ def localize(ctx: Context) -> Localization:
         parts = dict(zip(patched, ctx.map_groups(component_effects, groups, advance), strict=True))
     tables: list[pd.DataFrame] = []
     for operator in samples:
-        if operator not in patched:
+        if operator in known:
             tables.append(known[operator])
             continue
         columns = {"operator": operator, **_component_columns(patched[operator], model.sizes.heads)}

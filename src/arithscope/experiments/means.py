@@ -101,7 +101,8 @@ def means_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDArr
 class Answers:
     """The model's answers to some prompts, collected batch by batch during a sweep."""
 
-    predicted: NDArray[np.int32]  # number with the most probable token; −1 if that token is not a number
+    tokens: NDArray[np.int64]  # the most probable token
+    predicted: NDArray[np.int32]  # its number; −1 if it is not one
     p_answer: NDArray[np.float32]  # probability of the right answer; NaN for prompts that are not legal
     log_p: NDArray[np.float32]  # its logarithm
 
@@ -110,11 +111,12 @@ class Answers:
         some = int(model.encoder.answer_tokens.argmax())  # any number that has a token
         self._answer = model.encoder.answer_tokens[torch.from_numpy(np.where(self._legal, prompts.result, some))]
         self._numbers = model.token_numbers
-        self.predicted = np.full(len(prompts), -1, dtype=np.int32)
+        self.tokens, self.predicted = np.full(len(prompts), -1), np.full(len(prompts), -1, dtype=np.int32)
         self.p_answer, self.log_p = (np.full(len(prompts), np.nan, dtype=np.float32) for _ in range(2))
 
     def observe(self, rows: NDArray[np.int64], logits: Float[Tensor, "rows vocabulary"]) -> None:
-        self.predicted[rows] = self._numbers[logits.argmax(-1).cpu()].numpy()
+        tokens = logits.argmax(-1).cpu()
+        self.tokens[rows], self.predicted[rows] = tokens.numpy(), self._numbers[tokens].numpy()
         log_p = log_probability(logits, self._answer[rows].to(logits.device))
         for kept, x in ((self.p_answer, log_p.exp()), (self.log_p, log_p)):
             kept[rows] = torch.where(self._legal[rows], x.float().cpu(), torch.nan).numpy()

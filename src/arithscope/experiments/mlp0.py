@@ -237,29 +237,44 @@ def _effects(ctx: Context, samples: dict[str, Split], advance: Advance) -> pd.Da
     """Effects of patching each neuron at each position, by operator."""
     some, positions = slice(0, ctx.settings.sizes.first_mlp), _positions(ctx.model)
     n_exact, method, first_mlp = number_exact(ctx), method_of(ctx), [0]
-    given, tables = ctx.results.get(SharedFirstMlp), list[pd.DataFrame]()
-    for operator, split in samples.items():
-        if given is not None and len(known := of_step(given.effects, ctx.model.encoder.step, operator)):
-            tables.append(known)
+    given = ctx.results.get(SharedFirstMlp)
+    rows = {} if given is None else {o: of_step(given.effects, ctx.model.encoder.step, o) for o in samples}
+    known = {o: own for o, own in rows.items() if len(own)}
+    patched = {
+        o: (split.discovery[some], split.counterfactuals[some]) for o, split in samples.items() if o not in known
+    }
+    orders, estimates = dict.fromkeys(patched, np.arange(ctx.model.sizes.neurons)), dict[str, Floats]()
+    if method != EXACT:
+        by_operator = [[(*prompts, first_mlp, method, at) for at in positions.values()] for prompts in patched.values()]
+        parts = ctx.map_groups(attributed_effects, by_operator, advance)
+        estimates = {o: np.concatenate(own) for o, own in zip(patched, parts, strict=True)}
+        of_measure = {
+            o: x.mean(0, keepdims=True)[..., EFFECTS.index(ctx.settings.effect)] for o, x in estimates.items()
+        }
+        orders = {o: best_first(rank_statistic(x, MEAN))[0] for o, x in of_measure.items()}
+
+    def sampled(operator: str, which: slice) -> NDArray[np.int64]:
+        """Some of an operator's neurons in their order: in a study all of them, under `verify` a few."""
+        neurons = orders[operator][which]
+        return neurons[ctx.sample(len(neurons), VERIFIED_NEURONS, "mlp0", operator)]
+
+    exact = {o: sampled(o, slice(0, n_exact)) for o in patched}
+    chunks = {o: split_evenly(len(neurons), NEURONS_IN_UNIT) for o, neurons in exact.items()}
+    groups = [
+        [(*prompts, first_mlp, exact[o][None, c], at) for c in chunks[o]]
+        for o, prompts in patched.items()
+        for at in positions.values()
+        if n_exact
+    ]
+    measured = (np.concatenate(own, axis=1)[0] for own in ctx.map_groups(neuron_effects, groups, advance))
+    tables: list[pd.DataFrame] = []
+    for operator in samples:
+        if operator in known:
+            tables.append(known[operator])
             continue
-        prompts, others = split.discovery[some], split.counterfactuals[some]
-        order, estimates = np.arange(ctx.model.sizes.neurons), np.empty(0)
-        if method != EXACT:
-            units = [(prompts, others, first_mlp, method, at) for at in positions.values()]
-            estimates = np.concatenate(ctx.map(attributed_effects, units, advance))
-            by_measure = estimates.mean(0, keepdims=True)[..., EFFECTS.index(ctx.settings.effect)]
-            [order] = best_first(rank_statistic(by_measure, MEAN))
-
-        def sampled(which: slice, order: NDArray[np.int64] = order, operator: str = operator) -> NDArray[np.int64]:
-            """Some of the neurons in this order: in a study all of them, under `verify` a few."""
-            return order[which][ctx.sample(len(order[which]), VERIFIED_NEURONS, "mlp0", operator)]
-
-        exact, rest = sampled(slice(0, n_exact)), sampled(slice(n_exact, None))
-        chunks = split_evenly(len(exact), NEURONS_IN_UNIT)
-        groups = [[(prompts, others, first_mlp, exact[None, c], at) for c in chunks] for at in positions.values()]
-        measured = ctx.map_groups(neuron_effects, groups, advance) if n_exact else []
-        found = [(EXACT, exact, np.stack([np.concatenate(x, axis=1)[0] for x in measured]))] if n_exact else []
-        found += [(method, rest, estimates[:, rest])] if len(rest) else []
+        found = [(EXACT, exact[operator], [next(measured) for _ in positions])] if n_exact else []
+        if len(rest := sampled(operator, slice(n_exact, None))):
+            found.append((method, rest, list(estimates[operator][:, rest])))
         for used, neurons, values in found:
             tables += _effect_tables(dict(zip(positions, values, strict=True)), neurons, used, operator=operator)
     return ctx.confirmed("effects", pd.concat(tables, ignore_index=True)[FirstMlp.columns("effects")])

@@ -159,23 +159,21 @@ def answers_of(model: Model, prompts: Prompts, *, advance: Advance) -> tuple[NDA
     """Unit of work: mean activations of heads and neurons; predicted values and log-probabilities of the right token at each
     step, [steps, prompts]; and the most probable tokens at each step and behind the answer, [steps + 1, prompts]."""
     answers = [Answers(view, prompts.asking(view.encoder.asked)) for view in model.every_step()]
-    tokens = np.empty((len(answers) + 1, len(prompts)), dtype=np.int64)
+    following = np.empty(len(prompts), dtype=np.int64)
 
     def observe(rows: Ints, logits: Tensor) -> None:
-        tokens[:, rows] = logits.argmax(-1).T.cpu().numpy()
         for i, own in enumerate(answers):
             own.observe(rows, logits[:, i])
+        following[rows] = logits[:, -1].argmax(-1).cpu().numpy()
 
     ids = model.encoder.encode_answered(prompts)
-    means = model.engine.mean_activations(model, prompts, advance, observe=observe, steps=len(tokens), ids=ids)
+    means = model.engine.mean_activations(model, prompts, advance, observe=observe, steps=len(answers) + 1, ids=ids)
     # Without those at the answer's last token, which no step is given.
     heads, neurons = (x[:, :-1].cpu().numpy() for x in (means.heads, means.neurons))
-    return (
-        heads,
-        neurons,
-        *(np.stack([getattr(own, name) for own in answers]) for name in ("predicted", "log_p")),
-        tokens,
+    predicted, log_p, tokens = (
+        np.stack([getattr(own, x) for own in answers]) for x in ("predicted", "log_p", "tokens")
     )
+    return heads, neurons, predicted, log_p, np.vstack([tokens, following])
 
 
 @torch.no_grad()
@@ -195,7 +193,8 @@ def forced_tokens(model: Model, prompts: Prompts) -> Ints:
 
 
 def measure_answers(model: Model, prompts: Prompts) -> NDArray[np.bool_]:
-    """Whether each token of the answers is right, given the right ones before it: [steps, prompts]; arguments as above."""
+    """Whether each token of the answers is right, given the right ones before it: [steps, prompts]. See `forced_tokens`
+    for the arguments."""
     return forced_tokens(model, prompts)[:-1] == _right_tokens(model, prompts)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arithscope.models.engine.interface import Engine
 from arithscope.models.engine.replay import Reduce, Tape, number_of_variants
-from arithscope.models.engine.sweep import Block, Means, Observer, Rows, last_position
+from arithscope.models.engine.sweep import Block, Means, Observer, Rows, ids_of, last_position
 from arithscope.models.hooks import (
     EMBEDDINGS,
     Edit,
@@ -126,7 +126,7 @@ class FullPass(Engine):
 
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=heads, neurons=neurons, residual=residual, keep=keep_tail) as activations:
-                logits = model.logits(_ids_of(model, prompts, batch, ids))
+                logits = model.logits(ids_of(model, prompts, batch, ids))
             yield Block(batch, logits, activations)
             progress(len(batch))
 
@@ -157,7 +157,7 @@ class FullPass(Engine):
         totals = dict.fromkeys(Site, torch.zeros((), dtype=torch.float64))
         for batch in _batches(model, len(prompts), rows):
             with capturing(model, heads=layers, neurons=layers, keep=lambda x: x.cpu().double().sum(0)) as sums:
-                observe(batch, model.logits_at_last(_ids_of(model, prompts, batch, ids), steps))
+                observe(batch, model.logits_at_last(ids_of(model, prompts, batch, ids), steps))
             totals = {site: totals[site] + torch.stack([getattr(sums, site)[i] for i in layers]) for site in Site}
             progress(len(batch))
         return Means(*((total / len(prompts)).float().to(model.device) for total in totals.values()))
@@ -206,11 +206,6 @@ def _replacing_residual(
         hook = model.layers[layer].register_forward_hook(at_output)
     with attached([hook]):
         yield
-
-
-def _ids_of(model: Model, prompts: Prompts, rows: Rows, ids: Ids | None) -> Ids:
-    """Tokens of some of the prompts; `ids` are those of all, if not as the model encodes them."""
-    return model.encode(prompts[rows]) if ids is None else ids[torch.from_numpy(rows)].to(model.device)
 
 
 def _batches(model: Model, prompts: int, rows: int | None = None) -> Iterator[Rows]:

@@ -240,8 +240,15 @@ def _tails(
 ) -> Iterator[_Tail]:
     for start in range(0, len(rows), size):
         chosen, prefix = (x[start : start + size] for x in (rows, owner))
-        own = model.encode(prompts[chosen]) if ids is None else ids[torch.from_numpy(chosen)].to(model.device)
+        own = ids_of(model, prompts, chosen, ids)
         yield _Tail(chosen, own[:, model.positions.op2 :], prefixes, torch.from_numpy(prefix).to(model.device))
+
+
+def ids_of(
+    model: Model, prompts: Prompts, rows: Rows, ids: Int[Tensor, "prompts length"] | None
+) -> Int[Tensor, "rows length"]:
+    """Tokens of some of the prompts; `ids` are those of all, if not as the model encodes them."""
+    return model.encode(prompts[rows]) if ids is None else ids[torch.from_numpy(rows)].to(model.device)
 
 
 def _distinct_prefixes(
